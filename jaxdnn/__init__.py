@@ -1,0 +1,17 @@
+"""jaxdnn: convolution, matmul, normalization and attention kernels as ordinary JAX functions."""
+
+from importlib.metadata import version as _version
+
+from jaxdnn.config import configure_logging as _configure_logging
+from jaxdnn.config import options as options
+from jaxdnn.lowering import CUSTOM_CALLS as CUSTOM_CALLS
+from jaxdnn.lowering import register as _register
+from jaxdnn.planning.explain import explain as explain
+from jaxdnn.planning.select import NoEngineError as NoEngineError
+from jaxdnn.primitives.norm import layer_norm as layer_norm
+from jaxdnn.primitives.norm import rms_norm as rms_norm
+
+__version__ = _version("jaxdnn")
+
+_configure_logging()
+_register()

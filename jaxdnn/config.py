@@ -1,0 +1,138 @@
+"""Options of a call, and what the environment sets.
+
+Options enter a primitive's spec when it is traced. They live in a context that JAX's caches know, so that a function
+which is already jitted is traced again under other options.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import jax
+
+from jaxdnn import _native
+
+Autotune = Literal["off", "cached", "on"]
+
+logger = logging.getLogger("jaxdnn")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How engines are chosen; the fields are `options`'s arguments. Part of every spec, and therefore hashable."""
+
+    engine: str | None = None
+    knobs: tuple[tuple[str, Any], ...] = ()
+    deterministic: bool = True
+    autotune: Autotune = "off"
+    sm_count: int | None = None
+    workspace_limit: int | None = None
+    target: str | None = None
+    fallback: bool = True
+
+    def __post_init__(self) -> None:
+        def check(name: str, valid: bool, expected: str) -> None:
+            if not valid:
+                raise ValueError(f"options: {name} must be {expected}; got {getattr(self, name)!r}")
+
+        check("engine", self.engine is None or isinstance(self.engine, str), "an engine's name or None")
+        check("deterministic", isinstance(self.deterministic, bool), "True or False")
+        check("fallback", isinstance(self.fallback, bool), "True or False")
+        check("autotune", self.autotune in get_args(Autotune), f"one of {get_args(Autotune)}")
+        check("sm_count", self.sm_count is None or _is_count(self.sm_count, 1), "a positive int or None")
+        check(
+            "workspace_limit",
+            self.workspace_limit is None or _is_count(self.workspace_limit, 0),
+            "a number of bytes (an int, at least 0) or None",
+        )
+        check(
+            "target",
+            self.target is None or (isinstance(self.target, str) and self.target.removeprefix("sm_").isdigit()),
+            'a compute capability such as "sm_90" or None',
+        )
+        if self.knobs and self.engine is None:
+            raise ValueError("options: knobs belong to one engine; name it with engine=")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+_context = jax.make_user_context(Options())
+
+
+def current_options() -> Options:
+    """The options in force, as the innermost `options` context set them."""
+    return _context.value
+
+
+class options:  # noqa: N801 - used as a function
+    """Sets how engines are chosen for the calls traced inside a `with` block.
+
+    Arguments left out keep the value of the enclosing block.
+
+    Args:
+      engine: the only engine to use (`python -m jaxdnn doctor` lists the names); None lets the engine table decide.
+      knobs: a dict of that engine's knobs to set by name; the others keep the heuristic's value.
+      deterministic: whether results must be bitwise equal from run to run.
+      autotune: "off" uses the heuristic, "cached" a configuration that `autotune` has measured where there is one, "on"
+        measures when there is none.
+      sm_count: how many streaming multiprocessors kernels may plan for; None means all of them.
+      workspace_limit: the most scratch bytes that one call may use; an engine that needs more is passed over.
+      target: the GPU to compile for when none is here, or when exporting for another one: "sm_80", "sm_90", ...
+      fallback: False turns "no native engine serves this call" into an error that holds every engine's reason.
+
+    Raises:
+      TypeError: an option's name is unknown.
+      ValueError: an option's value is not allowed, or knobs are given without engine.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxdnn
+      >>> with jaxdnn.options(engine="xla"):
+      ...     y = jaxdnn.rms_norm(jnp.ones((2, 8)))
+    """
+
+    def __init__(self, *, knobs: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        known = sorted(Options.__dataclass_fields__)
+        if unknown := sorted(set(changes) - set(known)):
+            raise TypeError(f"options: unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
+        if knobs is not None:
+            changes["knobs"] = tuple(sorted(knobs.items()))
+        elif "engine" in changes:
+            changes["knobs"] = ()
+        replace(current_options(), **changes)  # raises for a bad value here, where the user wrote it
+        self._changes = changes
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> Options:
+        value = replace(current_options(), **self._changes)
+        context = _context(value)
+        context.__enter__()
+        self._entered.append(context)
+        return value
+
+    def __exit__(self, *exception: object) -> None:
+        self._entered.pop().__exit__(*exception)
+
+
+_LOG_LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
+
+
+def configure_logging() -> None:
+    """Applies JAXDNN_LOG and JAXDNN_LOG_FILE to the package's logger and to the native runtime."""
+    name = os.environ.get("JAXDNN_LOG", "").lower()
+    if name in ("", "off"):
+        return
+    if name not in _LOG_LEVELS:
+        print(f"jaxdnn: JAXDNN_LOG must be off, info or debug; got {name!r}, and logging stays off", file=sys.stderr)
+        return
+    path = os.environ.get("JAXDNN_LOG_FILE", "")
+    handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("jaxdnn: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(_LOG_LEVELS[name])
+    logger.propagate = False
+    _native.set_log(1 if name == "info" else 2, path)

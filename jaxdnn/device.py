@@ -1,0 +1,112 @@
+"""The hardware that code is made for. The only file that asks the machine."""
+
+import functools
+from dataclasses import dataclass, replace
+
+from jaxdnn import _native
+from jaxdnn.config import Options
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device, as engines see it.
+
+    Attributes:
+      platform: "cuda" or "cpu".
+      arch: "sm_90" for compute capability 9.0; on the CPU the best instruction set ("avx512", "avx2", "baseline").
+      name: the device's own name.
+      sm_count: streaming multiprocessors; on the CPU the threads.
+      shared_memory: bytes of shared memory that one thread block may use.
+      l2_bytes: size of the L2 cache.
+      bandwidth: bytes per second between the GPU and its memory, 0 where it is not known.
+      present: whether the device is in this machine, so that kernels can be loaded and timed.
+    """
+
+    platform: str
+    arch: str
+    name: str
+    sm_count: int
+    shared_memory: int = 0
+    l2_bytes: int = 0
+    bandwidth: float = 0.0
+    present: bool = True
+
+    @property
+    def compute_capability(self) -> int:
+        """90 for "sm_90"."""
+        return int(self.arch.removeprefix("sm_"))
+
+
+_KIB, _MIB = 2**10, 2**20
+
+# What to assume of a GPU that is named but not here: the largest part of each compute capability, from the CUDA C++
+# programming guide's table of technical specifications and the vendor's datasheets.
+_NAMED = {
+    80: Target("cuda", "sm_80", "A100", 108, 163 * _KIB, 40 * _MIB, 1.9e12, present=False),
+    86: Target("cuda", "sm_86", "A10", 84, 99 * _KIB, 6 * _MIB, 0.6e12, present=False),
+    89: Target("cuda", "sm_89", "L40", 142, 99 * _KIB, 96 * _MIB, 0.86e12, present=False),
+    90: Target("cuda", "sm_90", "H100", 132, 227 * _KIB, 50 * _MIB, 3.35e12, present=False),
+    100: Target("cuda", "sm_100", "B200", 148, 227 * _KIB, 126 * _MIB, 8.0e12, present=False),
+    103: Target("cuda", "sm_103", "B300", 148, 227 * _KIB, 126 * _MIB, 8.0e12, present=False),
+    120: Target("cuda", "sm_120", "RTX PRO 6000", 188, 99 * _KIB, 128 * _MIB, 1.79e12, present=False),
+}
+
+# Bytes per second by the device's name. Of the H200: a copy, measured, read and written bytes; else the datasheet's.
+_BANDWIDTH = {
+    "H200": 4.28e12,
+    "H100": 3.35e12,
+    "A100": 1.9e12,
+    "B200": 8.0e12,
+    "B300": 8.0e12,
+    "L40": 0.86e12,
+    "A10": 0.6e12,
+}
+
+
+@functools.cache
+def gpus() -> tuple[Target, ...] | str:
+    """The GPUs of this machine, or the reason why there is none."""
+    try:
+        devices = _native.driver()["devices"]
+    except _native.Unavailable as unavailable:
+        return str(unavailable)
+    if not devices:
+        return "the driver reports no GPU"
+    return tuple(
+        Target(
+            platform="cuda",
+            arch="sm_{}{}".format(*device["compute_capability"]),
+            name=device["name"],
+            sm_count=device["sm_count"],
+            shared_memory=device["shared_memory_per_block"],
+            l2_bytes=device["l2_bytes"],
+            bandwidth=next((rate for part, rate in _BANDWIDTH.items() if part in device["name"]), 0.0),
+        )
+        for device in devices
+    )
+
+
+@functools.cache
+def _cpu() -> Target:
+    host = _native.host()
+    return Target("cpu", host["isa"], "CPU", host["threads"])
+
+
+def find_target(platform: str, options: Options) -> Target | str:
+    """The device to make code for on `platform` under `options`, or the reason why there is none."""
+    if platform == "cpu":
+        return _cpu()
+    if options.target is not None:
+        capability = int(options.target.removeprefix("sm_"))
+        if capability not in _NAMED:
+            known = ", ".join(f"sm_{known}" for known in _NAMED)
+            return f'options(target="{options.target}") is not a GPU that jaxdnn knows; it knows {known}'
+        found = gpus()
+        here = [] if isinstance(found, str) else [gpu for gpu in found if gpu.arch == options.target]
+        target = here[0] if here else _NAMED[capability]
+    else:
+        found = gpus()
+        if isinstance(found, str):
+            return f'{found}; to compile for a GPU that is not here, name it: options(target="sm_90")'
+        target = found[0]
+    return target if options.sm_count is None else replace(target, sm_count=min(options.sm_count, target.sm_count))

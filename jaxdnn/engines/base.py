@@ -1,0 +1,37 @@
+"""What an engine is: one family of kernels, and how to configure it for a call."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from jaxdnn.device import Target
+from jaxdnn.plan import Plan
+from jaxdnn.spec import Signature
+
+
+class Engine(Protocol):
+    """One kernel family.
+
+    An engine never raises for a call it can't serve: it returns the reason. `Config` is a frozen dataclass of named,
+    validated knobs; `options(knobs=...)` replaces its fields by name.
+    """
+
+    name: str
+    platform: str  # "cuda" or "cpu"; "any" for every platform
+    op: str  # the `Spec.op` it serves; "any" for every op
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Numerical notes for the user: "deterministic", "tensor cores", ..."""
+        ...
+
+    def supports(self, spec: Any, signature: Signature, target: Target) -> str | None:
+        """None if the engine serves this call, else the reason why it does not, as a sentence for the user."""
+        ...
+
+    def candidates(self, spec: Any, signature: Signature, target: Target) -> Iterable[Any]:
+        """Configurations that work for this call, the heuristic's choice first."""
+        ...
+
+    def plan(self, config: Any, spec: Any, signature: Signature, target: Target) -> Plan | None:
+        """What one call does under `config`; None for "lower the reference"."""
+        ...

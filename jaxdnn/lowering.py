@@ -1,0 +1,90 @@
+"""A `Plan` as an XLA custom call, and the registration of the handlers that execute it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+
+from jaxdnn import _native
+from jaxdnn.plan import Argument, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
+
+CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
+
+
+def register() -> None:
+    """Makes the handlers known to XLA."""
+    for platform, registration in _native.registrations().items():
+        name = "jaxdnn_cuda" if platform == "CUDA" else "jaxdnn_host"
+        jax.ffi.register_ffi_type(f"{name}_plan", registration["type"], platform=platform)
+        jax.ffi.register_ffi_target(name, registration["handlers"], platform=platform)
+
+
+def custom_call(ctx: Any, plan: Plan, operands: Sequence[Any]) -> Sequence[Any]:
+    """Emits the custom call that executes `plan` in a primitive's lowering, and drops the scratch from its results."""
+    scratch = [ShapedArray((size,), np.dtype(np.uint8)) for size in plan.scratch]
+    results = len(ctx.avals_out)
+    call = jax.ffi.ffi_lowering("jaxdnn_cuda" if plan.unit else "jaxdnn_host")
+    with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
+    return call(with_scratch, *operands, **attributes(plan, results))[:results]
+
+
+def attributes(plan: Plan, results: int) -> dict[str, Any]:
+    """The plan as the custom call's attributes; `results` is how many results come before the scratch buffers.
+
+    launches: a dictionary "0", "1", ... of launches in order, each
+      kernel: the name
+      geometry: grid, block and cluster (x, y, z each), then the bytes of dynamic shared memory
+      arguments: three numbers each: 0, index, offset for an operand; 1, index, offset for a result; 2, size, bits for a
+        scalar; 3, index, 0 for a tensor map
+    tensor_maps: a dictionary "0", "1", ...: the buffer as above, data type, rank, dimensions, strides, box, element
+      strides, interleave, swizzle, L2 promotion, fill
+    """
+    maps: list[TensorMap] = []
+
+    def words(argument: Argument) -> tuple[int, int, int]:
+        match argument:
+            case Operand(index, offset):
+                return 0, index, offset
+            case Result(index, offset):
+                return 1, index, offset
+            case Scratch(index, offset):
+                return 1, results + index, offset
+            case Scalar():
+                return 2, argument.size, argument.bits
+            case TensorMap():
+                maps.append(argument)
+                return 3, len(maps) - 1, 0
+
+    def launch(launch: Launch) -> dict[str, Any]:
+        return {
+            "kernel": launch.kernel,
+            "geometry": _int64(*launch.grid, *launch.block, *launch.cluster, launch.shared_memory),
+            "arguments": _int64(*(word for argument in launch.arguments for word in words(argument))),
+        }
+
+    def encode(tensor: TensorMap) -> np.ndarray:
+        return _int64(
+            *words(tensor.buffer),
+            tensor.dtype,
+            len(tensor.dimensions),
+            *tensor.dimensions,
+            *tensor.strides,
+            *tensor.box,
+            *tensor.element_strides,
+            tensor.interleave,
+            tensor.swizzle,
+            tensor.l2_promotion,
+            tensor.fill,
+        )
+
+    launches = {str(i): launch(one) for i, one in enumerate(plan.launches)}
+    encoded = {"op": plan.op, "unit": plan.unit, "arch": plan.arch, "launches": launches}
+    if maps:
+        encoded["tensor_maps"] = {str(i): encode(tensor) for i, tensor in enumerate(maps)}
+    return encoded
+
+
+def _int64(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)

@@ -1,0 +1,1 @@
+"""Which engine serves a call, with which knobs, and how to see it."""
