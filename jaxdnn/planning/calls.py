@@ -28,7 +28,7 @@ def find_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:
 
 
 def find_differentiated_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:
-    """The distinct calls in `fn(*args)` and its reverse-mode derivative, with respect to all floating-point arguments."""
+    """The distinct calls in `fn(*args)` and its reverse-mode derivative with respect to all floating-point arrays."""
     floating = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(args)]
     if not any(floating):
         return []

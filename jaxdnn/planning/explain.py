@@ -88,8 +88,9 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         def row(cells: Sequence[str], tag: str) -> str:
+            opening, closing = f"<{tag} style='text-align:left'>", f"</{tag}>"
             lines = (html.escape(cell).replace("\n", "<br>") for cell in cells)
-            return f"<tr>{''.join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in lines)}</tr>"
+            return f"<tr>{''.join(opening + line + closing for line in lines)}</tr>"
 
         tables = (
             f"<table><caption>{html.escape(title)}, on {html.escape(self.device)}</caption>{row(_COLUMNS, 'th')}"

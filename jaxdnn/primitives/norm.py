@@ -285,8 +285,8 @@ def _normalize(
     )
     moved = {name: jnp.moveaxis(a, axes, last) if name in ("x", "residual") else a for name, a in arrays.items()}
     outputs = _norm(spec, moved)
-    moved_back = tuple(jnp.moveaxis(outputs[n], last, axes) if n in ("y", "sum") else outputs[n] for n in spec.outputs)
-    return moved_back if len(moved_back) > 1 else moved_back[0]
+    y, *others = (jnp.moveaxis(outputs[n], last, axes) if n in ("y", "sum") else outputs[n] for n in spec.outputs)
+    return (y, *others) if others else y
 
 
 def _floating(kind: str, name: str, array: Any) -> jax.Array:
