@@ -6,6 +6,7 @@ from jaxdnn.config import configure_logging as _configure_logging
 from jaxdnn.config import options as options
 from jaxdnn.lowering import CUSTOM_CALLS as CUSTOM_CALLS
 from jaxdnn.lowering import register as _register
+from jaxdnn.planning.autotune import autotune as autotune
 from jaxdnn.planning.explain import explain as explain
 from jaxdnn.planning.select import NoEngineError as NoEngineError
 from jaxdnn.primitives.norm import layer_norm as layer_norm

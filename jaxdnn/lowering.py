@@ -25,9 +25,14 @@ def custom_call(ctx: Any, plan: Plan, operands: Sequence[Any]) -> Sequence[Any]:
     """Emits the custom call that executes `plan` in a primitive's lowering, and drops the scratch from its results."""
     scratch = [ShapedArray((size,), np.dtype(np.uint8)) for size in plan.scratch]
     results = len(ctx.avals_out)
-    call = jax.ffi.ffi_lowering("jaxdnn_cuda" if plan.unit else "jaxdnn_host")
+    call = jax.ffi.ffi_lowering(handler(plan))
     with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
     return call(with_scratch, *operands, **attributes(plan, results))[:results]
+
+
+def handler(plan: Plan) -> str:
+    """The name of the custom call that executes `plan`."""
+    return "jaxdnn_cuda" if plan.unit else "jaxdnn_host"
 
 
 def attributes(plan: Plan, results: int) -> dict[str, Any]:

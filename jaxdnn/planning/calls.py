@@ -1,7 +1,7 @@
 """Finds the calls of jaxdnn's primitives in a function, by tracing it on abstract values."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxdnn.config import Options
 from jaxdnn.spec import Signature, Spec
 
 
@@ -20,6 +21,18 @@ class Call:
     spec: Spec
     signature: Signature
     count: int
+
+    @property
+    def arrays(self) -> str:
+        """The operands, one a line."""
+        operands = self.signature.operands.items()
+        return "\n".join(f"{name} {array.dtype.name}{list(array.shape)}" for name, array in operands)
+
+    @property
+    def identity(self) -> Hashable:
+        """What tells it from other calls, but for the options."""
+        arrays = (*self.signature.operands.items(), *self.signature.results.items())
+        return self.spec.replace(options=Options()), arrays
 
 
 def find_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:

@@ -1,7 +1,6 @@
 """`explain`: what will run, before it runs."""
 
-import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,8 +10,7 @@ from jaxdnn.config import current_options
 from jaxdnn.device import find_target
 from jaxdnn.planning.calls import Call, find_calls, find_differentiated_calls
 from jaxdnn.planning.select import NoEngineError, Selection, select
-
-_COLUMNS = ("call", "arrays", "engine", "knobs", "fused", "workspace", "moved", "flops", "limit", "not used, and why")
+from jaxdnn.planning.tables import Table
 
 
 @dataclass(frozen=True)
@@ -39,14 +37,13 @@ class ExplainedCall:
     def cells(self) -> tuple[str, ...]:
         """The table's row."""
         spec, signature = self.call.spec, self.call.signature
-        arrays = (f"{name} {array.dtype.name}{list(array.shape)}" for name, array in signature.operands.items())
         selection = self.selection
         config, plan = (selection.config, selection.plan) if selection else (None, None)
         rejected = selection.rejected if selection else ()
         knobs = (f"{field.name}={getattr(config, field.name)}" for field in fields(config)) if config else ()
         return (
             spec.title + (f" x{self.call.count}" if self.call.count > 1 else ""),
-            "\n".join(arrays),
+            self.call.arrays,
             self.engine,
             "\n".join(knobs),
             "\n".join(spec.fused),
@@ -59,45 +56,28 @@ class ExplainedCall:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Table):
     """A table in the terminal, HTML in a notebook; `sections` holds the data."""
 
     device: str
     sections: tuple[tuple[str, tuple[ExplainedCall, ...]], ...]
 
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        from rich.table import Table  # not at import: it is only needed for showing
+    columns = (
+        "call",
+        "arrays",
+        "engine",
+        "knobs",
+        "fused",
+        "workspace",
+        "moved",
+        "flops",
+        "limit",
+        "not used, and why",
+    )
 
-        for title, calls in self.sections:
-            table = Table(title=f"{title}, on {self.device}", title_justify="left", show_lines=True)
-            for column in _COLUMNS:
-                table.add_column(column, overflow="fold")
-            for call in calls:
-                table.add_row(*call.cells())
-            yield table if calls else f"{title}: no call of jaxdnn"
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=200, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        def row(cells: Sequence[str], tag: str) -> str:
-            opening, closing = f"<{tag} style='text-align:left'>", f"</{tag}>"
-            lines = (html.escape(cell).replace("\n", "<br>") for cell in cells)
-            return f"<tr>{''.join(opening + line + closing for line in lines)}</tr>"
-
-        tables = (
-            f"<table><caption>{html.escape(title)}, on {html.escape(self.device)}</caption>{row(_COLUMNS, 'th')}"
-            f"{''.join(row(call.cells(), 'td') for call in calls)}</table>"
-            for title, calls in self.sections
-        )
-        return "".join(tables)
+    def tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
+        """One row for each call."""
+        return [(f"{title}, on {self.device}", [call.cells() for call in calls]) for title, calls in self.sections]
 
 
 def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> Explanation:

@@ -1,16 +1,23 @@
 """Which engine serves a call, with which knobs: the first one of the engine table that can."""
 
-import dataclasses
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxdnn import _native
 from jaxdnn.config import Options, logger
 from jaxdnn.device import Target, find_target
-from jaxdnn.engines import ENGINES
 from jaxdnn.engines.base import Engine
 from jaxdnn.plan import Plan
+from jaxdnn.planning import measure
+from jaxdnn.planning.cache import recall, remember
+from jaxdnn.planning.candidates import (
+    check_engine_name,
+    engines_for,
+    prepare,
+    reason_against,
+    serves_everything,
+    with_knobs,
+)
 from jaxdnn.spec import Signature, Spec
 
 
@@ -43,21 +50,18 @@ def select(spec: Spec, signature: Signature, platform: str) -> Selection:
       NoEngineError: only XLA is left, and `options(fallback=False)` forbids it.
     """
     started = time.perf_counter()
-    options = spec.options
-    _check_engine_name(options)
-    target = find_target(platform, options)
+    check_engine_name(spec.options)
+    target = find_target(platform, spec.options)
+    options = _tuned(spec, signature, platform, target)
     rejected: list[tuple[str, str]] = []
-    for engine in ENGINES:
-        if engine.op not in (spec.op, "any"):
-            continue
-        outcome = _try(engine, spec, signature, platform, target)
+    for engine in engines_for(spec):
+        outcome = _try(engine, spec, signature, platform, target, options)
         if isinstance(outcome, str):
             rejected.append((engine.name, outcome))
             continue
-        config, plan = outcome
-        if plan is None and not options.fallback and options.engine != engine.name:
+        if serves_everything(engine) and not options.fallback and options.engine != engine.name:
             break
-        selection = Selection(engine.name, config, plan, tuple(rejected))
+        selection = Selection(engine.name, *outcome, tuple(rejected))
         _log(spec, signature, selection, time.perf_counter() - started)
         return selection
     reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
@@ -66,51 +70,32 @@ def select(spec: Spec, signature: Signature, platform: str) -> Selection:
     )
 
 
-def _try(
-    engine: Engine, spec: Spec, signature: Signature, platform: str, target: Target | str
-) -> tuple[Any, Plan | None] | str:
-    """The engine's configuration and plan, compiled if there is code to compile, or why it does not serve."""
+def _tuned(spec: Spec, signature: Signature, platform: str, target: Target | str) -> Options:
+    """The call's options with the engine and knobs that measurement found best, where they ask for that."""
     options = spec.options
-    last_resort = engine.platform == "any"
-    if options.engine not in (None, engine.name) and not last_resort:
+    if options.autotune == "off" or options.engine is not None or isinstance(target, str) or not target.present:
+        return options
+    best = recall(spec, signature, target)
+    if best is None and options.autotune == "on":
+        best = remember(spec, signature, target, measure.configurations(spec, signature, platform, target))
+    return options if best is None else replace(options, engine=best.engine, knobs=best.knobs)
+
+
+def _try(
+    engine: Engine, spec: Spec, signature: Signature, platform: str, target: Target | str, options: Options
+) -> tuple[Any, Plan | None] | str:
+    """The engine's configuration and plan, ready to run, or why it does not serve."""
+    if options.engine not in (None, engine.name) and not serves_everything(engine):
         return f'options(engine="{options.engine}") asks for another'
-    if engine.platform not in (platform, "any"):
-        return f"it runs on {engine.platform}, and this call is compiled for {platform}"
-    if isinstance(target, str):
-        if not last_resort:
-            return target
-        target = Target(platform, "", platform, 0, present=False)
-    if reason := engine.supports(spec, signature, target):
+    if reason := reason_against(engine, spec, signature, platform, target):
         return reason
+    if isinstance(target, str):
+        target = Target(platform, "", platform, 0, present=False)
     config = next(iter(engine.candidates(spec, signature, target)))
     if options.engine == engine.name and options.knobs:
-        config = _with_knobs(engine, config, dict(options.knobs))
-    plan = engine.plan(config, spec, signature, target)
-    if plan is None:
-        return config, None
-    if options.workspace_limit is not None and plan.workspace > options.workspace_limit:
-        return f"it needs {plan.workspace} bytes of workspace, and workspace_limit is {options.workspace_limit}"
-    if plan.unit:
-        try:
-            (_native.load if target.present else _native.compile)(plan.unit, plan.arch)
-        except _native.Unavailable as unavailable:
-            return str(unavailable)
-    return config, plan
-
-
-def _with_knobs(engine: Engine, config: Any, knobs: dict[str, Any]) -> Any:
-    known = [field.name for field in dataclasses.fields(config)]
-    if unknown := sorted(set(knobs) - set(known)):
-        raise ValueError(
-            f"options: engine {engine.name!r} has no knob {', '.join(unknown)}; its knobs here are {', '.join(known)}"
-        )
-    return dataclasses.replace(config, **knobs)
-
-
-def _check_engine_name(options: Options) -> None:
-    names = list(dict.fromkeys(engine.name for engine in ENGINES))
-    if options.engine is not None and options.engine not in names:
-        raise ValueError(f"options: there is no engine {options.engine!r}; the engines are {', '.join(names)}")
+        config = with_knobs(engine, config, dict(options.knobs))
+    plan = prepare(engine, config, spec, signature, target)
+    return plan if isinstance(plan, str) else (config, plan)
 
 
 def _log(spec: Spec, signature: Signature, selection: Selection, seconds: float) -> None:

@@ -1,0 +1,60 @@
+"""Remembers what measurement found best for a call, in memory and beside the compiled kernels on disk.
+
+One small JSON file a call, published by an atomic rename, so that threads and processes need no lock. A file that can't
+be read, or that was written by another version, counts as absent; a folder that can't be written is no error.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from jaxdnn import _native
+from jaxdnn.config import Options
+from jaxdnn.device import Target
+from jaxdnn.planning.measure import Measurement
+from jaxdnn.spec import Signature, Spec
+
+_memory: dict[str, Measurement] = {}
+
+
+def recall(spec: Spec, signature: Signature, target: Target) -> Measurement | None:
+    """The fastest configuration that was ever measured for this call on this device, if any."""
+    key = _key(spec, signature, target)
+    if key not in _memory:
+        try:
+            stored = json.loads(_path(key).read_text())
+            knobs = tuple((str(name), value) for name, value in stored["knobs"])
+            _memory[key] = Measurement(stored["engine"], knobs, float(stored["seconds"]), int(stored["workspace"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+    return _memory[key]
+
+
+def remember(spec: Spec, signature: Signature, target: Target, measured: Sequence[Measurement]) -> Measurement | None:
+    """Keeps the fastest of `measured`, which are in order of time, and returns it."""
+    if not measured:
+        return None
+    key, best = _key(spec, signature, target), measured[0]
+    _memory[key] = best
+    stored = {"engine": best.engine, "knobs": best.knobs, "seconds": best.seconds, "workspace": best.workspace}
+    with contextlib.suppress(OSError):
+        path = _path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(stored, file)
+        os.replace(file.name, path)
+    return best
+
+
+def _path(key: str) -> Path:
+    return Path(_native.cache()["directory"]) / "autotune" / f"{key}.json"
+
+
+def _key(spec: Spec, signature: Signature, target: Target) -> str:
+    identity = (version("jaxdnn"), target, spec.replace(options=Options()), signature)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]

@@ -1,0 +1,84 @@
+"""Times the configurations of a call on the device."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdnn import lowering
+from jaxdnn.device import Target
+from jaxdnn.plan import Plan
+from jaxdnn.planning.candidates import engines_for, prepare, reason_against
+from jaxdnn.spec import Signature, Spec
+
+_REPEATS = 20
+_MOST_SETS = 8
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One configuration of a call: its time in seconds (a median) and its workspace in bytes."""
+
+    engine: str
+    knobs: tuple[tuple[str, Any], ...]
+    seconds: float
+    workspace: int
+
+
+def configurations(spec: Spec, signature: Signature, platform: str, target: Target) -> list[Measurement]:
+    """Every configuration of every engine that serves the call, the fastest first."""
+    device = jax.local_devices(backend="gpu" if platform == "cuda" else platform)[0]
+    measured = []
+    # Lowering may be what asks for this, in the midst of somebody else's tracing.
+    with jax.ensure_compile_time_eval(), jax.default_device(device):
+        operands = _operand_sets(signature, target)
+        for engine in engines_for(spec):
+            if reason_against(engine, spec, signature, platform, target):
+                continue
+            for config in engine.candidates(spec, signature, target):
+                plan = prepare(engine, config, spec, signature, target)
+                if isinstance(plan, str):
+                    continue
+                knobs = tuple((field.name, getattr(config, field.name)) for field in fields(config))
+                seconds = _time(_callable(plan, spec, signature), operands)
+                measured.append(Measurement(engine.name, knobs, seconds, plan.workspace if plan else 0))
+    return sorted(measured, key=lambda measurement: measurement.seconds)
+
+
+def _callable(plan: Plan | None, spec: Spec, signature: Signature) -> Callable[..., Any]:
+    if plan is None:
+        return spec.evaluate
+    results = tuple(signature.results.values())
+    scratch = tuple(jax.ShapeDtypeStruct((size,), jnp.uint8) for size in plan.scratch)
+    call = jax.ffi.ffi_call(lowering.handler(plan), results + scratch)
+    return lambda *operands: call(*operands, **lowering.attributes(plan, len(results)))[: len(results)]
+
+
+def _operand_sets(signature: Signature, target: Target) -> list[list[jax.Array]]:
+    """Random operands, in as many copies as it takes to leave the L2 cache between two uses of one."""
+    copies = min(_MOST_SETS, max(1, ceil(3 * target.l2_bytes / max(1, signature.bytes))))
+    keys = iter(jax.random.split(jax.random.key(0), copies * len(signature.operands)))
+
+    def random(array: jax.ShapeDtypeStruct) -> jax.Array:
+        key = next(keys)
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            return jax.random.normal(key, array.shape, array.dtype)
+        return jax.random.randint(key, array.shape, 0, 2).astype(array.dtype)
+
+    return [[random(array) for array in signature.operands.values()] for _ in range(copies)]
+
+
+def _time(function: Callable[..., Any], operands: Sequence[Sequence[jax.Array]]) -> float:
+    run = jax.jit(lambda sets: [function(*one) for one in sets]).lower(operands).compile()
+    jax.block_until_ready(run(operands))
+    times = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        jax.block_until_ready(run(operands))
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) / len(operands)

@@ -1,0 +1,48 @@
+"""Tables that show as text in a terminal and as HTML in a notebook."""
+
+import html
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+
+class Table:
+    """Something that shows as one or more titled tables with the same columns."""
+
+    columns: ClassVar[tuple[str, ...]]
+
+    def tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
+        """Title and rows of each table; a cell may have several lines."""
+        raise NotImplementedError
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.table import Table as RichTable  # here, since importing jaxdnn must not cost it
+
+        for title, rows in self.tables():
+            table = RichTable(title=title, title_justify="left", show_lines=True)
+            for column in self.columns:
+                table.add_column(column, overflow="fold")
+            for row in rows:
+                table.add_row(*row)
+            yield table if rows else f"{title}: no call of jaxdnn"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=200, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def line(cells: Sequence[str], tag: str) -> str:
+            opening, closing = f"<{tag} style='text-align:left'>", f"</{tag}>"
+            escaped = (html.escape(cell).replace("\n", "<br>") for cell in cells)
+            return f"<tr>{''.join(opening + cell + closing for cell in escaped)}</tr>"
+
+        return "".join(
+            f"<table><caption>{html.escape(title)}</caption>{line(self.columns, 'th')}"
+            f"{''.join(line(row, 'td') for row in rows)}</table>"
+            for title, rows in self.tables()
+        )
