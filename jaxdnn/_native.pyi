@@ -64,4 +64,4 @@ def set_log(level: int, path: str) -> None:
     """0 silent, 1 info (one line a compile), 2 debug (one line an instantiate and an execute too); "" is stderr."""
 
 def set_library_paths(paths: list[str]) -> None:
-    """Replaces the folders that NVRTC is looked for in, before the loader's own path; at import, `_libraries.candidates()`."""
+    """Replaces the folders that NVRTC is looked for in before the loader's path; at first `_libraries.candidates()`."""

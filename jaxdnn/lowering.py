@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import ShapedArray
+from jaxlib import xla_client
 
 from jaxdnn import _native
 from jaxdnn.plan import Argument, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
@@ -15,6 +16,9 @@ CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
 
 def register() -> None:
     """Makes the handlers known to XLA."""
+    # What is registered before the CPU backend starts waits in jaxlib's queues, and those are emptied handlers first,
+    # which XLA refuses while their types are unknown. With the types' own queue open, types go straight to XLA.
+    xla_client.register_custom_type_handler("cpu", xla_client._xla.register_custom_type)
     for platform, registration in _native.registrations().items():
         name = "jaxdnn_cuda" if platform == "CUDA" else "jaxdnn_host"
         jax.ffi.register_ffi_type(f"{name}_plan", registration["type"], platform=platform)

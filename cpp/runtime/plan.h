@@ -1,0 +1,59 @@
+// A plan as the runtime holds it: jaxdnn/plan.py, decoded from the custom call's attributes and checked.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxdnn {
+
+// More than any kernel needs; they let a launch keep its parameters on the stack.
+inline constexpr size_t kMaxArguments = 128;
+inline constexpr size_t kMaxTensorMaps = 16;
+
+struct Buffer {
+  bool is_result;
+  int64_t index;
+  int64_t offset;
+};
+
+struct TensorMap {
+  Buffer buffer;
+  int dtype;
+  std::vector<uint64_t> dimensions;
+  std::vector<uint64_t> strides;  // of all dimensions but the innermost
+  std::vector<uint32_t> box;
+  std::vector<uint32_t> element_strides;
+  int interleave, swizzle, l2_promotion, fill;
+};
+
+struct Argument {
+  enum class Kind { buffer, scalar, tensor_map };
+  Kind kind;
+  Buffer buffer;
+  int64_t bits;       // the scalar's value, at the low end
+  int64_t map_index;  // into the plan's tensor maps
+};
+
+struct Launch {
+  std::string kernel;
+  std::vector<Argument> arguments;
+  std::array<int64_t, 3> grid, block, cluster;
+  int64_t shared_memory;
+};
+
+struct Plan {
+  std::string op, unit, arch;
+  std::vector<Launch> launches;
+  std::vector<TensorMap> tensor_maps;
+  // The fewest operands and results that a call must have.
+  int64_t operands = 0, results = 0;
+};
+
+// Throws PlanError, which names the op and what is wrong with its plan.
+Plan decode_plan(const xla::ffi::Dictionary& attributes);
+
+}  // namespace jaxdnn

@@ -1,0 +1,128 @@
+"""What a benchmark prints, the CSV it writes, and the README's table, which is made from that CSV."""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from jaxdnn.bench.timing import geometric_mean
+
+BEGIN, END = "<!-- benchmarks: python -m jaxdnn bench --readme -->", "<!-- end of benchmarks -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured case; bandwidths count the bytes that must move, and the limit is that of a copy in the same run."""
+
+    device: str
+    jax: str
+    call: str
+    shape: str
+    dtype: str
+    engine: str
+    microseconds: float
+    gb_per_second: float
+    fraction_of_limit: float
+    xla_microseconds: float
+    speedup: float
+    limit_gb_per_second: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call:<29} {self.shape:>15} {self.dtype:<8} {self.microseconds:>9,.1f} us "
+            f"{self.gb_per_second:>7,.1f} GB/s {self.fraction_of_limit:>4.0%} of limit   "
+            f"XLA {self.xla_microseconds:>9,.1f} us  {self.speedup:>5.2f} x   {self.engine}"
+        )
+
+
+def means(rows: Sequence[Row]) -> list[str]:
+    """A line of geometric means for each call and dtype, and one for all."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.call:<29} {'':>15} {row.dtype}", []).append(row)
+    groups["all"] = list(rows)
+
+    def mean(name: str, group: Sequence[Row]) -> str:
+        bandwidth, fraction, speedup = (
+            geometric_mean([getattr(row, column) for row in group])
+            for column in ("gb_per_second", "fraction_of_limit", "speedup")
+        )
+        return f"{name:<67} {bandwidth:>7,.1f} GB/s {fraction:>4.0%} of limit {'':>20}{speedup:>5.2f} x"
+
+    return [mean(name, group) for name, group in groups.items()]
+
+
+def save(rows: Sequence[Row], path: Path) -> None:
+    """Writes the CSV, and its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Row)])
+        for row in rows:
+            values = (getattr(row, field.name) for field in fields(Row))
+            writer.writerow([f"{value:.4g}" if isinstance(value, float) else value for value in values])
+
+
+def load(path: Path) -> list[Row]:
+    """Reads what `save` wrote."""
+    with path.open(newline="") as file:
+        return [Row(**{f.name: f.type(record[f.name]) for f in fields(Row)}) for record in csv.DictReader(file)]
+
+
+def device_file(results: Path, device: str, family: str) -> Path:
+    """Where the results of one family on one device go."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return results / f"{slug}-{family}.csv"
+
+
+def update_readme(readme: Path, results: Path) -> bool:
+    """Writes the tables of every CSV in `results` between the README's markers; returns whether anything changed."""
+    text = readme.read_text()
+    before, marker, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not marker or not end:
+        raise ValueError(f"{readme} lacks the markers {BEGIN} and {END}")
+    tables = "\n\n".join(_markdown(load(path)) for path in sorted(results.glob("*.csv")))
+    updated = f"{before}{BEGIN}\n{tables or _NO_RESULTS}\n{END}{after}"
+    readme.write_text(updated)
+    return updated != text
+
+
+_NO_RESULTS = "`python -m jaxdnn bench` measures your machine and prints this table for it."
+
+
+def _markdown(rows: Sequence[Row]) -> str:
+    """A line for each call and shape, a column for each dtype."""
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    by_case = {(row.call, row.shape, row.dtype): row for row in rows}
+    calls = dict.fromkeys(row.call for row in rows)
+    shapes = dict.fromkeys(row.shape for row in rows)
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def cell(row: Row | None) -> str:
+        if row is None:
+            return ""
+        return f"{row.gb_per_second:,.0f} GB/s ({row.fraction_of_limit:.0%}), {row.speedup:.2f} x"
+
+    def mean(call: str, dtype: str) -> str:
+        speedups = [row.speedup for row in rows if (row.call, row.dtype) == (call, dtype)]
+        return f"**{geometric_mean(speedups):.2f} x**" if speedups else ""
+
+    lines = [
+        f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second, their share of the speed of a copy "
+        f"({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), and how many times the speed of XLA.",
+        "",
+        line(["call", "rows x columns", *dtypes]),
+        line(["---"] * (2 + len(dtypes))),
+    ]
+    for call in calls:
+        lines += [
+            line([call, shape, *(cell(by_case.get((call, shape, dtype))) for dtype in dtypes)])
+            for shape in shapes
+            if any((call, shape, dtype) in by_case for dtype in dtypes)
+        ]
+        lines.append(line([call, "geometric mean", *(mean(call, dtype) for dtype in dtypes)]))
+    return "\n".join(lines)

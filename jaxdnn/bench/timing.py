@@ -1,0 +1,141 @@
+"""How a benchmark measures: two implementations of one case, interleaved, against the speed of a copy.
+
+A GPU kernel may take less time than the host needs to call it, and its operands may fit in the L2 cache; neither is
+what a large program sees. So on a GPU one call of a jitted function applies the implementation to several sets of
+operands, many calls are in flight between two synchronisations, and the sets together exceed the cache. On the CPU each
+call is waited for.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdnn.planning.calls import find_calls
+from jaxdnn.planning.select import select
+
+SETS = 8
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute a case.
+
+    Attributes:
+      prepare: turns the case's operands into those of `run`, untimed.
+      run: what is timed; every array that it returns is kept.
+    """
+
+    prepare: Callable[..., Sequence[Any]]
+    run: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a benchmark: jaxdnn and plain JAX on the same operands.
+
+    Attributes:
+      call: what is computed ("rms_norm backward").
+      shape: of the main operand, for people ("4096 x 1024").
+      dtype: of the main operand.
+      bytes: the fewest bytes that must move.
+      flops: the operations that must be done; 0 for a case that memory alone bounds.
+      operands: from a random key, the arrays of one set.
+      jaxdnn: the library.
+      xla: what one writes without it.
+    """
+
+    call: str
+    shape: str
+    dtype: str
+    bytes: int
+    flops: int
+    operands: Callable[[jax.Array], Sequence[jax.Array]]
+    jaxdnn: Implementation
+    xla: Implementation
+
+    def __str__(self) -> str:
+        return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Median seconds of one application of each implementation, and the engines that served jaxdnn's."""
+
+    jaxdnn: float
+    xla: float
+    engines: str
+
+
+def measure(case: Case) -> Measurement:
+    """Times both implementations of a case, on the same random operands."""
+    keys = jax.random.split(jax.random.key(0), SETS)
+    operands = [jax.jit(case.operands)(key) for key in keys]
+
+    def prepared(implementation: Implementation) -> list[Sequence[Any]]:
+        prepare = jax.jit(implementation.prepare)
+        return [prepare(*arrays) for arrays in operands]
+
+    sets = {"jaxdnn": prepared(case.jaxdnn), "xla": prepared(case.xla)}
+    calls = {name: _over_sets(getattr(case, name).run, arrays) for name, arrays in sets.items()}
+    seconds = {name: total / SETS for name, total in _interleaved_medians(calls).items()}
+    return Measurement(seconds["jaxdnn"], seconds["xla"], _engines(case.jaxdnn.run, sets["jaxdnn"][0]))
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, read and written, of the better of a plain copy and a negation of large arrays: the limit."""
+    count = (256 if jax.default_backend() == "gpu" else 16) * 2**20 // 4
+    arrays = [(jnp.full(count, i, jnp.float32),) for i in range(SETS)]
+    calls = {f.__name__: _over_sets(f, arrays) for f in (jnp.copy, jnp.negative)}
+    return SETS * 2 * 4 * count / min(_interleaved_medians(calls).values())
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def _engines(run: Callable[..., Any], arrays: Sequence[Any]) -> str:
+    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    calls = find_calls(run, *arrays)
+    return " + ".join(dict.fromkeys(select(call.spec, call.signature, platform).engine for call in calls))
+
+
+def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Callable[[], Any]:
+    if jax.default_backend() == "gpu":
+        unrolled = jax.jit(lambda sets: [run(*arrays) for arrays in sets])
+        return lambda: unrolled(sets)
+    single = jax.jit(lambda *arrays: run(*arrays))
+
+    def one_by_one() -> None:
+        for arrays in sets:
+            jax.block_until_ready(single(*arrays))
+
+    return one_by_one
+
+
+def _interleaved_medians(
+    calls: Mapping[str, Callable[[], Any]], *, samples: int = 15, seconds: float = 0.02
+) -> dict[str, float]:
+    """Median seconds a call; a sample lasts for `seconds` at least, and takes its turn with the others' samples."""
+
+    def sample(call: Callable[[], Any], count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            results = call()
+        jax.block_until_ready(results)
+        return (time.perf_counter() - start) / count
+
+    for call in calls.values():
+        sample(call, 2)  # compiles, and fills caches
+    counts = {name: max(1, math.ceil(seconds / sample(call, 3))) for name, call in calls.items()}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(samples):
+        for name, call in calls.items():
+            taken[name].append(sample(call, counts[name]))
+    return {name: statistics.median(times) for name, times in taken.items()}

@@ -1,0 +1,135 @@
+"""`python -m jaxdnn doctor`: what was found, where, and which engines can run here."""
+
+import argparse
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+
+import jax
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+import jaxdnn
+from jaxdnn import _native
+from jaxdnn.config import Options
+from jaxdnn.device import gpus
+from jaxdnn.engines import ENGINES
+from jaxdnn.engines.base import Engine
+from jaxdnn.planning.select import select
+from jaxdnn.primitives.norm import NormSpec
+from jaxdnn.spec import Signature, Spec
+
+_MATRIX = jax.ShapeDtypeStruct((64, 256), "float32")
+
+# For each op the call that its engines are asked to make ready.
+_SAMPLES: dict[str, tuple[Spec, Signature]] = {
+    "norm": (NormSpec(kind="rms_norm"), Signature({"x": _MATRIX}, {"y": _MATRIX})),
+}
+
+
+def main(arguments: argparse.Namespace | None = None) -> int:
+    """Prints everything that decides what can run here; always returns 0, for a missing GPU is no fault."""
+    del arguments
+    console = Console()
+    for title, rows in (
+        ("Software", _software()),
+        ("Processor", _processor()),
+        ("GPU", _gpu()),
+        ("Kernel compiler (NVRTC)", _compiler()),
+        ("Kernel cache", _cache()),
+    ):
+        console.print(_section(title, rows))
+    console.print(_engine_table())
+    return 0
+
+
+def _section(title: str, rows: Mapping[str, object]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 2))
+    table.add_column(style="cyan", no_wrap=True, width=24)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, escape(str(value)))
+    return table
+
+
+def _software() -> dict[str, object]:
+    return {
+        "jaxdnn": jaxdnn.__version__,
+        "Python": f"{platform.python_version()} ({platform.machine()}, {platform.system()})",
+        "JAX, jaxlib": f"{jax.__version__}, {importlib.metadata.version('jaxlib')}",
+        "JAX computes on": f"{jax.default_backend()}: {', '.join(str(device) for device in jax.devices())}",
+    }
+
+
+def _processor() -> dict[str, object]:
+    host = _native.host()
+    return {
+        "instruction set": f"{host['isa']}, of {', '.join(host['isas'])} (JAXDNN_HOST_ISA)",
+        "threads": host["threads"],
+    }
+
+
+def _gpu() -> dict[str, object]:
+    try:
+        driver = _native.driver()
+    except _native.Unavailable as unavailable:
+        return {"driver": unavailable}
+    rows: dict[str, object] = {
+        "driver": f"CUDA {_version(driver['version'])}, from {driver['path']}",
+    }
+    for number, device in enumerate(driver["devices"]):
+        rows[f"GPU {number}"] = (
+            f"{device['name']}: compute capability {_version(device['compute_capability'])}, "
+            f"{device['sm_count']} multiprocessors, {decimal(device['memory_bytes'])} of memory, "
+            f"{decimal(device['l2_bytes'])} of L2, {decimal(device['shared_memory_per_block'])} of shared memory"
+        )
+    if not driver["devices"]:
+        rows["GPU"] = gpus()
+    elif jax.default_backend() == "cpu":
+        rows["JAX"] = 'does not see a GPU: pip install "jax[cuda13]"'
+    return rows
+
+
+def _compiler() -> dict[str, object]:
+    try:
+        compiler = _native.compiler()
+    except _native.Unavailable as unavailable:
+        return {"NVRTC": unavailable}
+    return {
+        "NVRTC": f"{_version(compiler['version'])}, from {compiler['path']}",
+        "builtins": compiler["builtins"],
+        "compiles for": ", ".join(f"sm_{architecture}" for architecture in compiler["architectures"]),
+    }
+
+
+def _cache() -> dict[str, object]:
+    cache = _native.cache()
+    return {
+        "folder": f"{cache['directory']} (JAXDNN_CACHE_DIR)",
+        "holds": f"{cache['entries']} entries, {decimal(cache['bytes'])} of at most {decimal(cache['limit'])}",
+        "writable": "yes" if cache["writable"] else "no: kernels are compiled anew in every process",
+    }
+
+
+def _engine_table() -> Table:
+    table = Table("engine", "op", "platform", "runs here", "notes", title="Engines, in order of preference")
+    for engine in ENGINES:
+        reason = _why_not(engine)
+        runs = "yes" if reason is None else escape(f"no: {reason}")
+        table.add_row(engine.name, engine.op, engine.platform, runs, ", ".join(engine.notes))
+    return table
+
+
+def _why_not(engine: Engine) -> str | None:
+    """Why the engine can't serve a small call on this machine; None if it can."""
+    if engine.platform == "any":
+        return None
+    spec, signature = _SAMPLES[engine.op]
+    selection = select(spec.replace(options=Options(engine=engine.name)), signature, engine.platform)
+    return dict(selection.rejected).get(engine.name)
+
+
+def _version(parts: tuple[int, int]) -> str:
+    return ".".join(map(str, parts))

@@ -1,0 +1,353 @@
+"""Knobs of the direct norm engine, and the plan that they make: translation unit, launches and scratch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxdnn.device import Target
+from jaxdnn.engines.norm_geometry import Geometry, geometry
+from jaxdnn.plan import Argument, Launch, Operand, Result, Scalar, Scratch
+from jaxdnn.spec import Signature
+
+MAX_GRID = 2**31 - 1
+MAX_CLUSTER = 8  # the largest that every device with clusters takes
+REDUCE_THREADS = 1024  # norm_reduce.cuh: 32 columns x kShareLanes
+STREAMED = ("x", "residual", "d_y", "d_sum")  # operands of every row and column
+
+
+@dataclass(frozen=True)
+class NormKnobs:
+    """How rows are laid over threads; cpp/kernels/norm_row.cuh draws it.
+
+    Attributes:
+      vector: columns of one access.
+      vectors: accesses of a thread in each row of each array.
+      threads_per_row: threads that share one part of a row.
+      rows_per_block: rows that a thread block works on at a time.
+      stages: rows in flight in shared memory for each of these; 0 loads rows straight into registers.
+      blocks_per_sm: thread blocks that a multiprocessor can hold, which bounds their registers.
+      persistent: whether as many blocks as the device holds stride over the rows, or each block has rows of its own.
+      parts: thread blocks that share a row.
+      join: how these add their sums: as one cluster, or in two launches.
+      parameters: whether scale and bias stay in registers, or are read again for every row.
+      hold: whether the backward pass keeps a row in registers between its two passes, or reads the stage again.
+    """
+
+    vector: int
+    vectors: int
+    threads_per_row: int
+    rows_per_block: int = 1
+    stages: int = 0
+    blocks_per_sm: int = 1
+    persistent: bool = True
+    parts: int = 1
+    join: Literal["cluster", "launches"] = "cluster"
+    parameters: Literal["registers", "memory"] = "registers"
+    hold: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vector", "threads_per_row"):
+            if (value := getattr(self, name)) < 1 or value & (value - 1):
+                raise ValueError(f"direct norm: {name} is {value}; expected a power of two")
+        for name, least in (("vectors", 1), ("rows_per_block", 1), ("blocks_per_sm", 1), ("parts", 1), ("stages", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"direct norm: {name} is {value}; expected at least {least}")
+        if self.threads % 32 or self.threads > 1024:
+            raise ValueError(
+                f"direct norm: threads_per_row x rows_per_block is {self.threads}; expected a multiple of 32, at most 1024"
+            )
+        if self.threads_per_row > 32 and self.rows_per_block > 15:
+            raise ValueError("direct norm: expected at most 15 rows a block when a row has more than 32 threads")
+        if self.parts > 1 and (self.rows_per_block > 1 or self.threads_per_row < 32):
+            raise ValueError("direct norm: a row of several parts needs rows_per_block = 1 and whole warps")
+        if self.cluster & (self.cluster - 1) or self.cluster > MAX_CLUSTER:
+            raise ValueError(f"direct norm: a cluster has {self.cluster} parts; expected 1, 2, 4 or {MAX_CLUSTER}")
+
+    @property
+    def threads(self) -> int:
+        return self.threads_per_row * self.rows_per_block
+
+    @property
+    def cluster(self) -> int:
+        return self.parts if self.join == "cluster" else 1
+
+    @property
+    def part_columns(self) -> int:
+        """Columns that a team of threads can hold."""
+        return self.vector * self.vectors * self.threads_per_row
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel's entry point: its C++ type, the field of the kernel's call it sets, and its argument."""
+
+    ctype: str
+    field: str
+    argument: Argument
+
+
+def read(spec: Any) -> tuple[str, ...]:
+    """The operands that the kernels need; the rest of them are not passed."""
+    if spec.direction == "forward":
+        return spec.inputs
+    needed = {"d_y"}
+    if {"x", "scale"} & {*spec.active}:
+        needed |= {"x", "mean", "rstd"}
+    if "x" in spec.active:
+        needed |= {"scale", "d_sum", "d_mean", "d_rstd"}
+    return tuple(name for name in spec.operands if name in needed)
+
+
+def collapsed(spec: Any, signature: Signature) -> Geometry:
+    """The geometry; groups become more rows of a single one where nothing but the rows tells them apart."""
+    problem = geometry(spec, signature)
+    if isinstance(problem, str):
+        raise ValueError(f"direct norm: {problem}")
+    parameters = {"scale", "bias"} & {*read(spec)} | {f"d_{name}" for name in spec.active if name != "x"}
+    rows = {*read(spec)} - parameters
+    own = {name: problem.rows * (problem.columns if name in STREAMED else 1) for name in rows}
+    apart = any(problem.group_stride[name] for name in parameters)
+    if apart or any(problem.group_stride[name] != own[name] for name in rows):
+        return problem
+    return replace(problem, groups=1, rows=problem.groups * problem.rows)
+
+
+def signature_text(kernel: str, parameters: Sequence[Parameter]) -> str:
+    return f"{kernel}(" + ", ".join(f"{p.ctype} {p.field}" for p in parameters) + ") {\n"
+
+
+class Call:
+    """A norm call under given knobs: what `build` turns into a plan."""
+
+    def __init__(self, knobs: NormKnobs, spec: Any, signature: Signature, target: Target) -> None:
+        self.knobs, self.spec, self.signature, self.target = knobs, spec, signature, target
+        self.problem = collapsed(spec, signature)
+        self.forward = spec.direction == "forward"
+        self.read = read(spec)
+        self.streamed = [name for name in self.read if name in STREAMED]
+        self.compute = self.problem.compute_dtype
+        # Columns of each part, a multiple of the vector; the last part may be shorter.
+        vectors = -(-self.problem.columns // knobs.vector)
+        self.slice = -(-vectors // knobs.parts) * knobs.vector
+        self.sums_over_parts = self.forward or "x" in spec.active
+        self.check()
+
+    def check(self) -> None:
+        knobs, columns = self.knobs, self.problem.columns
+        if columns % knobs.vector:
+            raise ValueError(f"direct norm: vector is {knobs.vector}; expected a divisor of the {columns} columns")
+        if self.slice > knobs.part_columns or (knobs.parts - 1) * self.slice >= columns:
+            raise ValueError(
+                f"direct norm: {knobs.parts} parts of {knobs.part_columns} columns don't fit a row of {columns}"
+            )
+        if knobs.stages and knobs.vector * min(self.itemsize(name) for name in self.streamed) < 4:
+            raise ValueError("direct norm: stages need accesses of at least 4 bytes; expected stages = 0")
+        if knobs.stages and knobs.parts > 1 and knobs.join == "launches":
+            raise ValueError("direct norm: join = 'launches' needs stages = 0")
+        if knobs.cluster > 1 and self.target.compute_capability < 90:
+            raise ValueError(f"direct norm: {self.target.name} has no clusters; expected join = 'launches'")
+        if self.shared_memory > self.target.shared_memory:
+            raise ValueError(
+                f"direct norm: these knobs need {self.shared_memory} bytes of shared memory, and a block of "
+                f"{self.target.name} has {self.target.shared_memory}"
+            )
+
+    def itemsize(self, name: str) -> int:
+        return np.dtype((self.signature.operands | self.signature.results)[name].dtype).itemsize
+
+    @property
+    def layer_norm(self) -> bool:
+        return self.spec.kind == "layer_norm"
+
+    @property
+    def shared_memory(self) -> int:
+        """What the kernel's own `kSharedBytes` says, which the unit asserts."""
+        knobs = self.knobs
+        compute = np.dtype(self.compute).itemsize
+        slots = max(1, knobs.threads_per_row // 32) * knobs.cluster
+        values = 2 if self.layer_norm and not self.forward else 1
+        sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
+        ring = knobs.stages * knobs.part_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
+        combine = 0
+        if not self.forward and {"scale", "bias"} & {*self.spec.active}:
+            shares = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
+            combine = shares * knobs.part_columns * compute if shares > 1 else 0
+        return -(-sums // 16) * 16 + max(ring, combine)
+
+    @property
+    def blocks_per_group(self) -> int:
+        """Thread blocks (times `parts`) that share the rows of one group."""
+        knobs, problem = self.knobs, self.problem
+        needed = -(-problem.rows // knobs.rows_per_block)
+        if not knobs.persistent:
+            return min(needed, MAX_GRID // (knobs.parts * problem.groups))
+        return max(1, min(needed, self.target.sm_count * knobs.blocks_per_sm // (knobs.parts * problem.groups)))
+
+    # ------------------------------------------------------------------------------------------------------ arguments
+
+    def array(self, name: str) -> list[Parameter]:
+        """An operand's pointer and, when there are several groups, its stride."""
+        ctype = f"const jaxdnn::{np.dtype(self.signature.operands[name].dtype).name}*"
+        parameters = [Parameter(ctype, name, Operand(self.signature.operand_index(name)))]
+        if self.problem.groups > 1:
+            stride = Scalar("int64", self.problem.group_stride[name])
+            parameters.append(Parameter("long long", f"{name}_stride", stride))
+        return parameters
+
+    def result(self, name: str) -> Parameter:
+        ctype = f"jaxdnn::{np.dtype(self.signature.results[name].dtype).name}*"
+        return Parameter(ctype, name, Result(self.signature.result_index(name)))
+
+    def scratch(self, name: str, index: int) -> Parameter:
+        return Parameter(f"jaxdnn::{self.compute}*", name, Scratch(index))
+
+    def sizes(self) -> list[Parameter]:
+        return [
+            Parameter("long long", "rows", Scalar("int64", self.problem.rows)),
+            Parameter("int", "columns", Scalar("int32", self.problem.columns)),
+            Parameter("int", "slice", Scalar("int32", self.slice)),
+            Parameter("int", "parts", Scalar("int32", self.knobs.parts)),
+            Parameter("int", "blocks_per_group", Scalar("int32", self.blocks_per_group)),
+        ]
+
+    def number(self, name: str) -> Parameter:
+        return Parameter(f"jaxdnn::{self.compute}", name, Scalar(self.compute, getattr(self.spec, name)))
+
+    # ------------------------------------------------------------------------------------------------------- the unit
+
+    def config(self) -> str:
+        """The text of the `Config` structure: types first, then constants."""
+        spec, knobs, inputs = self.spec, self.knobs, self.spec.inputs
+        arrays = self.signature.operands | self.signature.results
+        x = np.dtype(arrays["x"].dtype).name
+        of = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
+        types = {"X": x, "Scale": of.get("scale", x), "Compute": self.compute}
+        flags = {"Centered": self.layer_norm, "Grouped": self.problem.groups > 1, "Scale": "scale" in inputs}
+        if self.forward:
+            types |= {"Y": of["y"], "Bias": of.get("bias", x)}
+            types |= {"Residual": of.get("residual", x), "Sum": of.get("sum", x)}
+            flags |= {"Bias": "bias" in inputs, "Residual": "residual" in inputs}
+            flags |= {"StoreSum": "sum" in spec.outputs, "Statistics": "rstd" in spec.outputs}
+        else:
+            types |= {"Y": of["d_y"]}
+            flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
+            flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
+            flags |= {"Hold": knobs.hold}
+        flags |= {"ParametersInRegisters": knobs.parameters == "registers"}
+        numbers = {
+            "Vector": knobs.vector,
+            "Vectors": knobs.vectors,
+            "ThreadsPerRow": knobs.threads_per_row,
+            "RowsPerBlock": knobs.rows_per_block,
+            "Cluster": knobs.cluster,
+            "Stages": knobs.stages,
+        }
+        lines = [f"    using {name} = jaxdnn::{dtype};" for name, dtype in types.items()]
+        lines += [f"    static constexpr int k{name} = {value};" for name, value in numbers.items()]
+        lines += [f"    static constexpr bool k{name} = {str(value).lower()};" for name, value in flags.items()]
+        return "struct Config {\n" + "\n".join(lines) + "\n};\n"
+
+    def launch(self, step: str, parameters: list[Parameter]) -> tuple[str, Launch]:
+        """The entry point and the launch of one step ("whole", "measure" or "apply")."""
+        knobs = self.knobs
+        header = f"norm_{self.spec.direction}"
+        kernel = header if step == "whole" else f"{header}_{step}"
+        call = f"jaxdnn::Norm{self.spec.direction.capitalize()}"
+        config = step.capitalize()
+        x = "    using X = Config::Sum;\n" if step == "apply" and "residual" in self.read else ""
+        text = (
+            f"struct {config} : Config {{\n{x}    static constexpr jaxdnn::Step kStep = jaxdnn::Step::{step};\n}};\n"
+            f"static_assert({call}<{config}>::kSharedBytes == {self.shared_memory}, "
+            '"the plan and the kernel disagree about shared memory");\n\n'
+            f'extern "C" __global__ void __launch_bounds__({knobs.threads}, {knobs.blocks_per_sm})\n'
+            + signature_text(kernel, parameters)
+            + f"    {call}<{config}> call;\n"
+            + "".join(f"    call.{p.field} = {p.field};\n" for p in parameters)
+            + f"    jaxdnn::{header}(call);\n}}\n"
+        )
+        launch = Launch(
+            kernel=kernel,
+            arguments=tuple(p.argument for p in parameters),
+            grid=(self.problem.groups * self.blocks_per_group * knobs.parts, 1, 1),
+            block=(knobs.threads, 1, 1),
+            cluster=(knobs.cluster, 1, 1),
+            shared_memory=self.shared_memory,
+        )
+        return text, launch
+
+    def reduction(self, shares: list[Parameter]) -> tuple[str, Launch]:
+        """The entry point and the launch that add the blocks' shares of the parameters' gradients."""
+        parameters, body = [], []
+        for row, share in enumerate(shares):
+            result = self.result(share.field.replace("partial", "d"))
+            parameters += [share, result]
+            body.append(
+                f"    if (blockIdx.y == {row}) "
+                f"jaxdnn::sum_shares({share.field}, {result.field}, columns, blocks_per_group);\n"
+            )
+        parameters += [p for p in self.sizes() if p.field in ("columns", "blocks_per_group")]
+        text = (
+            f'extern "C" __global__ void __launch_bounds__({REDUCE_THREADS})\n'
+            + signature_text("norm_reduce", parameters)
+            + "".join(body)
+            + "}\n"
+        )
+        tiles = -(-self.problem.columns // 32)
+        launch = Launch(
+            kernel="norm_reduce",
+            arguments=tuple(p.argument for p in parameters),
+            grid=(self.problem.groups * tiles, len(shares), 1),
+            block=(REDUCE_THREADS, 1, 1),
+        )
+        return text, launch
+
+    def build(self) -> tuple[str, tuple[Launch, ...], tuple[int, ...]]:
+        """The unit, the launches and the sizes of the scratch buffers."""
+        spec, problem = self.spec, self.problem
+        compute = np.dtype(self.compute).itemsize
+        split = self.knobs.parts > 1 and self.knobs.join == "launches" and self.sums_over_parts
+        scratch: list[int] = []
+        parts: list[Parameter] = []
+        if split:
+            parts = [self.scratch("moments" if self.forward else "sums", 0)]
+            scratch = [problem.groups * problem.rows * self.knobs.parts * 2 * compute]
+
+        inputs = [p for name in self.read for p in self.array(name)]
+        shares: list[Parameter] = []
+        if self.forward:
+            results = [self.result(name) for name in spec.outputs]
+            numbers = [self.number("epsilon"), self.number("scale_offset")]
+        else:
+            results = [self.result("d_x")] if "x" in spec.active else []
+            for name in ("scale", "bias"):
+                if name in spec.active:
+                    shares.append(self.scratch(f"partial_{name}", len(scratch)))
+                    scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
+            numbers = [self.number("scale_offset")]
+
+        common = [*parts, *self.sizes(), *numbers]
+        if not split:
+            steps = [self.launch("whole", [*inputs, *results, *shares, *common])]
+        else:
+            added = [p for p in results if self.forward and p.field == "sum"]
+            # The second step normalizes what the first one wrote, when that is a sum.
+            again = inputs
+            if added:
+                again = [replace(added[0], ctype=f"const {added[0].ctype}", field="x")]
+                again += [p for p in inputs if not p.field.startswith(("x", "residual"))]
+                if problem.groups > 1:
+                    stride = Scalar("int64", problem.group_stride["sum"])
+                    again.append(Parameter("long long", "x_stride", stride))
+            kept = [p for p in results if p not in added]
+            steps = [
+                self.launch("measure", [*inputs, *added, *common]),
+                self.launch("apply", [*again, *kept, *shares, *common]),
+            ]
+        if shares:
+            steps.append(self.reduction(shares))
+        headers = [f"norm_{spec.direction}.cuh", *(["norm_reduce.cuh"] if shares else [])]
+        unit = f"// {spec.title}\n" + "".join(f'#include "{header}"\n' for header in headers)
+        unit += "\n" + self.config() + "\n" + "\n".join(text for text, _ in steps)
+        return unit, tuple(launch for _, launch in steps), tuple(scratch)

@@ -1,0 +1,29 @@
+"""What every test process sets before JAX starts: CPU devices to shard over, float64, a kernel cache of its own."""
+
+import os
+import tempfile
+
+DEVICES = 4
+
+flags = os.environ.get("XLA_FLAGS", "")
+if "--xla_force_host_platform_device_count" not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
+# Several processes may share one GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Kept until the process ends. Compile logs are only there when a unit is compiled, so nobody else's cache will do.
+_cache = tempfile.TemporaryDirectory(prefix="jaxdnn-tests-", ignore_cleanup_errors=True)
+os.environ["JAXDNN_CACHE_DIR"] = _cache.name
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+# float64 arrays must be possible; every array of the tests says its dtype. `test_default_precision` runs without it.
+jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(scope="session")
+def cpus():
+    """The fake CPU devices, which a machine with a GPU has too."""
+    devices = jax.devices("cpu")
+    assert len(devices) >= DEVICES, "XLA_FLAGS of the environment set another number of CPU devices"
+    return devices[:DEVICES]

@@ -1,0 +1,59 @@
+"""What the documentation says is so: its examples run, its commands exist, its tables agree with the code."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import jaxdnn
+from jaxdnn.bench import report
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PUBLIC = sorted(name for name in vars(jaxdnn) if not name.startswith("_") and callable(getattr(jaxdnn, name)))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_in_docstrings_run(name):
+    found = doctest.DocTestFinder(recurse=False).find(getattr(jaxdnn, name), name, globs={})
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in found:
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "options", "explain"])
+def test_public_functions_have_an_example(name):
+    assert ">>>" in getattr(jaxdnn, name).__doc__
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_examples_in_readme_run(code):
+    exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    "command", ["pip install '.[examples]' && python examples/train_digits.py", "pip install '.[test]' && pytest"]
+)
+def test_readme_has_the_two_commands(command):
+    assert f"\n{command}\n" in README
+
+
+def test_readme_documents_every_environment_variable():
+    sources = [path for pattern in ("jaxdnn/**/*.py", "cpp/**/*.cc") for path in ROOT.glob(pattern)]
+    honoured = {name for path in sources for name in re.findall(r'"(JAXDNN_[A-Z_]+)"', path.read_text())}
+    documented = set(re.findall(r"^\| `(JAXDNN_[A-Z_]+)", README, re.MULTILINE))
+    assert documented == honoured
+
+
+def test_readme_holds_the_saved_measurements(tmp_path):
+    copy = tmp_path / "README.md"
+    copy.write_text(README)
+    report.update_readme(copy, ROOT / "benchmarks/results")
+    assert copy.read_text() == README, "run: python -P -m jaxdnn bench --readme"
+
+
+def test_changelog_has_unreleased_on_top():
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
