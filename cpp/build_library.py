@@ -24,6 +24,9 @@ def main(module: Path, package: Path, output: Path) -> None:
         staged = Path(folder, package.name)
         shutil.copytree(package, staged, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(module, staged)
+        metadata = Path(folder, f"{package.name}-0.dist-info")  # for importlib.metadata.version
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.name}\nVersion: 0\n")
         sys.path.insert(0, folder)
 
         from jaxdnn import _native, engines

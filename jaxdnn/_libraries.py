@@ -1,4 +1,4 @@
-"""Where NVRTC may lie. The native module asks once, while it is imported; nothing is opened before the first compile."""
+"""Where NVRTC may lie. The native module asks while it is imported; nothing is opened before the first compile."""
 
 import os
 from importlib.util import find_spec

@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 DEVICES = 4
 
@@ -17,6 +19,8 @@ os.environ["JAXDNN_CACHE_DIR"] = _cache.name
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from jaxdnn import _native  # noqa: E402
+
 # float64 arrays must be possible; every array of the tests says its dtype. `test_default_precision` runs without it.
 jax.config.update("jax_enable_x64", True)
 
@@ -27,3 +31,21 @@ def cpus():
     devices = jax.devices("cpu")
     assert len(devices) >= DEVICES, "XLA_FLAGS of the environment set another number of CPU devices"
     return devices[:DEVICES]
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cubin cache for one test."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("JAXDNN_CACHE_DIR", str(folder))
+    monkeypatch.delenv("JAXDNN_CACHE_LIMIT", raising=False)
+    return folder
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    """Where the native runtime's debug log goes during one test."""
+    path = tmp_path / "log.txt"
+    _native.set_log(2, str(path))
+    yield path
+    _native.set_log(0, "")

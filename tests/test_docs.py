@@ -4,6 +4,7 @@ import doctest
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 import jaxdnn
@@ -12,6 +13,13 @@ from jaxdnn.bench import report
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PUBLIC = sorted(name for name in vars(jaxdnn) if not name.startswith("_") and callable(getattr(jaxdnn, name)))
+
+
+@pytest.fixture(autouse=True)
+def default_precision():
+    """What a reader has, who copies an example."""
+    with jax.enable_x64(False):
+        yield
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -78,12 +78,12 @@ struct Backward {
         sums[0] += g;
         sums[1] += g * ((load(s + column) - center) * inverse);
       });
-      const auto [shift, slope] = correction(group, row, sums[0], sums[1]);
+      const Correction fix = correction(group, row, sums[0], sums[1]);
       const auto write = [&](auto other) {
-        for_columns<C>(columns, [&, shift = shift, slope = slope](int64_t column, auto) {
+        for_columns<C>(columns, [&](int64_t column, auto) {
           const Vector<C> g = times(load(dy + column), weight, offset, column);
           const Vector<C> xhat = (load(s + column) - center) * inverse;
-          store(to + column, plus(inverse * (g - xhat * slope) + shift, other, column));
+          store(to + column, plus(inverse * (g - xhat * fix.slope) + fix.shift, other, column));
         });
       };
       if (d_sum) {
@@ -141,9 +141,7 @@ struct Backward {
   }
 
   static void accumulate(Absent, int64_t, Vector<C>) {}
-  static void accumulate(C* to, int64_t column, Vector<C> values) {
-    store(to + column, load(to + column) + values);
-  }
+  static void accumulate(C* to, int64_t column, Vector<C> values) { store(to + column, load(to + column) + values); }
 
   void narrow_rows(int64_t chunk, int64_t group, int64_t row, int64_t row_end) const {
     const int64_t columns = geometry.columns;
@@ -189,10 +187,10 @@ struct Backward {
     if (!d_x) return;
     for (int64_t row = 0; row < rows; ++row) {
       const C inverse = rstd.group(group)[first + row];
-      const auto [shift, slope] = correction(group, first + row, sum_g[row], sum_g_xhat[row]);
+      const Correction fix = correction(group, first + row, sum_g[row], sum_g_xhat[row]);
       for (int64_t column = 0; column < columns; ++column) {
         const int64_t i = offset + row * columns + column;
-        C value = inverse * (dy[column][row] * weight[column] - xhat[column][row] * slope) + shift;
+        C value = inverse * (dy[column][row] * weight[column] - xhat[column][row] * fix.slope) + fix.shift;
         if (d_sum) value += widen(d_sum.group(group)[i]);
         d_x.group(group)[i] = narrow<X>(value);
       }
@@ -249,7 +247,8 @@ void norm_reduce(const void* const* arguments_, int64_t task) {
     if (!partial) continue;
     void* const to = const_cast<char*>(gradient.bytes.data);
     if (gradient.is_float) {
-      if constexpr (!std::is_same<X, double>::value) reduce_chunks(geometry, partial.data, static_cast<float*>(to), task);
+      if constexpr (!std::is_same<X, double>::value)
+        reduce_chunks(geometry, partial.data, static_cast<float*>(to), task);
     } else {
       reduce_chunks(geometry, partial.data, static_cast<X*>(to), task);
     }
@@ -258,11 +257,11 @@ void norm_reduce(const void* const* arguments_, int64_t task) {
 
 JAXDNN_ISA_END
 
-JAXDNN_HOST_KERNELS({"norm_backward_float64", norm_backward<double>},      //
-                    {"norm_backward_float32", norm_backward<float>},       //
-                    {"norm_backward_float16", norm_backward<float16>},     //
-                    {"norm_backward_bfloat16", norm_backward<bfloat16>},   //
-                    {"norm_reduce_float64", norm_reduce<double>},          //
-                    {"norm_reduce_float32", norm_reduce<float>},           //
-                    {"norm_reduce_float16", norm_reduce<float16>},         //
+JAXDNN_HOST_KERNELS({"norm_backward_float64", norm_backward<double>},     //
+                    {"norm_backward_float32", norm_backward<float>},      //
+                    {"norm_backward_float16", norm_backward<float16>},    //
+                    {"norm_backward_bfloat16", norm_backward<bfloat16>},  //
+                    {"norm_reduce_float64", norm_reduce<double>},         //
+                    {"norm_reduce_float32", norm_reduce<float>},          //
+                    {"norm_reduce_float16", norm_reduce<float16>},        //
                     {"norm_reduce_bfloat16", norm_reduce<bfloat16>})

@@ -52,9 +52,8 @@ struct Forward {
       }
       C center = 0;
       if (centered) {
-        const auto total = sum_columns<C, 1>(columns, [&](int64_t column, auto lanes, Vector<C>* sums) {
-          sums[0] += keep(load(s + column), lanes);
-        });
+        const auto total = sum_columns<C, 1>(
+            columns, [&](int64_t column, auto lanes, Vector<C>* sums) { sums[0] += keep(load(s + column), lanes); });
         center = C(total[0] / double(columns));
       }
       const auto squares = sum_columns<C, 1>(columns, [&](int64_t column, auto lanes, Vector<C>* sums) {
@@ -151,7 +150,7 @@ void norm_forward(const void* const* arguments, int64_t task) {
 
 JAXDNN_ISA_END
 
-JAXDNN_HOST_KERNELS({"norm_forward_float64", norm_forward<double>},      //
-                    {"norm_forward_float32", norm_forward<float>},       //
-                    {"norm_forward_float16", norm_forward<float16>},     //
+JAXDNN_HOST_KERNELS({"norm_forward_float64", norm_forward<double>},   //
+                    {"norm_forward_float32", norm_forward<float>},    //
+                    {"norm_forward_float16", norm_forward<float16>},  //
                     {"norm_forward_bfloat16", norm_forward<bfloat16>})

@@ -1,8 +1,8 @@
 // Vectors as wide as the instruction set's registers: loads and stores that convert, and sums over a row.
 //
-// Vectors are GCC's vector extension, which Clang has too. The loops below need rows of at least kLanes columns: the last
-// vector of a row then overlaps the one before it instead of reaching past the row's end, and `keep` clears the lanes that
-// have been seen already.
+// Vectors are GCC's vector extension, which Clang has too. The loops below need rows of at least kLanes columns: the
+// last vector of a row then overlaps the one before it instead of reaching past the row's end, and `keep` clears the
+// lanes that have been seen already.
 #pragma once
 
 #include <algorithm>
@@ -151,8 +151,9 @@ inline C sum_lanes(Vector<C> values) {
   return lanes[0];
 }
 
-// `count` sums over `columns` >= kLanes<C> columns: term(column, lanes, sums) adds its vectors to the `count` vectors of
-// `sums`. Lanes add up at most kBlock columns and blocks add up in double, so that rounding does not grow with the row.
+// `count` sums over `columns` >= kLanes<C> columns: term(column, lanes, sums) adds its vectors to the `count` vectors
+// of `sums`. Lanes add up at most kBlock columns and blocks add up in double, so that rounding does not grow with the
+// row.
 template <typename C, int count, typename Term>
 inline std::array<double, count> sum_columns(int64_t columns, Term term) {
   constexpr int64_t kBlock = 2048;

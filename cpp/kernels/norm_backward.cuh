@@ -56,9 +56,8 @@ struct NormBackward {
     long long rows = 0;        // of one group
     int columns = 0;
     int slice = 0;             // columns of one part of a row
-    int parts = 1;             // parts of a row
     int blocks_per_group = 0;  // blocks of each part that share a group's rows
-    Compute scale_offset = 0;
+    Compute inverse_columns = 0, scale_offset = 0;
 
     static constexpr bool kReadX = Config::kDX || Config::kDScale;  // d_bias alone needs d_y only
     using Sums = TeamSum<Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster,
@@ -131,7 +130,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
 
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const unsigned shared = ptx::shared_address(shared_memory);
-    const RowTeam<Config> team(call.columns, call.slice, call.parts, call.blocks_per_group);
+    const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
     typename Call::Sums team_sum(shared, team.team);
     team_sum.start();
 
@@ -140,8 +139,8 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     const Y* const d_y = call.d_y + team.group * call.d_y_stride;
     const X* const d_sum = Config::kDSum ? call.d_sum + team.group * call.d_sum_stride : nullptr;
     X* const d_x = Config::kDX ? call.d_x + team.group * call.rows * columns : nullptr;
-    const Parameter<typename Config::Scale, Config, Config::kScale && Config::kDX> scale(
-        Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, team);
+    Parameter<typename Config::Scale, Config, Config::kScale && Config::kDX> scale(
+        Config::kScale ? call.scale + team.group * call.scale_stride : nullptr);
 
     using XRing = Ring<X, kVector, Call::kReadX ? kVectors : 0, Call::kThreads, kStages>;
     using YRing = Ring<Y, kVector, kVectors, Call::kThreads, kStages>;
@@ -150,7 +149,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     const YRing y_ring(shared + Call::kSumBytes + XRing::kSharedBytes);
     const SumRing sum_ring(shared + Call::kSumBytes + XRing::kSharedBytes + YRing::kSharedBytes);
     const auto fetch = [&](long long row, int stage) {
-        const bool valid = row < call.rows;
+        const bool valid = row < team.end_row;
         const long long offset = valid ? row * columns : 0;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
@@ -169,7 +168,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     };
     const auto load_scalars = [&](long long row) {
         RowScalars scalars;
-        if (row < call.rows) {
+        if (row < team.end_row) {
             if constexpr (Config::kCentered && Call::kReadX) scalars.mean = call.mean[team.group * call.mean_stride + row];
             if constexpr (Call::kReadX) scalars.rstd = call.rstd[team.group * call.rstd_stride + row];
             if constexpr (Config::kDMean) scalars.d_mean = call.d_mean[team.group * call.d_mean_stride + row];
@@ -178,12 +177,13 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
         return scalars;
     };
 
-    const long long first_row = team.block * Config::kRowsPerBlock + team.team;
+    const long long first_row = team.first_row + team.team;
     if constexpr (kRing) {
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) fetch(first_row + stage * team.row_stride, stage);
     }
     RowScalars next = load_scalars(first_row);
+    scale.load(team);
 
     constexpr bool kMeasure = Config::kStep == Step::measure;
     constexpr bool kApply = Config::kStep == Step::apply;
@@ -191,9 +191,9 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     Compute bias_sums[Config::kDBias ? kVectors : 1][kVector] = {};
     int stage = 0;
     // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
-    for (long long base = team.block * Config::kRowsPerBlock; base < call.rows; base += team.row_stride) {
+    for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
         const long long row = base + team.team;
-        const bool valid = row < call.rows;
+        const bool valid = team.valid(row);
         const long long offset = valid ? row * columns : 0;
         const RowScalars scalars = next;
         next = load_scalars(row + team.row_stride);
@@ -208,8 +208,8 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
                 held_x[v].clear();
                 held_y[v].clear();
                 if (valid && team.holds(v)) {
-                    if constexpr (Call::kReadX) held_x[v].load_streamed(x + offset + team.column(v));
-                    held_y[v].load_streamed(d_y + offset + team.column(v));
+                    if constexpr (Call::kReadX) held_x[v].load(x + offset + team.column(v));
+                    held_y[v].load(d_y + offset + team.column(v));
                 }
             }
         };
@@ -226,7 +226,11 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
 #pragma unroll
             for (int i = 0; i < kVector; ++i) {
                 if constexpr (Call::kReadX) xhat[i] = (xhat[i] - scalars.mean) * scalars.rstd;
-                g[i] = Config::kScale && Config::kDX ? dy[i] * (weight[i] + call.scale_offset) : dy[i];
+                // Rounded, so that both passes see the same g, and g - m1 is exactly 0 in a row of one column.
+                g[i] = dy[i];
+                if constexpr (Config::kScale && Config::kDX) {
+                    g[i] = ptx::multiply(dy[i], Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i]);
+                }
             }
         };
 
@@ -262,7 +266,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
             }
             fetch(row + kStages * team.row_stride, stage);
         }
-        Compute* const parts = call.sums + (team.group * call.rows + row) * call.parts * 2;
+        Compute* const parts = call.sums + (team.group * call.rows + row) * Config::kParts * 2;
         if constexpr (kMeasure) {
             team_sum(totals);
             if (valid && team.lane == 0) {
@@ -271,7 +275,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
             }
         } else if constexpr (Config::kDX) {
             if constexpr (kApply) {
-                for (int part = threadIdx.x % 32; part < call.parts; part += 32) {
+                for (int part = threadIdx.x % 32; part < Config::kParts; part += 32) {
                     totals[0] += parts[part * 2];
                     if constexpr (Config::kCentered) totals[1] += parts[part * 2 + 1];
                 }
@@ -281,10 +285,10 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
                 team_sum(totals);
             }
             const Compute count = static_cast<Compute>(call.columns);
-            Compute m1 = 0, m2 = totals[0] / count;
-            if constexpr (Config::kCentered) m1 = totals[1] / count;
+            Compute m1 = 0, m2 = totals[0] * call.inverse_columns;
+            if constexpr (Config::kCentered) m1 = mean_of(totals[1], count, call.inverse_columns);
             if constexpr (Config::kDMean) m1 -= scalars.d_mean / (count * scalars.rstd);
-            if constexpr (Config::kDRstd) m2 += scalars.d_rstd * scalars.rstd / count;
+            if constexpr (Config::kDRstd) m2 += scalars.d_rstd * scalars.rstd * call.inverse_columns;
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 if constexpr (!kHold) load(v);
@@ -297,7 +301,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
                     if constexpr (kRing && !kHold) sum_ring.read(vector, stage, v);
                     if constexpr (!kRing) {
                         vector.clear();
-                        if (valid && team.holds(v)) vector.load_streamed(d_sum + offset + team.column(v));
+                        if (valid && team.holds(v)) vector.load(d_sum + offset + team.column(v));
                     }
                     Compute direct[kVector];
                     vector.unpack(direct);

@@ -40,9 +40,8 @@ struct NormForward {
     long long rows = 0;        // of one group
     int columns = 0;
     int slice = 0;             // columns of one part of a row
-    int parts = 1;             // parts of a row
     int blocks_per_group = 0;  // blocks of each part that share a group's rows
-    typename Config::Compute epsilon = 0, scale_offset = 0;
+    typename Config::Compute inverse_columns = 0, epsilon = 0, scale_offset = 0;
 
     using Sums = TeamSum<typename Config::Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster, 1>;
     static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
@@ -60,14 +59,14 @@ __device__ __forceinline__ void merge_moments(const Compute* moments, const Norm
     const int lane = threadIdx.x % 32;
     mean = 0;
     if constexpr (Config::kCentered) {
-        for (int part = lane; part < call.parts; part += 32) {
+        for (int part = lane; part < Config::kParts; part += 32) {
             const int rest = call.columns - part * call.slice;
             mean += moments[part * 2] * static_cast<Compute>(rest < call.slice ? rest : call.slice);
         }
         mean = lanes_sum<32>(mean) / static_cast<Compute>(call.columns);
     }
     squares = 0;
-    for (int part = lane; part < call.parts; part += 32) {
+    for (int part = lane; part < Config::kParts; part += 32) {
         squares += moments[part * 2 + 1];
         if constexpr (Config::kCentered) {
             const int rest = call.columns - part * call.slice;
@@ -89,13 +88,14 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     constexpr int kVectors = Config::kVectors;
     constexpr int kStages = Config::kStages;
     constexpr bool kRing = kStages > 0;
+    constexpr bool kOneTurn = Config::kTurns == 1;
     // The second of two steps reads the sum that the first one wrote.
     constexpr bool kAdds = Config::kResidual && Config::kStep != Step::apply;
     constexpr bool kStoresSum = Config::kStoreSum && Config::kStep != Step::apply;
 
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const unsigned shared = ptx::shared_address(shared_memory);
-    const RowTeam<Config> team(call.columns, call.slice, call.parts, call.blocks_per_group);
+    const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
     typename NormForward<Config>::Sums team_sum(shared, team.team);
     team_sum.start();
 
@@ -105,10 +105,10 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     const Residual* const residual = kAdds ? call.residual + team.group * call.residual_stride : nullptr;
     Y* const y = call.y + group_rows * columns;
     Sum* const sum = kStoresSum ? call.sum + group_rows * columns : nullptr;
-    const Parameter<typename Config::Scale, Config, Config::kScale> scale(
-        Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, team);
-    const Parameter<typename Config::Bias, Config, Config::kBias> bias(
-        Config::kBias ? call.bias + team.group * call.bias_stride : nullptr, team);
+    Parameter<typename Config::Scale, Config, Config::kScale> scale(
+        Config::kScale ? call.scale + team.group * call.scale_stride : nullptr);
+    Parameter<typename Config::Bias, Config, Config::kBias> bias(
+        Config::kBias ? call.bias + team.group * call.bias_stride : nullptr);
 
     constexpr int kThreads = RowTeam<Config>::kThreads;
     using XRing = Ring<X, kVector, kVectors, kThreads, kStages>;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     const XRing x_ring(shared + NormForward<Config>::kSumBytes);
     const ResidualRing residual_ring(shared + NormForward<Config>::kSumBytes + XRing::kSharedBytes);
     const auto fetch = [&](long long row, int stage) {
-        const bool valid = row < call.rows;
+        const bool valid = row < team.end_row;
         const long long offset = valid ? row * columns : 0;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
@@ -131,15 +131,21 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     if constexpr (kRing) {
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
-            fetch(team.block * Config::kRowsPerBlock + team.team + stage * team.row_stride, stage);
+            fetch(team.first_row + team.team + stage * team.row_stride, stage);
         }
     }
 
+    const auto load_parameters = [&] {
+        scale.load(team);
+        bias.load(team);
+    };
+    if constexpr (!kOneTurn) load_parameters();
+
     int stage = 0;
     // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
-    for (long long base = team.block * Config::kRowsPerBlock; base < call.rows; base += team.row_stride) {
+    for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
         const long long row = base + team.team;
-        const bool valid = row < call.rows;
+        const bool valid = team.valid(row);
         const long long offset = valid ? row * columns : 0;
 
         Vector<X, kVector> loaded[kVectors];
@@ -152,13 +158,15 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
                 if constexpr (kAdds) residual_ring.read(added[v], stage, v);
             } else {
                 loaded[v].clear();
-                if (valid && team.holds(v)) loaded[v].load_streamed(x + offset + team.column(v));
+                if (valid && team.holds(v)) loaded[v].load(x + offset + team.column(v));
                 if constexpr (kAdds) {
                     added[v].clear();
-                    if (valid && team.holds(v)) added[v].load_streamed(residual + offset + team.column(v));
+                    if (valid && team.holds(v)) added[v].load(residual + offset + team.column(v));
                 }
             }
         }
+
+        if constexpr (kOneTurn) load_parameters();  // after the row, which is needed first
 
         // What is normalized: x, or x + residual rounded to the type it is returned in.
         Vector<Sum, kVector> packed[kVectors];
@@ -195,14 +203,17 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
         }
 
         Compute mean = 0;
-        Compute* const moments = call.moments + (group_rows + row) * call.parts * 2;
+        Compute* const moments = call.moments + (group_rows + row) * Config::kParts * 2;
         if constexpr (Config::kStep == Step::apply) {
             merge_moments(moments, call, mean, total[0]);
         } else {
             team_sum(total);
             if constexpr (Config::kCentered) {
-                const int count = Config::kStep == Step::measure ? team.end - team.rank * call.slice : call.columns;
-                mean = total[0] / static_cast<Compute>(count);
+                if constexpr (Config::kStep == Step::measure) {
+                    mean = total[0] / static_cast<Compute>(team.end - team.rank * call.slice);
+                } else {
+                    mean = mean_of(total[0], static_cast<Compute>(call.columns), call.inverse_columns);
+                }
                 total[0] = 0;
 #pragma unroll
                 for (int v = 0; v < kVectors; ++v) {
@@ -221,10 +232,10 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
                 moments[team.rank * 2] = mean;
                 moments[team.rank * 2 + 1] = total[0];
             }
+            if constexpr (kOneTurn) break;
             continue;
         }
-        const Compute variance = total[0] / static_cast<Compute>(call.columns);
-        const Compute rstd = ptx::reciprocal(ptx::square_root(variance + call.epsilon));
+        const Compute rstd = reciprocal_square_root(total[0] * call.inverse_columns + call.epsilon);
         if (Config::kStatistics && valid && team.lane == 0 && team.rank == 0) {
             if constexpr (Config::kCentered) call.mean[group_rows + row] = mean;
             call.rstd[group_rows + row] = rstd;
@@ -240,13 +251,14 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
 #pragma unroll
             for (int i = 0; i < kVector; ++i) {
                 values[i] = (values[i] - mean) * rstd;
-                if constexpr (Config::kScale) values[i] *= weight[i] + call.scale_offset;
+                if constexpr (Config::kScale) values[i] *= Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i];
                 if constexpr (Config::kBias) values[i] += shift[i];
             }
             Vector<Y, kVector> rounded;
             rounded.pack(values);
             if (valid && team.holds(v)) rounded.store(y + offset + team.column(v));
         }
+        if constexpr (kOneTurn) break;
     }
 }
 

@@ -1,7 +1,8 @@
 // Which rows and columns a thread of the norm kernels owns.
 //
-// A row belongs to a team: `kThreadsPerRow` threads in each of `parts` blocks. A block holds `kRowsPerBlock` teams, and
-// teams stride over the rows of one group. Within a row, part `rank` is `slice` columns, and each thread owns `kVectors`
+// A row belongs to a team: `kThreadsPerRow` threads in each of `kParts` blocks. A block holds `kRowsPerBlock` teams, and
+// each team works on `kTurns` rows, one after the other; with `kTurns` 0 the blocks that fit on the device at once stride
+// over all rows of one group. Within a row, part `rank` is `slice` columns, and each thread owns `kVectors`
 // vectors of `kVector` columns, which lie a team's width apart so that a warp's access is contiguous:
 //
 //   slice:   | vector 0: thread 0, thread 1, ... | vector 1: thread 0, thread 1, ... | ... (the end may be masked)
@@ -28,20 +29,25 @@ struct RowTeam {
     int rank;              // this block's part of the row
     int first;             // this thread's first column
     int end;               // the first column after this block's slice
-    long long group;       // the group of rows this block works on
-    long long block;       // this block, with those of the other parts, among the blocks of its group
-    long long row_stride;  // rows between two that one team works on
+    long long group;      // the group of rows this block works on
+    long long block;      // this block, with those of the other parts, among the blocks of its group
+    long long first_row;  // of this block's first turn
+    long long end_row;    // after this block's last turn, or the group's last row
+    long long row_stride;  // rows between two turns
 
-    __device__ __forceinline__ RowTeam(int columns, int slice, int parts, int blocks_per_group) {
+    __device__ __forceinline__ RowTeam(long long rows, int columns, int slice, int blocks_per_group) {
         lane = threadIdx.x % Config::kThreadsPerRow;
         team = threadIdx.x / Config::kThreadsPerRow;
-        rank = static_cast<int>(blockIdx.x % parts);
+        rank = static_cast<int>(blockIdx.x % Config::kParts);
         first = rank * slice + lane * Config::kVector;
-        end = (rank + 1) * slice < columns ? (rank + 1) * slice : columns;
-        const unsigned unit = blockIdx.x / parts;
+        end = Config::kParts == 1 || (rank + 1) * slice > columns ? columns : (rank + 1) * slice;
+        const unsigned unit = blockIdx.x / Config::kParts;
         group = Config::kGrouped ? unit / blocks_per_group : 0;
         block = Config::kGrouped ? unit % blocks_per_group : unit;
-        row_stride = static_cast<long long>(blocks_per_group) * Config::kRowsPerBlock;
+        constexpr int kTurnRows = (Config::kTurns == 0 ? 1 : Config::kTurns) * Config::kRowsPerBlock;
+        first_row = block * kTurnRows;
+        end_row = Config::kTurns == 0 || first_row + kTurnRows > rows ? rows : first_row + kTurnRows;
+        row_stride = (Config::kTurns == 0 ? static_cast<long long>(blocks_per_group) : 1) * Config::kRowsPerBlock;
     }
 
     /// Where this thread's vector `v` begins.
@@ -50,36 +56,60 @@ struct RowTeam {
     }
 
     /// Whether vector `v` lies in the slice. Vectors never straddle its end: `kVector` divides `slice` and the columns.
-    __device__ __forceinline__ bool holds(int v) const { return column(v) < end; }
+    __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
+
+    /// Whether `row` exists: the last turn of a group may leave some teams of a block without a row.
+    __device__ __forceinline__ bool valid(long long row) const { return Config::kRowsPerBlock == 1 || row < end_row; }
 };
+
+/// A sum over `count` numbers divided by it, to within a rounding, and exact where the quotient is: the mean of equal
+/// numbers is that number, which a product with `inverse`, the rounded 1 / count, misses.
+template <class Compute>
+__device__ __forceinline__ Compute mean_of(Compute sum, Compute count, Compute inverse) {
+    const Compute quotient = sum * inverse;
+    const Compute rest = ptx::fused_multiply_add(-quotient, count, sum);
+    // An infinite sum leaves no rest.
+    return rest == rest ? ptx::fused_multiply_add(rest, inverse, quotient) : quotient;
+}
+
+__device__ __forceinline__ float reciprocal_square_root(float value) { return ptx::reciprocal_square_root(value); }
+
+__device__ __forceinline__ double reciprocal_square_root(double value) {
+    return ptx::reciprocal(ptx::square_root(value));
+}
 
 /// The columns of a parameter that a thread owns: kept in registers for all its rows, or read again for each row.
 template <class T, class Config, bool kPresent>
 struct Parameter {
-    const T* source = nullptr;
-    Vector<T, Config::kVector> kept[kPresent && Config::kParametersInRegisters ? Config::kVectors : 1];
+    static constexpr bool kKept = kPresent && Config::kParametersInRegisters;
 
-    __device__ __forceinline__ Parameter(const T* array, const RowTeam<Config>& row) : source(array) {
-        if constexpr (kPresent && Config::kParametersInRegisters) {
+    const T* source;
+    Vector<T, Config::kVector> kept[kKept ? Config::kVectors : 1];
+
+    __device__ __forceinline__ explicit Parameter(const T* array) : source(array) {}
+
+    __device__ __forceinline__ void load(const RowTeam<Config>& team) {
+        if constexpr (kKept) {
 #pragma unroll
             for (int v = 0; v < Config::kVectors; ++v) {
                 kept[v].clear();
-                if (row.holds(v)) kept[v].load(source + row.column(v));
+                if (team.holds(v)) kept[v].load(source + team.column(v));
             }
         }
     }
 
     template <class Compute>
-    __device__ __forceinline__ void get(const RowTeam<Config>& row, int v, Compute (&values)[Config::kVector]) const {
-        if constexpr (kPresent && Config::kParametersInRegisters) {
-            // Opaque to the compiler, which would otherwise widen all of them ahead of the loop over rows, and spill.
-            Vector<T, Config::kVector> vector = kept[v];
-            vector.keep_packed();
-            vector.unpack(values);
-        } else if constexpr (kPresent) {
+    __device__ __forceinline__ void get(const RowTeam<Config>& team, int v, Compute (&values)[Config::kVector]) const {
+        if constexpr (kPresent) {
             Vector<T, Config::kVector> vector;
-            vector.clear();
-            if (row.holds(v)) vector.load(source + row.column(v));
+            if constexpr (kKept) {
+                // Opaque to the compiler, which would otherwise widen all of them ahead of the loop over rows, and spill.
+                vector = kept[v];
+                vector.keep_packed();
+            } else {
+                vector.clear();
+                if (team.holds(v)) vector.load(source + team.column(v));
+            }
             vector.unpack(values);
         }
     }

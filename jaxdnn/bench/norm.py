@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
 
-_SHAPES = {
+_SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "gpu": ((32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (1048576, 128)),
     "cpu": ((4096, 1024), (512, 16384)),
 }

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from jaxdnn.bench.timing import geometric_mean
 
@@ -66,8 +67,12 @@ def save(rows: Sequence[Row], path: Path) -> None:
 
 def load(path: Path) -> list[Row]:
     """Reads what `save` wrote."""
+
+    def value(text: str, dtype: object) -> Any:
+        return float(text) if dtype is float else text
+
     with path.open(newline="") as file:
-        return [Row(**{f.name: f.type(record[f.name]) for f in fields(Row)}) for record in csv.DictReader(file)]
+        return [Row(**{f.name: value(record[f.name], f.type) for f in fields(Row)}) for record in csv.DictReader(file)]
 
 
 def device_file(results: Path, device: str, family: str) -> Path:

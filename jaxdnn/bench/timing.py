@@ -126,6 +126,7 @@ def _interleaved_medians(
 
     def sample(call: Callable[[], Any], count: int) -> float:
         start = time.perf_counter()
+        results = None
         for _ in range(count):
             results = call()
         jax.block_until_ready(results)

@@ -28,7 +28,8 @@ class NormKnobs:
       rows_per_block: rows that a thread block works on at a time.
       stages: rows in flight in shared memory for each of these; 0 loads rows straight into registers.
       blocks_per_sm: thread blocks that a multiprocessor can hold, which bounds their registers.
-      persistent: whether as many blocks as the device holds stride over the rows, or each block has rows of its own.
+      turns: rows that each of these works through; 0 for as many as it takes when no more blocks run than the device
+        holds at once.
       parts: thread blocks that share a row.
       join: how these add their sums: as one cluster, or in two launches.
       parameters: whether scale and bias stay in registers, or are read again for every row.
@@ -41,7 +42,7 @@ class NormKnobs:
     rows_per_block: int = 1
     stages: int = 0
     blocks_per_sm: int = 1
-    persistent: bool = True
+    turns: int = 0
     parts: int = 1
     join: Literal["cluster", "launches"] = "cluster"
     parameters: Literal["registers", "memory"] = "registers"
@@ -51,7 +52,7 @@ class NormKnobs:
         for name in ("vector", "threads_per_row"):
             if (value := getattr(self, name)) < 1 or value & (value - 1):
                 raise ValueError(f"direct norm: {name} is {value}; expected a power of two")
-        for name, least in (("vectors", 1), ("rows_per_block", 1), ("blocks_per_sm", 1), ("parts", 1), ("stages", 0)):
+        for name, least in (("vectors", 1), ("rows_per_block", 1), ("blocks_per_sm", 1), ("parts", 1), ("stages", 0), ("turns", 0)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"direct norm: {name} is {value}; expected at least {least}")
         if self.threads % 32 or self.threads > 1024:
@@ -177,12 +178,19 @@ class Call:
         return -(-sums // 16) * 16 + max(ring, combine)
 
     @property
-    def blocks_per_group(self) -> int:
-        """Thread blocks (times `parts`) that share the rows of one group."""
+    def turns(self) -> int:
+        """The knob, raised where a grid would be too small for all rows."""
         knobs, problem = self.knobs, self.problem
-        needed = -(-problem.rows // knobs.rows_per_block)
-        if not knobs.persistent:
-            return min(needed, MAX_GRID // (knobs.parts * problem.groups))
+        most = MAX_GRID // (knobs.parts * problem.groups) * knobs.rows_per_block  # rows of one turn of all blocks
+        return knobs.turns and max(knobs.turns, -(-problem.rows // most))
+
+    @property
+    def blocks_per_group(self) -> int:
+        """Thread blocks, times `parts`, that share the rows of one group."""
+        knobs, problem = self.knobs, self.problem
+        needed = -(-problem.rows // (knobs.rows_per_block * max(1, self.turns)))
+        if self.turns:
+            return needed
         return max(1, min(needed, self.target.sm_count * knobs.blocks_per_sm // (knobs.parts * problem.groups)))
 
     # ------------------------------------------------------------------------------------------------------ arguments
@@ -208,12 +216,15 @@ class Call:
             Parameter("long long", "rows", Scalar("int64", self.problem.rows)),
             Parameter("int", "columns", Scalar("int32", self.problem.columns)),
             Parameter("int", "slice", Scalar("int32", self.slice)),
-            Parameter("int", "parts", Scalar("int32", self.knobs.parts)),
             Parameter("int", "blocks_per_group", Scalar("int32", self.blocks_per_group)),
         ]
 
-    def number(self, name: str) -> Parameter:
-        return Parameter(f"jaxdnn::{self.compute}", name, Scalar(self.compute, getattr(self.spec, name)))
+    def numbers(self) -> list[Parameter]:
+        values = {"inverse_columns": 1 / self.problem.columns, "scale_offset": self.spec.scale_offset}
+        if self.forward:
+            values["epsilon"] = self.spec.epsilon
+        ctype = f"jaxdnn::{self.compute}"
+        return [Parameter(ctype, name, Scalar(self.compute, value)) for name, value in values.items()]
 
     # ------------------------------------------------------------------------------------------------------- the unit
 
@@ -235,13 +246,16 @@ class Call:
             flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
             flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
             flags |= {"Hold": knobs.hold}
-        flags |= {"ParametersInRegisters": knobs.parameters == "registers"}
+        flags |= {"ScaleOffset": spec.scale_offset != 0, "ParametersInRegisters": knobs.parameters == "registers"}
+        flags |= {"Exact": self.slice == knobs.part_columns and self.slice * knobs.parts == self.problem.columns}
         numbers = {
             "Vector": knobs.vector,
             "Vectors": knobs.vectors,
             "ThreadsPerRow": knobs.threads_per_row,
             "RowsPerBlock": knobs.rows_per_block,
+            "Parts": knobs.parts,
             "Cluster": knobs.cluster,
+            "Turns": self.turns,
             "Stages": knobs.stages,
         }
         lines = [f"    using {name} = jaxdnn::{dtype};" for name, dtype in types.items()]
@@ -318,16 +332,14 @@ class Call:
         shares: list[Parameter] = []
         if self.forward:
             results = [self.result(name) for name in spec.outputs]
-            numbers = [self.number("epsilon"), self.number("scale_offset")]
         else:
             results = [self.result("d_x")] if "x" in spec.active else []
             for name in ("scale", "bias"):
                 if name in spec.active:
                     shares.append(self.scratch(f"partial_{name}", len(scratch)))
                     scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
-            numbers = [self.number("scale_offset")]
 
-        common = [*parts, *self.sizes(), *numbers]
+        common = [*parts, *self.sizes(), *self.numbers()]
         if not split:
             steps = [self.launch("whole", [*inputs, *results, *shares, *common])]
         else:

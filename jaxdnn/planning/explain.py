@@ -45,7 +45,7 @@ class ExplainedCall:
             spec.title + (f" x{self.call.count}" if self.call.count > 1 else ""),
             self.call.arrays,
             self.engine,
-            "\n".join(knobs),
+            ", ".join(knobs),
             "\n".join(spec.fused),
             _size(plan.workspace if plan else 0),
             _size(signature.bytes),

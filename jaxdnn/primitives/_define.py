@@ -7,7 +7,6 @@ any order are right, and the first reverse-mode one is fused.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -159,8 +158,12 @@ def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: 
         if ctx.module_context.lowering_parameters.for_export:
             # The partitioner calls back into this process, which an exported program has left.
             return _lower_reference(ctx, *operands, spec=spec)
-        with context.mesh if isinstance(context, mlir.SPMDAxisContext) else nullcontext():
-            return mlir.lower_fun(_partitioned(primitive, spec))(ctx, *operands)
+        if isinstance(context, mlir.SPMDAxisContext):
+            # `custom_partitioning` finds the mesh of a partially manual region in this kind of context only.
+            devices = tuple(context.mesh.devices.flat)
+            sharding = mlir.ShardingContext(len(devices), devices, context.mesh.abstract_mesh)
+            ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=sharding))
+        return mlir.lower_fun(_partitioned(primitive, spec))(ctx, *operands)
     selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)

@@ -77,7 +77,12 @@ class NormSpec(Spec):
 
     def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         compute = jnp.float64 if any(array.dtype == jnp.float64 for array in inputs.values()) else jnp.float32
-        total = inputs["x"] + inputs["residual"] if self.residual == "add" else inputs["x"]
+        total = inputs["x"]
+        if self.residual == "add":
+            total = total + inputs["residual"]
+            # What is normalized is the sum as it is returned; XLA would otherwise skip this rounding on the way there.
+            kind = jnp.finfo(total.dtype)
+            total = lax.reduce_precision(total, kind.nexp, kind.nmant)
         axes = tuple(range(total.ndim - self.ndim, total.ndim))
         centered = total.astype(compute)
         outputs = []

@@ -60,19 +60,6 @@ struct Vector {
         for (int i = 0; i < kWords; ++i) words[i] = 0;
     }
 
-    /// From an array that this kernel reads once.
-    __device__ __forceinline__ void load_streamed(const T* source) {
-#pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-            const char* address = reinterpret_cast<const char*>(source) + chunk * kChunkBytes;
-            if constexpr (kChunkBytes == 16) ptx::load_streamed_16(words + chunk * kChunkWords, address);
-            if constexpr (kChunkBytes == 8) ptx::load_streamed_8(words, address);
-            if constexpr (kChunkBytes == 4) ptx::load_4(words, address);
-            if constexpr (kChunkBytes == 2) ptx::load_2(words, address);
-        }
-    }
-
-    /// From an array that other rows read too.
     __device__ __forceinline__ void load(const T* source) {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {

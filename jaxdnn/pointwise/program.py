@@ -1,0 +1,209 @@
+"""`Program`: a pointwise function as frozen data, independent of the shapes that it is applied to.
+
+A program computes, for one element of a result, scalars from scalars. What it reads and writes is described by
+*dimensions*: those of the whole output that the function was traced on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+Reduction = Literal["sum", "max", "min"]
+Groups = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An array that the function takes."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """One element of an operand for each element of the output.
+
+    Attributes:
+      operand: which operand.
+      dimensions: for each dimension of the output, the operand's dimension that runs along it; None where the element
+        stays the same.
+    """
+
+    operand: int
+    dimensions: tuple[int | None, ...]
+
+    @property
+    def varies(self) -> tuple[bool, ...]:
+        """For each dimension of the output, whether the element changes along it."""
+        return tuple(dimension is not None for dimension in self.dimensions)
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """In elements, along each dimension of the output, for a dense operand of `shape`."""
+        return tuple(0 if d is None else prod(shape[d + 1 :]) for d in self.dimensions)
+
+
+@dataclass(frozen=True)
+class Index:
+    """A coordinate of the output's element: `index // divisor`, modulo `modulus` where that is not zero."""
+
+    dimension: int
+    divisor: int = 1
+    modulus: int = 0
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A value, computed from earlier ones.
+
+    Attributes:
+      operation: a row of `operations.TABLE`, or where the value comes from: "accumulator", "operand", "index", "literal".
+      dtype: the value's.
+      arguments: positions of earlier instructions.
+      immediate: the number of the accumulator, the `Load`, the `Index`, or the literal's bits.
+    """
+
+    operation: str
+    dtype: str
+    arguments: tuple[int, ...] = ()
+    immediate: int | Load | Index | None = None
+
+    @property
+    def literal(self) -> np.generic:
+        """The value of a literal."""
+        assert isinstance(self.immediate, int)
+        dtype = jnp.dtype(self.dtype)
+        return np.frombuffer(self.immediate.to_bytes(8, "little")[: dtype.itemsize], dtype)[0]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One array that the function returns.
+
+    Attributes:
+      value: position of the instruction.
+      dtype: what the value is rounded to when it is stored.
+      dimensions: for each dimension of the array, the output's dimension that it runs along; None where it has size one.
+      reduction: how the values along the dimensions in `axes` become one.
+      axes: the dimensions of the output that are reduced.
+    """
+
+    value: int
+    dtype: str
+    dimensions: tuple[int | None, ...]
+    reduction: Reduction | None = None
+    axes: tuple[int, ...] = ()
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The array's shape, where the function is applied to `shape`."""
+        return tuple(1 if d is None else shape[d] for d in self.dimensions)
+
+
+@dataclass(frozen=True, repr=False)
+class Program:
+    """A pointwise function, in static single assignment form.
+
+    Attributes:
+      accumulators: arrays of the output's shape that the kernel has in registers, with their names in the function.
+      operands: arrays that the kernel loads from.
+      instructions: every one is used.
+      outputs: the leaves of what the function returns.
+      rank: of the output; three (batch, row, column) once it is collapsed.
+      tree: how the outputs are arranged in what the function returns.
+      title: the function in a few words, for people.
+    """
+
+    accumulators: tuple[Argument, ...]
+    operands: tuple[Argument, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Output, ...]
+    rank: int
+    tree: PyTreeDef
+    title: str = field(default="", compare=False)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What is read from operands, without repetition."""
+        return tuple(i.immediate for i in self.instructions if isinstance(i.immediate, Load))
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the program uses the coordinates of the element."""
+        return any(isinstance(instruction.immediate, Index) for instruction in self.instructions)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations that are done for each element, in order."""
+        sources = {"accumulator", "operand", "index", "literal"}
+        return tuple(i.operation for i in self.instructions if i.operation not in sources)
+
+    def __repr__(self) -> str:
+        return f"Program({self.title!r})"
+
+
+def collapse(
+    program: Program, shape: Sequence[int], operand_shapes: Sequence[Sequence[int]], groups: Groups
+) -> Program | str:
+    """The program with the output's dimensions joined to three: batch, row and column. Or why that can't be.
+
+    Args:
+      program: over the dimensions of `shape`.
+      shape: the output's.
+      operand_shapes: of the (dense) operands.
+      groups: how many of the output's dimensions, in order, are batch, row and column dimensions.
+    """
+    if len(shape) != program.rank or sum(groups) != program.rank:
+        raise ValueError(f"collapse: groups {groups} of shape {tuple(shape)}, for a program of {program.rank} dimensions")
+    ends = np.cumsum((0, *groups)).tolist()
+    members = [range(ends[g], ends[g + 1]) for g in range(3)]
+    names = ("batch", "row", "column")
+
+    def load(value: Load) -> Load | str:
+        operand_shape = operand_shapes[value.operand]
+        strides = value.strides(operand_shape)
+        joined: list[int | None] = []
+        for group, name in zip(members, names, strict=True):
+            long = [d for d in group if shape[d] != 1]
+            varying = [d for d in long if value.dimensions[d] is not None]
+            if varying and varying != long:
+                operand = f"operand {program.operands[value.operand].name}{list(operand_shape)}"
+                return f"{operand} varies along only some of the output's {name} dimensions"
+            if any(strides[a] != strides[b] * shape[b] for a, b in zip(varying, varying[1:], strict=False)):
+                operand = f"operand {program.operands[value.operand].name}{list(operand_shape)}"
+                return f"{operand} is transposed within the output's {name} dimensions"
+            joined.append(value.dimensions[varying[-1]] if varying else None)
+        return Load(value.operand, tuple(joined))
+
+    def index(value: Index) -> Index:
+        group = next(g for g in range(3) if value.dimension in members[g])
+        divisor = prod(shape[value.dimension + 1 : ends[group + 1]])
+        outermost = all(shape[d] == 1 for d in range(ends[group], value.dimension))
+        return Index(group, divisor, 0 if outermost else shape[value.dimension])
+
+    def output(value: Output) -> Output | str:
+        axes = tuple(g for g in range(3) if set(members[g]) & set(value.axes))
+        for g in axes:
+            if any(d not in value.axes and shape[d] != 1 for d in members[g]):
+                return f"a {value.reduction} is over only some of the output's {names[g]} dimensions"
+        return replace(value, axes=axes)
+
+    instructions: list[Instruction] = []
+    for instruction in program.instructions:
+        immediate = instruction.immediate
+        if isinstance(immediate, Load):
+            immediate = load(immediate)
+        elif isinstance(immediate, Index):
+            immediate = index(immediate)
+        if isinstance(immediate, str):
+            return immediate
+        instructions.append(replace(instruction, immediate=immediate))
+    outputs = [output(value) for value in program.outputs]
+    if reasons := [value for value in outputs if isinstance(value, str)]:
+        return reasons[0]
+    kept = tuple(value for value in outputs if isinstance(value, Output))
+    return replace(program, instructions=tuple(instructions), outputs=kept, rank=3)

@@ -1,0 +1,129 @@
+"""Plans that the launchers must refuse: an error that names the op and the fault, never a crash."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxdnn import _native, lowering
+from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar, TensorMap
+
+KERNEL = "norm_forward_float32"
+GOOD = Launch(KERNEL, (Operand(0), Result(0)), (0, 1, 1))
+
+
+def host_plan(*launches: Launch, arch: str = "") -> Plan:
+    return Plan("probe", "", arch, launches)
+
+
+def call_host(attributes: dict[str, Any]) -> jax.Array:
+    # A primitive for this one call: `ffi_call` itself takes no arrays inside nested attributes.
+    primitive = Primitive("probe")
+    primitive.def_abstract_eval(lambda x: x)
+    call = jax.ffi.ffi_lowering("jaxdnn_host")
+    mlir.register_lowering(primitive, lambda ctx, x: call(ctx, x, **attributes))
+    x = jax.device_put(np.zeros((4, 8), np.float32), jax.devices("cpu")[0])
+    return jax.block_until_ready(jax.jit(primitive.bind)(x))
+
+
+def test_plan_without_tasks_runs():
+    before = _native.counters()
+    call_host(lowering.attributes(host_plan(GOOD, GOOD), results=1))
+    after = _native.counters()
+    assert after["instantiates"] == before["instantiates"] + 1
+    assert after["executes"] == before["executes"] + 1
+
+
+TENSOR_MAP = TensorMap(Operand(0), 7, (8, 4), (32,), (8, 4), (1, 1))
+BAD_PLANS = {
+    "unknown kernel": (
+        host_plan(replace(GOOD, kernel="nope")),
+        "probe: there is no host kernel nope for .*; there are:",
+    ),
+    "kernel without a name": (host_plan(replace(GOOD, kernel="")), "probe, launch 0: the kernel has no name"),
+    "unknown instruction set": (host_plan(GOOD, arch="mmx"), "probe: instruction set mmx can't run here; .*baseline"),
+    "operand beyond the call": (
+        host_plan(replace(GOOD, arguments=(Operand(1),))),
+        "probe: the plan uses 2 operands and 0 results, but the call has 1 and 1",
+    ),
+    "result beyond the call": (
+        host_plan(GOOD, replace(GOOD, arguments=(Result(5),))),
+        "probe: the plan uses 1 operands and 6 results, but the call has 1 and 1",
+    ),
+    "negative operand": (
+        host_plan(replace(GOOD, arguments=(Operand(-1),))),
+        "probe, launch 0, argument 0: operand index is -1; it must be 0 to",
+    ),
+    "negative offset": (
+        host_plan(GOOD, replace(GOOD, arguments=(Result(0), Operand(0, -4)))),
+        "probe, launch 1, argument 1: offset is -4; it must be 0 to",
+    ),
+    "offset beyond the buffer": (
+        host_plan(replace(GOOD, arguments=(Operand(0, 129),))),
+        "probe: offset 129 is beyond the 128 bytes of operand 0",
+    ),
+    "too many arguments": (
+        host_plan(replace(GOOD, arguments=(Scalar("int32", 1),) * 129)),
+        "probe, launch 0: number of arguments is 129; it must be 0 to 128",
+    ),
+    "negative grid": (host_plan(replace(GOOD, grid=(-1, 1, 1))), "probe, launch 0: grid is -1; it must be 0 to"),
+    "two-dimensional grid": (
+        host_plan(replace(GOOD, grid=(1, 2, 1))),
+        r"only grid\[0\], the number of tasks, may be set",
+    ),
+    "block": (host_plan(replace(GOOD, block=(32, 1, 1))), r"only grid\[0\], the number of tasks, may be set"),
+    "tensor map": (host_plan(replace(GOOD, arguments=(TENSOR_MAP,))), "there are no tensor maps on the host"),
+    "tensor map of rank 6": (
+        host_plan(replace(GOOD, arguments=(replace(TENSOR_MAP, dimensions=(1,) * 6),))),
+        "probe, tensor map 0: rank is 6; it must be 1 to 5",
+    ),
+    "tensor map of unequal ranks": (
+        host_plan(replace(GOOD, arguments=(replace(TENSOR_MAP, box=(8,)),))),
+        "probe, tensor map 0: has 15 words; rank 2 takes 16",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "message"), BAD_PLANS.values(), ids=BAD_PLANS.keys())
+def test_bad_plan_is_an_error(plan: Plan, message: str):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: .*jaxdnn: .*{message}"):
+        call_host(lowering.attributes(plan, results=1))
+
+
+def without(name: str) -> dict[str, Any]:
+    attributes = lowering.attributes(host_plan(GOOD), results=1)
+    del attributes[name]
+    return attributes
+
+
+def with_launch(**changes: Any) -> dict[str, Any]:
+    attributes = lowering.attributes(host_plan(GOOD), results=1)
+    attributes["launches"]["0"].update(changes)
+    return attributes
+
+
+BAD_ATTRIBUTES = {
+    "nothing": ({}, 'a plan: attribute "op" is missing'),
+    "no unit": (without("unit"), 'the plan of probe: attribute "unit" is missing'),
+    "no launches": (without("launches"), 'the plan of probe: attribute "launches" is missing'),
+    "op a number": ({**without("op"), "op": 3}, 'attribute "op": Wrong attribute type'),
+    "launches a string": ({**without("launches"), "launches": "0"}, 'attribute "launches": Wrong attribute type'),
+    "launch misnamed": ({**without("launches"), "launches": {"1": {}}}, 'launch 0: attribute "0" is missing'),
+    "geometry of 32 bits": (with_launch(geometry=np.ones(10, np.int32)), 'attribute "geometry": Wrong array data type'),
+    "geometry too short": (with_launch(geometry=np.arange(1, 10)), "geometry has 9 numbers; it must have 10"),
+    "argument cut off": (with_launch(arguments=np.arange(4)), "arguments have 4 words; each takes 3"),
+    "unknown argument kind": (with_launch(arguments=np.array([4, 0, 0])), "argument kind 4; it must be 0 to 3"),
+    "scalar of 2 bytes": (with_launch(arguments=np.array([2, 2, 0])), "scalar of 2 bytes; it must have 4 or 8"),
+    "no such tensor map": (with_launch(arguments=np.array([3, 0, 0])), "tensor map 0 of 0"),
+}
+
+
+@pytest.mark.parametrize(("attributes", "message"), BAD_ATTRIBUTES.values(), ids=BAD_ATTRIBUTES.keys())
+def test_bad_attributes_are_an_error(attributes: dict[str, Any], message: str):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: .*jaxdnn: .*{re.escape(message)}"):
+        call_host(attributes)

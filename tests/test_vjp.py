@@ -1,0 +1,21 @@
+"""Reverse-mode derivatives of every case of the table."""
+
+import jax
+import pytest
+from cases import CASES, EMPTY, NOT_FINITE
+from checking import check, engines
+
+
+def vjp(function, primals, cotangents):
+    outputs, pull_back = jax.vjp(function, *primals)
+    return outputs, pull_back(cotangents)
+
+
+def arguments(case):
+    return case.primals(), case.cotangents()
+
+
+@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("case", [*CASES, *EMPTY, *NOT_FINITE], ids=str)
+def test_vjp(case, engine):
+    check(vjp, case, arguments, engine)
