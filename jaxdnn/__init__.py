@@ -1,6 +1,13 @@
 """jaxdnn: convolution, matmul, normalization and attention kernels as ordinary JAX functions."""
 
 from importlib.metadata import version as _version
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("jaxdnn._native") is None:
+    raise ImportError(
+        "jaxdnn: this is the source folder, which holds no compiled module; run Python in another folder, or as "
+        "`python -P`, or install with `pip install --no-build-isolation --editable .`"
+    )
 
 from jaxdnn.config import configure_logging as _configure_logging
 from jaxdnn.config import options as options

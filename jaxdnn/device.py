@@ -107,6 +107,6 @@ def find_target(platform: str, options: Options) -> Target | str:
     else:
         found = gpus()
         if isinstance(found, str):
-            return f'{found}; to compile for a GPU that is not here, name it: options(target="sm_90")'
+            return f'{found.rstrip(".")}; to compile for a GPU that is not here, name it: options(target="sm_90")'
         target = found[0]
     return target if options.sm_count is None else replace(target, sm_count=min(options.sm_count, target.sm_count))

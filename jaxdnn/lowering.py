@@ -18,7 +18,7 @@ def register() -> None:
     """Makes the handlers known to XLA."""
     # What is registered before the CPU backend starts waits in jaxlib's queues, and those are emptied handlers first,
     # which XLA refuses while their types are unknown. With the types' own queue open, types go straight to XLA.
-    xla_client.register_custom_type_handler("cpu", xla_client._xla.register_custom_type)
+    xla_client.register_custom_type_handler("cpu", xla_client._xla.register_custom_type)  # pyright: ignore[reportPrivateImportUsage]
     for platform, registration in _native.registrations().items():
         name = "jaxdnn_cuda" if platform == "CUDA" else "jaxdnn_host"
         jax.ffi.register_ffi_type(f"{name}_plan", registration["type"], platform=platform)

@@ -1,6 +1,6 @@
 """`Spec`, the one static parameter of every primitive, and `Signature`, the arrays it is applied to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar, Literal, Self
@@ -56,6 +56,7 @@ class Spec:
     """
 
     op: ClassVar[str]
+    primitives: ClassVar[Mapping[Direction, Callable[..., Any]]]  # how each direction's is bound; set by its definition
 
     direction: Direction = "forward"
     active: tuple[str, ...] = ()
@@ -197,6 +198,10 @@ class Spec:
             return {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in pairs}
 
         return Signature(named(self.operands, operands), named(self.results, results))
+
+    def bind(self, *operands: Any) -> tuple[Any, ...]:
+        """Applies the primitive of the spec's direction."""
+        return tuple(self.primitives[self.direction](*operands, spec=self))
 
     def replace(self, **changes: Any) -> Self:
         return replace(self, **changes)

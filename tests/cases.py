@@ -174,7 +174,9 @@ class NormCase:
             parts.append("axis:" + ",".join(map(str, (self.axis,) if isinstance(self.axis, int) else self.axis)))
         parts.append(_SHORT[self.x])
         parts += [f"{name}:{_SHORT[dtype]}" for name, dtype in self.dtypes.items() if name != "x"]
-        parts += [f"{name}:{getattr(self, name)}" for name in ("epsilon", "scale_offset", "data") if self._unusual(name)]
+        parts += [
+            f"{name}:{getattr(self, name)}" for name in ("epsilon", "scale_offset", "data") if self._unusual(name)
+        ]
         parts += ["statistics"] * self.statistics
         return "-".join(parts)
 

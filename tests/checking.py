@@ -26,8 +26,6 @@ def engines(op: str = "norm", on: str | None = None) -> list[str]:
     return [engine.name for engine in ENGINES if engine.platform in here and engine.op in (op, "any")]
 
 
-
-
 def as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """The function, with its one output in a tuple too."""
 

@@ -24,5 +24,5 @@ def compile_cold(unit: str) -> _native.CompiledUnit:
 def run_python(code: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
     kept = {name: value for name, value in variables.items() if value is not None}
-    command = [sys.executable, "-W", "error", "-c", code]
+    command = [sys.executable, "-P", "-W", "error", "-c", code]
     return subprocess.run(command, env=kept, capture_output=True, text=True, check=False, timeout=300)

@@ -11,7 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 
 
-def norm(case: Any, rounding: Any, x: Any, residual: Any = None, scale: Any = None, bias: Any = None) -> tuple[Any, ...]:
+def norm(
+    case: Any, rounding: Any, x: Any, residual: Any = None, scale: Any = None, bias: Any = None
+) -> tuple[Any, ...]:
     """Layer normalization (arXiv:1607.06450) or root-mean-square normalization (arXiv:1910.07467) over `case.axes`."""
     total = x if residual is None else rounding.stored(x + residual, case.sum_dtype)
     # Gradients of the norm are rounded once to the sum's dtype, before the sum's own cotangent is added.

@@ -1,11 +1,8 @@
 """Every case of the table against the float64 reference, on every engine that this machine has."""
 
-import numpy as np
 import pytest
 from cases import CASES, EMPTY, NOT_FINITE
 from checking import check, dtypes_of, engines
-
-import jaxdnn
 
 
 def forward(function, *arrays):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BF16, F32, NormCase
-from checking import assert_close, as_tuple, engines, platform
+from checking import as_tuple, assert_close, engines, platform
 from test_forward import forward, primals
 from test_vjp import arguments, vjp
 
@@ -101,9 +101,8 @@ def test_options_end_with_an_exception():
 
 def test_one_options_object_may_be_entered_twice():
     portable = jaxdnn.options(engine="xla")
-    with portable, portable:
-        with jaxdnn.options() as now:
-            assert now.engine == "xla"
+    with portable, portable, jaxdnn.options() as now:
+        assert now.engine == "xla"
     with portable, jaxdnn.options() as now:
         assert now.engine == "xla"
     with jaxdnn.options() as now:

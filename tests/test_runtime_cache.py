@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -269,16 +270,22 @@ sys.stdin.readline()
 compiled = [_native.compile(unit, "{ARCH}") for unit in {units!r}]
 print(json.dumps([[one.key, zlib.crc32(one.cubin)] for one in compiled]))
 """
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    answers = {process: process.communicate("go\n", timeout=300)[0] for process in processes}
-    assert all(process.returncode == 0 for process in processes)
-    results = [json.loads(answer) for answer in answers.values()]
+    command = [sys.executable, "-P", "-c", code]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(4)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    results = [json.loads(answer) for answer in answers]
     assert results[1:] == results[:1] * 3
     assert sorted(path.name for path in cache_folder.iterdir()) == sorted(
         f"{key}.{suffix}" for key, _ in results[0] for suffix in ("cu", "cubin")

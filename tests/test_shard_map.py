@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import F32, NormCase
-from checking import assert_close, as_tuple, engines
+from checking import as_tuple, assert_close, engines
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -90,9 +90,9 @@ def test_a_parameter_of_each_device(cpus):
     scales = np.random.default_rng(1).standard_normal((4, 12)).astype(np.float32)
 
     def sharded(x, scales):
-        return jax.shard_map(
-            lambda x, s: jaxdnn.rms_norm(x, s[0]), in_specs=(ROWS, ROWS), out_specs=ROWS, mesh=mesh
-        )(x, scales)
+        return jax.shard_map(lambda x, s: jaxdnn.rms_norm(x, s[0]), in_specs=(ROWS, ROWS), out_specs=ROWS, mesh=mesh)(
+            x, scales
+        )
 
     def separate(x, scales):
         return jax.vmap(jaxdnn.rms_norm)(x.reshape(4, 2, 12), scales).reshape(8, 12)

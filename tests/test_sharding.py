@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from cases import BF16, F32, NormCase
-from checking import assert_close, as_tuple
+from checking import as_tuple, assert_close
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_vjp import arguments, vjp

@@ -14,7 +14,7 @@ from jaxdnn.planning.measure import Measurement, configurations
 from jaxdnn.planning.tables import Table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuning(Table):
     """What `autotune` measured: each call with its configurations, the fastest first. Prints as a table."""
 

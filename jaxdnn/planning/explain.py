@@ -55,7 +55,7 @@ class ExplainedCall:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation(Table):
     """A table in the terminal, HTML in a notebook; `sections` holds the data."""
 

@@ -3,16 +3,14 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxdnn import lowering
 from jaxdnn.device import Target
-from jaxdnn.plan import Plan
 from jaxdnn.planning.candidates import engines_for, prepare, reason_against
 from jaxdnn.spec import Signature, Spec
 
@@ -45,18 +43,10 @@ def configurations(spec: Spec, signature: Signature, platform: str, target: Targ
                 if isinstance(plan, str):
                     continue
                 knobs = tuple((field.name, getattr(config, field.name)) for field in fields(config))
-                seconds = _time(_callable(plan, spec, signature), operands)
+                alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
+                seconds = _time(spec.replace(options=alone).bind, operands)
                 measured.append(Measurement(engine.name, knobs, seconds, plan.workspace if plan else 0))
     return sorted(measured, key=lambda measurement: measurement.seconds)
-
-
-def _callable(plan: Plan | None, spec: Spec, signature: Signature) -> Callable[..., Any]:
-    if plan is None:
-        return spec.evaluate
-    results = tuple(signature.results.values())
-    scratch = tuple(jax.ShapeDtypeStruct((size,), jnp.uint8) for size in plan.scratch)
-    call = jax.ffi.ffi_call(lowering.handler(plan), results + scratch)
-    return lambda *operands: call(*operands, **lowering.attributes(plan, len(results)))[: len(results)]
 
 
 def _operand_sets(signature: Signature, target: Target) -> list[list[jax.Array]]:

@@ -15,20 +15,40 @@ class Table:
         raise NotImplementedError
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
-        from rich.table import Table as RichTable  # here, since importing jaxdnn must not cost it
+        from rich.measure import Measurement  # here, since importing jaxdnn must not cost it
+        from rich.table import Table as RichTable
 
         for title, rows in self.tables():
             table = RichTable(title=title, title_justify="left", show_lines=True)
             for column in self.columns:
-                table.add_column(column, overflow="fold")
+                table.add_column(column)
             for row in rows:
                 table.add_row(*row)
-            yield table if rows else f"{title}: no call of jaxdnn"
+            if not rows:
+                yield f"{title}: no call of jaxdnn"
+            elif Measurement.get(console, options.update(width=10**4), table).maximum <= options.max_width:
+                yield table
+            else:
+                yield self._narrow(title, rows)
+
+    def _narrow(self, title: str, rows: Sequence[Sequence[str]]) -> Any:
+        """A record for each row, a line for each cell that is not empty."""
+        from rich.table import Table as RichTable
+
+        table = RichTable(title=title, title_justify="left", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for row in rows:
+            for column, cell in zip(self.columns, row, strict=True):
+                if cell:
+                    table.add_row(column, cell.replace("\n", "; "))
+            table.add_section()
+        return table
 
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=200, color_system=None)
+        console = Console(width=200, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(self)
         return capture.get()

@@ -31,13 +31,15 @@ class Op:
     """The primitives of one op, and the function that binds the forward one."""
 
     def __init__(self, spec_type: type[Spec]) -> None:
-        self._primitives = {direction: self._define(spec_type.op, direction) for direction in _DIRECTIONS}
+        defined: dict[Direction, Primitive] = {
+            direction: self._define(spec_type.op, direction) for direction in _DIRECTIONS
+        }
+        spec_type.primitives = {direction: primitive.bind for direction, primitive in defined.items()}
 
     def __call__(self, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Binds the primitive of the spec's direction: operands by name to results by name."""
         operands = _vary_alike([arrays[name] for name in spec.operands])
-        results = self._primitives[spec.direction].bind(*operands, spec=spec)
-        return dict(zip(spec.results, results, strict=True))
+        return dict(zip(spec.results, spec.bind(*operands), strict=True))
 
     def _define(self, op: str, direction: Direction) -> Primitive:
         primitive = Primitive(f"jaxdnn_{op}_{direction}")

@@ -234,8 +234,8 @@ def rms_norm(
 
     Example:
       >>> import jax.numpy as jnp, jaxdnn
-      >>> jaxdnn.rms_norm(jnp.array([3.0, 4.0]), jnp.ones(2)).round(3)
-      Array([0.849, 1.131], dtype=float32)
+      >>> jaxdnn.rms_norm(jnp.array([3.0, -3.0]), jnp.ones(2)).round()
+      Array([ 1., -1.], dtype=float32)
     """
     return _normalize(
         "rms_norm", x, scale, None, axis, epsilon, scale_offset, residual, return_statistics=return_statistics

@@ -1,0 +1,34 @@
+"""The calls that cases make, as engines see them: spec and signature, without running anything."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdnn.engines import ENGINES
+from jaxdnn.planning.calls import Call, find_differentiated_calls
+
+
+@functools.cache
+def calls_of(case: Any, mapped: tuple[int | None, ...] | None = None) -> tuple[Call, ...]:
+    """The forward and the backward call of a case, under vmap over four elements if `mapped` has its in_axes."""
+    arrays = [jax.ShapeDtypeStruct(case.shape_of(name), jnp.dtype(dtype)) for name, dtype in case.dtypes.items()]
+    function = case.call
+    if mapped is not None:
+        sizes = [(4,) if axis == 0 else () for axis in mapped]
+        arrays = [jax.ShapeDtypeStruct(size + a.shape, a.dtype) for size, a in zip(sizes, arrays, strict=True)]
+        function = jax.vmap(case.call, mapped)
+    return tuple(find_differentiated_calls(function, *arrays))
+
+
+def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
+    """What the engine offers for a call; nothing if it does not serve it."""
+    if engine.supports(call.spec, call.signature, target):
+        return []
+    return list(engine.candidates(call.spec, call.signature, target))
+
+
+def native(platform: str) -> list[Any]:
+    """The engines of the table with kernels of our own for a platform."""
+    return [engine for engine in ENGINES if engine.platform == platform]

@@ -1,0 +1,274 @@
+"""The engine table, the reasons, the options that steer it, and plans that must not change unnoticed."""
+
+import dataclasses
+import os
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from calls import calls_of, configurations, native
+from cases import BF16, CASES, EMPTY, F32, F64, NormCase
+from checking import as_tuple, platform
+from test_vjp import arguments, vjp
+
+import jaxdnn
+from jaxdnn import device, lowering
+from jaxdnn.config import Options
+from jaxdnn.engines import ENGINES
+from jaxdnn.planning.select import select
+
+GOLDEN = Path(__file__).parent / "golden"
+HOST = device.Target("cpu", "avx2", "CPU", 8)
+# Data, not hardware: what is planned for these is the same on every machine.
+TARGETS = {"host": [HOST], "direct": [device._NAMED[80], device._NAMED[90]]}
+CASE = NormCase("layer_norm", (64, 256), scale=F32, bias=F32)
+
+
+def choose(case, direction=0, on="cpu", **options):
+    call = calls_of(case)[direction]
+    return select(call.spec.replace(options=Options(**options)), call.signature, on)
+
+
+needs_native = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
+
+
+# ------------------------------------------------------------------------------------------------------------- the table
+
+
+def test_the_table_ends_with_xla():
+    *before, last = ENGINES
+    assert (last.name, last.platform, last.op) == ("xla", "any", "any")
+    assert all(engine.platform in ("cpu", "cuda") and engine.op != "any" for engine in before)
+
+
+def test_names_are_unique():
+    keys = [(engine.op, engine.platform, engine.name) for engine in ENGINES]
+    assert len(set(keys)) == len(keys)
+    assert all(engine.notes for engine in ENGINES)
+
+
+@pytest.mark.parametrize("case", [*CASES, *EMPTY], ids=str)
+def test_an_engine_gives_a_reason_and_never_raises(case):
+    for call in calls_of(case):
+        for engine in ENGINES:
+            for target in TARGETS.get(engine.name, [HOST]):
+                reason = engine.supports(call.spec, call.signature, target)
+                assert reason is None or (isinstance(reason, str) and reason)
+
+
+@pytest.mark.parametrize("case", [*CASES, *EMPTY], ids=str)
+def test_a_configuration_makes_a_plan(case):
+    """Every configuration that is offered plans, and its knobs survive being set by name."""
+    for call in calls_of(case):
+        for engine in ENGINES:
+            for target in TARGETS.get(engine.name, [HOST]):
+                offered = configurations(engine, call, target)
+                assert len(set(offered)) == len(offered)
+                for config in offered:
+                    plan = engine.plan(dataclasses.replace(config), call.spec, call.signature, target)
+                    if plan is not None:
+                        assert plan.op == call.spec.title
+                        assert bool(plan.unit) == (engine.platform == "cuda")
+                        assert all(min(*launch.grid, *launch.block) > 0 for launch in plan.launches)
+
+
+# --------------------------------------------------------------------------------------------------------------- options
+
+
+def test_the_first_engine_that_can_serves():
+    selection = choose(CASE)
+    names = [engine.name for engine in ENGINES]
+    assert selection.engine == "host"
+    assert [name for name, _ in selection.rejected] == names[: names.index("host")]
+    assert dict(selection.rejected)["direct"] == "it runs on cuda, and this call is compiled for cpu"
+
+
+def test_engine_option():
+    selection = choose(CASE, engine="xla")
+    assert selection.engine == "xla"
+    assert selection.plan is None
+    assert dict(selection.rejected)["host"] == 'options(engine="xla") asks for another'
+
+
+def test_an_engine_of_another_platform_falls_back():
+    selection = choose(CASE, engine="direct")
+    assert selection.engine == "xla"
+    assert "it runs on cuda" in dict(selection.rejected)["direct"]
+
+
+def test_fallback_error_holds_every_reason():
+    case = CASE.replace(bias=F64)
+    with pytest.raises(jaxdnn.NoEngineError, match="layer_norm forward: no native engine serves this call") as caught:
+        choose(case, fallback=False)
+    for engine in ENGINES[:-1]:
+        assert f"{engine.name}: " in str(caught.value)
+    assert "float64" in str(caught.value)
+    assert choose(case).engine == "xla"
+
+
+def test_xla_may_be_asked_for_without_a_fallback():
+    assert choose(CASE, engine="xla", fallback=False).engine == "xla"
+
+
+def test_unknown_engine():
+    with pytest.raises(ValueError, match="there is no engine 'fast'; the engines are direct, host, xla"):
+        choose(CASE, engine="fast")
+
+
+def test_knobs():
+    assert choose(CASE, engine="host", knobs=(("rows_per_task", 5),)).config.rows_per_task == 5
+    with pytest.raises(ValueError, match="engine 'host' has no knob tile; its knobs here are rows_per_task"):
+        choose(CASE, engine="host", knobs=(("tile", 5),))
+    with pytest.raises(ValueError, match="rows_per_task must be an int of at least 1; got 0"):
+        choose(CASE, engine="host", knobs=(("rows_per_task", 0),))
+
+
+def test_workspace_limit():
+    workspace = choose(CASE, direction=1).plan.workspace
+    assert workspace > 0
+    assert choose(CASE, direction=1, workspace_limit=workspace).engine == "host"
+    selection = choose(CASE, direction=1, workspace_limit=workspace - 1)
+    assert selection.engine == "xla"
+    assert f"{workspace} bytes of workspace" in dict(selection.rejected)["host"]
+    assert choose(CASE, direction=0, workspace_limit=0).engine == "host"
+
+
+def test_sm_count_bounds_the_target():
+    assert device.find_target("cuda", Options(target="sm_90", sm_count=7)).sm_count == 7
+    assert device.find_target("cuda", Options(target="sm_90", sm_count=10_000)).sm_count == 132
+
+
+def test_sm_count_bounds_the_grid():
+    call = calls_of(NormCase("rms_norm", (100_000, 1024), x=BF16))[0]
+    (engine,) = native("cuda")
+    grids = []
+    for count in (7, 132):
+        target = dataclasses.replace(device._NAMED[90], sm_count=count)
+        config = next(iter(engine.candidates(call.spec, call.signature, target)))
+        config = dataclasses.replace(config, persistent=True)
+        grids.append(engine.plan(config, call.spec, call.signature, target).launches[0].grid[0])
+    assert grids[0] * 132 == grids[1] * 7
+
+
+@needs_native
+def test_the_error_reaches_the_user():
+    with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.NoEngineError, match="no elements"):
+        jax.jit(jaxdnn.rms_norm)(jnp.ones((0, 8), jnp.float32))
+
+
+# --------------------------------------------------------------------------------------------------------------- results
+
+
+def run_plan(plan, call, operands):
+    results = tuple(call.signature.results.values())
+    scratch = tuple(jax.ShapeDtypeStruct((size,), jnp.uint8) for size in plan.scratch)
+    function = jax.ffi.ffi_call(lowering.handler(plan), results + scratch)
+    return function(*operands, **lowering.attributes(plan, len(results)))[: len(results)]
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "case",
+    [
+        NormCase("layer_norm", (37, 771), scale=F32, bias=F32, residual=F32),
+        NormCase("rms_norm", (300, 64), x=BF16, scale=F32, statistics=True),
+        NormCase("layer_norm", (3, 40_000), x=BF16, scale=BF16, bias=BF16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
+def test_every_configuration_is_right(direction, case):
+    """Knobs change the time and the order of sums, and nothing else. The reference is the first one, tested elsewhere."""
+    call = calls_of(case)[direction]
+    random = np.random.default_rng(0)
+    operands = [jnp.asarray(random.uniform(0.5, 1.5, a.shape), a.dtype) for a in call.signature.operands.values()]
+    target = device.find_target(platform(), Options())
+    expected = [np.asarray(result, np.float64) for result in jax.jit(call.spec.evaluate)(*operands)]
+    served = 0
+    for engine in native(platform()):
+        for config in configurations(engine, call, target):
+            plan = engine.plan(config, call.spec, call.signature, target)
+            results = jax.jit(lambda *a, plan=plan: run_plan(plan, call, a))(*operands)
+            for name, got, want in zip(call.signature.results, results, expected, strict=True):
+                # Sums of up to `case.rows` or columns terms in float32, and one rounding to the result's dtype.
+                unit = max(float(jnp.finfo(got.dtype).eps), 2.0**-23 * np.sqrt(max(case.rows, case.columns)))
+                error = np.max(np.abs(np.asarray(got, np.float64) - want)) / np.max(np.abs(want))
+                assert error <= 4 * unit, f"{engine.name} {config}: {name} is off by {error:.2g}"
+            served += 1
+    assert served > 1
+
+
+@needs_native
+@pytest.mark.parametrize("case", [CASE, NormCase("rms_norm", (1025, 96), x=BF16, scale=BF16, residual=BF16)], ids=str)
+def test_runs_are_bitwise_equal(case):
+    function = jax.jit(lambda *a: vjp(as_tuple(case.call), *a))
+    given = arguments(case)
+    first = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(function(*given))]
+    for _ in range(99):
+        assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(function(*given))] == first
+
+
+# ---------------------------------------------------------------------------------------------------------------- golden
+
+
+def same_as_golden(name, text):
+    """Compares with tests/golden/`name`; JAXDNN_UPDATE_GOLDEN=1 writes it, to be read before it is committed."""
+    path = GOLDEN / name
+    if os.environ.get("JAXDNN_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} changed; if on purpose, run with JAXDNN_UPDATE_GOLDEN=1 and read it"
+
+
+PLANNED = [
+    NormCase("layer_norm", (16_384, 4096), x=BF16, scale=BF16, bias=BF16),
+    NormCase("rms_norm", (32_768, 1024), x=BF16, scale=F32, residual=BF16),
+    NormCase("rms_norm", (4096, 16_384), x=F32, scale=F32),
+    NormCase("layer_norm", (1_048_576, 128), x=F32, scale=F32, bias=F32),
+    NormCase("rms_norm", (7, 262_144), x=BF16, scale=BF16),
+    NormCase("layer_norm", (1000, 13), x=BF16, scale=F32, bias=F32, statistics=True),
+    NormCase("layer_norm", (512, 512), x=F64, scale=F64, bias=F64),
+]
+
+
+def planned(engine, call, target):
+    reason = engine.supports(call.spec, call.signature, target)
+    if reason:
+        return f"{engine.name} on {target.arch}: {reason}\n"
+    config = next(iter(engine.candidates(call.spec, call.signature, target)))
+    plan = engine.plan(config, call.spec, call.signature, target)
+    lines = [f"{engine.name} on {target.arch}: {config}"]
+    for launch in plan.launches:
+        sizes = f"grid {launch.grid} block {launch.block} cluster {launch.cluster}"
+        lines.append(
+            f"    {launch.kernel}: {sizes}, {launch.shared_memory} bytes shared, {len(launch.arguments)} arguments"
+        )
+    return "\n".join([*lines, f"    workspace {plan.workspace}"]) + "\n"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_golden_plans(name):
+    (engine,) = [engine for engine in ENGINES if engine.name == name]
+    text = ""
+    for case in PLANNED:
+        for call in calls_of(case):
+            text += f"{call.spec.title} {case}\n"
+            for target in TARGETS[name]:
+                text += textwrap.indent(planned(engine, call, target), "    ")
+    same_as_golden(f"plans_{name}.txt", text)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_golden_coverage(name):
+    """Which rows of the table an engine leaves to the next one, and why: coverage must not shrink unnoticed."""
+    (engine,) = [engine for engine in ENGINES if engine.name == name]
+    lines = []
+    for case in [*CASES, *EMPTY]:
+        for call in calls_of(case):
+            for target in TARGETS[name]:
+                reason = engine.supports(call.spec, call.signature, target)
+                if reason:
+                    lines.append(f"{target.arch} {case} {call.spec.direction}: {reason}\n")
+    same_as_golden(f"coverage_{name}.txt", "".join(lines))

@@ -1,0 +1,60 @@
+"""`import jaxdnn` is silent and quick, needs no GPU, and can come before or after the first use of JAX."""
+
+import json
+import statistics
+
+import pytest
+from subprocesses import run_python
+
+USE = "y = jaxdnn.rms_norm(jax.numpy.ones((2, 8))); assert abs(float(y.sum()) - 16) < 1e-3"
+
+
+def test_import_is_silent():
+    assert run_python("import jaxdnn", JAX_LOG_COMPILES="0") == ""
+
+
+def test_import_takes_no_time():
+    """Less than 0.2 s beyond that of JAX, in the processor's time: the wall's depends on who else is running."""
+    source = "import time, jax; t = time.process_time(); import jaxdnn; print(time.process_time() - t)"
+    run_python(source)  # writes the bytecode
+    taken = [float(run_python(source)) for _ in range(5)]
+    assert statistics.median(taken) < 0.2, taken
+
+
+def test_import_starts_nothing():
+    """Neither a backend of JAX nor the CUDA driver, which a process that forks afterwards could not have."""
+    source = """
+import json, sys
+import jaxdnn
+from jax._src import xla_bridge
+maps = open("/proc/self/maps").read() if sys.platform == "linux" else ""
+print(json.dumps([xla_bridge.backends_are_initialized(), "libnvrtc" in maps, "libcuda.so" in maps,
+                  sorted({"rich", "matplotlib", "IPython"} & set(sys.modules))]))
+"""
+    assert json.loads(run_python(source)) == [False, False, False, []]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"import jaxdnn, jax; {USE}",
+        f"import jax; jax.devices(); import jaxdnn; {USE}",
+        f"import jax, jaxdnn; jax.devices('cpu'); {USE}",
+    ],
+    ids=["before the backend", "after the backend", "between"],
+)
+def test_handlers_are_registered_in_any_order(source):
+    run_python(source)
+
+
+def test_reload():
+    """A notebook's autoreload imports again in the same process."""
+    run_python(f"import jax, jaxdnn, importlib; importlib.reload(jaxdnn); {USE}")
+
+
+def test_public_names():
+    source = "import jaxdnn; print(*sorted(name for name in vars(jaxdnn) if not name.startswith('_')))"
+    names = set(run_python(source).split())
+    functions = {"CUSTOM_CALLS", "NoEngineError", "autotune", "explain", "layer_norm", "options", "rms_norm"}
+    modules = {"config", "device", "engines", "lowering", "plan", "planning", "pointwise", "primitives", "spec"}
+    assert functions <= names <= functions | modules
