@@ -1,7 +1,7 @@
 """Fills the library of cubins that a FULL build puts into the wheel: build_library.py MODULE PACKAGE OUTPUT.
 
 The library is nothing but a disk cache: MODULE (the native module just built) is put beside the sources of PACKAGE, its
-cache folder is set to OUTPUT, and every (unit, arch) that `jaxdnn.engines.library_units()` lists is compiled. The file
+cache folder is set to OUTPUT, and every (unit, arch) of `jaxdnn.library.units()` is compiled. The file
 `compiler` holds NVRTC's version, which is part of the keys.
 
 It takes NVRTC and jaxdnn's own dependencies, so a FULL build is made without build isolation:
@@ -29,11 +29,11 @@ def main(module: Path, package: Path, output: Path) -> None:
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.name}\nVersion: 0\n")
         sys.path.insert(0, folder)
 
-        from jaxdnn import _native, engines
+        from jaxdnn import _native, library
 
         major, minor = _native.compiler()["version"]
         (output / "compiler").write_text(f"{major}.{minor}\n")
-        units = list(engines.library_units())
+        units = library.units()
         for unit, arch in units:
             _native.compile(unit, arch)
         missing = len(set(units)) - len(list(output.glob("*.cubin")))

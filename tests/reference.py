@@ -30,8 +30,8 @@ def norm(
     statistics = []
     if case.kind == "layer_norm":
         mean = rounding.mean(wide, case.axes)
-        # Backward kernels use that deviations from the mean add up to 0, which they don't when the mean is rounded. That
-        # is no worse than elements that are off by as much as the mean is.
+        # Backward kernels use that deviations from the mean add up to 0, which they don't when the mean is rounded.
+        # That is no worse than elements that are off by as much as the mean is.
         wide = rounding.each(rounding.each(wide, case.axes) - per_row(mean))
         statistics.append(mean)
     rstd = rounding.each(1 / jnp.sqrt(rounding.mean(rounding.each(wide * wide), case.axes) + case.epsilon))

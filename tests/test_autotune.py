@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BF16, F32, NormCase
+from cases import BF16, NormCase
 from checking import as_tuple, assert_close, platform
 from test_vjp import arguments, vjp
 
@@ -87,10 +87,10 @@ def test_on_measures_once_while_lowering(forgetful):
         results = jax.jit(lambda *a: vjp(as_tuple(CASE.call), *a))(*arguments(CASE))
         assert len(entries(forgetful)) == 2
         before = [path.stat().st_mtime_ns for path in entries(forgetful)]
-        jax.jit(lambda *a: as_tuple(CASE.call)(*a)[0] + 1)(*CASE.primals())
+        # The same calls in another program.
+        jax.jit(lambda *a: jax.tree.map(jnp.sin, vjp(as_tuple(CASE.call), *a)))(*arguments(CASE))
     assert_close(results, vjp, CASE, arguments)
-    after = entries(forgetful)
-    assert [path.stat().st_mtime_ns for path in after][: len(before)] == before or len(after) == 3
+    assert [path.stat().st_mtime_ns for path in entries(forgetful)] == before
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"engine": "xla"}', "[]", '{"engine": 1, "knobs": 2}', "\x00" * 100])
@@ -140,4 +140,3 @@ def test_shapes_alone_will_do():
     x = jax.ShapeDtypeStruct((16, 64), jnp.float32)
     tuning = jaxdnn.autotune(jaxdnn.rms_norm, x)
     assert len(tuning.calls) >= 2
-    assert NormCase("rms_norm", (16, 64)).dtypes == {"x": F32}

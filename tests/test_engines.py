@@ -35,7 +35,7 @@ def choose(case, direction=0, on="cpu", **options):
 needs_native = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
 
 
-# ------------------------------------------------------------------------------------------------------------- the table
+# ------------------------------------------------------------ the table
 
 
 def test_the_table_ends_with_xla():
@@ -75,7 +75,7 @@ def test_a_configuration_makes_a_plan(case):
                         assert all(min(*launch.grid, *launch.block) > 0 for launch in plan.launches)
 
 
-# --------------------------------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------ options
 
 
 def test_the_first_engine_that_can_serves():
@@ -159,7 +159,7 @@ def test_the_error_reaches_the_user():
         jax.jit(jaxdnn.rms_norm)(jnp.ones((0, 8), jnp.float32))
 
 
-# --------------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------ results
 
 
 def run_plan(plan, call, operands):
@@ -181,7 +181,7 @@ def run_plan(plan, call, operands):
 )
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
 def test_every_configuration_is_right(direction, case):
-    """Knobs change the time and the order of sums, and nothing else. The reference is the first one, tested elsewhere."""
+    """Knobs change the time and the order of sums, and nothing else."""
     call = calls_of(case)[direction]
     random = np.random.default_rng(0)
     operands = [jnp.asarray(random.uniform(0.5, 1.5, a.shape), a.dtype) for a in call.signature.operands.values()]
@@ -211,7 +211,7 @@ def test_runs_are_bitwise_equal(case):
         assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(function(*given))] == first
 
 
-# ---------------------------------------------------------------------------------------------------------------- golden
+# ------------------------------------------------------------ golden
 
 
 def same_as_golden(name, text):

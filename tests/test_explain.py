@@ -5,7 +5,7 @@ import html.parser
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import BF16, F32, NormCase
+from cases import BF16, NormCase
 from checking import platform
 
 import jaxdnn
@@ -46,21 +46,24 @@ def test_a_table_tells_everything():
         assert word in text.replace("\n", " ")
 
 
+@pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
 def test_what_runs_is_what_was_explained():
     """The engine that `explain` names is the one in the compiled program, forward and backward."""
     case = NormCase("layer_norm", (64, 256), x=BF16, scale=BF16, bias=BF16)
     primals = case.primals()
 
     def gradient(*arrays):
-        return jax.vjp(case.call, *arrays)[1](arrays[0])
+        y, pull_back = jax.vjp(case.call, *arrays)
+        return y, pull_back(arrays[0])
 
-    for options in ({}, {"engine": "xla"}, {"workspace_limit": 0}):
+    # The forward kernel needs no workspace, the backward one does.
+    for options, expected in (({}, 2), ({"engine": "xla"}, 0), ({"workspace_limit": 0}, 1)):
         with jaxdnn.options(**options):
             text = jax.jit(gradient).lower(*primals).compile().as_text()
             _, (_, calls) = jaxdnn.explain(case.call, *primals).sections
         native = sum(call.engine != "xla" for call in calls)
+        assert native == expected
         assert sum(text.count(f'custom_call_target="{name}"') for name in jaxdnn.CUSTOM_CALLS) == native
-        assert native == {(): 2, ("engine",): 0, ("workspace_limit",): 1}[tuple(options)] or platform() == "tpu"
 
 
 def test_nothing_is_executed():
@@ -117,8 +120,9 @@ def test_the_missing_gpu_is_the_reason():
     explanation = jaxdnn.explain(jaxdnn.rms_norm, X, platform="cuda")
     (call,) = explanation.sections[0][1]
     assert call.engine == "xla"
-    assert gpus() in dict(call.selection.rejected)["direct"]
-    assert "target=" in dict(call.selection.rejected)["direct"]
+    reason = dict(call.selection.rejected)["direct"]
+    assert gpus().rstrip(".") in reason
+    assert 'options(target="sm_90")' in reason
 
 
 def test_a_named_gpu():
@@ -163,4 +167,3 @@ def test_case_of_the_default_backend():
     (call,) = jaxdnn.explain(jaxdnn.rms_norm, X, SCALE).sections[0][1]
     expected = {"cpu": "host", "cuda": "direct"}.get(platform(), "xla")
     assert call.engine == expected
-    assert F32 in str(call.call.signature)

@@ -1,4 +1,4 @@
-"""The run-time compiler takes every configuration that an engine offers, and the kernels keep within their registers."""
+"""The run-time compiler takes every configuration that an engine offers, and kernels keep within their registers."""
 
 import re
 
@@ -15,7 +15,7 @@ except _native.Unavailable as unavailable:
 
 REGISTERS = 65_536  # of a multiprocessor; the same from compute capability 8.0 to 12.0
 
-# What changes the generated code: dtypes, operands, vector width, elements of a thread, threads of a row, parts of a row.
+# What changes the generated code: dtypes, operands, vector width, elements of a thread, threads and parts of a row.
 SIGNATURES = [
     NormCase("layer_norm", (4096, 1024), x=BF16, scale=BF16, bias=BF16),
     NormCase("layer_norm", (4096, 4096), x=F32, scale=F32, bias=F32, statistics=True),

@@ -40,6 +40,12 @@ def test_description():
     assert Path(compiler["path"]).exists()
 
 
+def test_kernel_headers_are_those_of_the_sources():
+    folder = Path(__file__).parents[1] / "cpp" / "kernels"
+    sources = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.cuh")}
+    assert _native.kernel_headers() == sources, "the installed module is older than cpp/kernels: install again"
+
+
 def test_import_opens_neither_nvrtc_nor_the_driver():
     done = run_python("""
 from pathlib import Path

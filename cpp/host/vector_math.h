@@ -67,8 +67,7 @@ inline Floats exp2(Floats x) {
   const Floats shifted = x + kRounder;
   const Floats r = x - (shifted - kRounder);
   // (2^r - 1) / r, |r| <= 1/2
-  const Floats p =
-      polynomial(r, 0.00015196734f, 0.0013391309f, 0.009619002f, 0.05550359f, 0.24022643f, 0.6931472f);
+  const Floats p = polynomial(r, 0.00015196734f, 0.0013391309f, 0.009619002f, 0.05550359f, 0.24022643f, 0.6931472f);
   return scale(p * r + 1.0f, bits_of_float(shifted) - bits_of_float(all(kRounder)));
 }
 

@@ -17,7 +17,7 @@
 //
 //   barriers         one a row over a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one cluster
 //                    barrier (all threads); none when a team is a warp or part of one; three block barriers at the end
-//   shared memory    | slots of the sums, two phases | ring of x | ring of d_y | ring of d_sum |
+//   shared memory    | slots of the sums, two phases | scale | ring of x | ring of d_y | ring of d_sum |
 //                    at the end the rings' place holds the teams' sums of one parameter gradient
 //   registers        two accumulators a column of the thread, for all its rows, in the arithmetic's type
 //
@@ -75,7 +75,9 @@ struct NormBackward {
                                              ? kParts * kTeamColumns * static_cast<int>(sizeof(Compute))
                                              : 0;
     static constexpr int kRingBytes = Config::kStages * kRowBytes;
-    static constexpr int kSharedBytes = kSumBytes + (kRingBytes > kCombineBytes ? kRingBytes : kCombineBytes);
+    using ScalePlace = Parameter<typename Config::Scale, Config, Config::kScale && Config::kDX>;
+    static constexpr int kRowsAt = kSumBytes + ScalePlace::kSharedBytes;
+    static constexpr int kSharedBytes = kRowsAt + (kRingBytes > kCombineBytes ? kRingBytes : kCombineBytes);
 };
 
 /// Adds the accumulators of a block's teams and writes one share, [columns], for the block.
@@ -139,15 +141,16 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     const Y* const d_y = call.d_y + team.group * call.d_y_stride;
     const X* const d_sum = Config::kDSum ? call.d_sum + team.group * call.d_sum_stride : nullptr;
     X* const d_x = Config::kDX ? call.d_x + team.group * call.rows * columns : nullptr;
-    Parameter<typename Config::Scale, Config, Config::kScale && Config::kDX> scale(
-        Config::kScale ? call.scale + team.group * call.scale_stride : nullptr);
+    typename Call::ScalePlace scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr,
+                                    shared + Call::kSumBytes);
+    scale.load(team);
 
     using XRing = Ring<X, kVector, Call::kReadX ? kVectors : 0, Call::kThreads, kStages>;
     using YRing = Ring<Y, kVector, kVectors, Call::kThreads, kStages>;
     using SumRing = Ring<X, kVector, Config::kDSum ? kVectors : 0, Call::kThreads, kStages>;
-    const XRing x_ring(shared + Call::kSumBytes);
-    const YRing y_ring(shared + Call::kSumBytes + XRing::kSharedBytes);
-    const SumRing sum_ring(shared + Call::kSumBytes + XRing::kSharedBytes + YRing::kSharedBytes);
+    const XRing x_ring(shared + Call::kRowsAt);
+    const YRing y_ring(shared + Call::kRowsAt + XRing::kSharedBytes);
+    const SumRing sum_ring(shared + Call::kRowsAt + XRing::kSharedBytes + YRing::kSharedBytes);
     const auto fetch = [&](long long row, int stage) {
         const bool valid = row < team.end_row;
         const long long offset = valid ? row * columns : 0;
@@ -183,7 +186,6 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
         for (int stage = 0; stage < kStages; ++stage) fetch(first_row + stage * team.row_stride, stage);
     }
     RowScalars next = load_scalars(first_row);
-    scale.load(team);
 
     constexpr bool kMeasure = Config::kStep == Step::measure;
     constexpr bool kApply = Config::kStep == Step::apply;
@@ -319,7 +321,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
 
     if constexpr (kRing) ptx::copy_async_wait<0>();
     if constexpr (kMeasure) return;
-    Compute* const combine = reinterpret_cast<Compute*>(shared_memory + Call::kSumBytes);
+    Compute* const combine = reinterpret_cast<Compute*>(shared_memory + Call::kRowsAt);
     const long long share = (team.group * call.blocks_per_group + team.block) * columns;
     if constexpr (Config::kDScale) {
         write_share<Config>(scale_sums, call.partial_scale + share, team, call.columns, combine);

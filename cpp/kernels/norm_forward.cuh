@@ -10,7 +10,7 @@
 //
 //   barriers         one for each sum over a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one
 //                    cluster barrier (all threads); none when a team is a warp or part of one
-//   shared memory    | slots of the sums, two phases | ring of x | ring of residual |
+//   shared memory    | slots of the sums, two phases | scale | bias | ring of x | ring of residual |
 //   registers        the row stays packed in its own type from the first pass to the last; scale and bias too
 //
 // Bytes: x (and residual) read once, y (and sum) written once; statistics and parameters are negligible.
@@ -48,7 +48,10 @@ struct NormForward {
     static constexpr int kRowBytes =
         static_cast<int>(sizeof(typename Config::X) + (Config::kResidual ? sizeof(typename Config::Residual) : 0)) *
         Config::kVector * Config::kVectors * Config::kThreadsPerRow * Config::kRowsPerBlock;
-    static constexpr int kSharedBytes = kSumBytes + Config::kStages * kRowBytes;
+    using ScalePlace = Parameter<typename Config::Scale, Config, Config::kScale>;
+    using BiasPlace = Parameter<typename Config::Bias, Config, Config::kBias>;
+    static constexpr int kParameterBytes = ScalePlace::kSharedBytes + BiasPlace::kSharedBytes;
+    static constexpr int kSharedBytes = kSumBytes + kParameterBytes + Config::kStages * kRowBytes;
 };
 
 /// The mean of a row and the sum of its squared deviations, from those of its parts (Chan's formula); without a mean,
@@ -79,6 +82,7 @@ __device__ __forceinline__ void merge_moments(const Compute* moments, const Norm
 
 template <class Config>
 __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
+    using Call = NormForward<Config>;
     using X = typename Config::X;
     using Residual = typename Config::Residual;
     using Sum = typename Config::Sum;
@@ -96,7 +100,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const unsigned shared = ptx::shared_address(shared_memory);
     const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
-    typename NormForward<Config>::Sums team_sum(shared, team.team);
+    typename Call::Sums team_sum(shared, team.team);
     team_sum.start();
 
     const long long columns = call.columns;
@@ -105,16 +109,22 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     const Residual* const residual = kAdds ? call.residual + team.group * call.residual_stride : nullptr;
     Y* const y = call.y + group_rows * columns;
     Sum* const sum = kStoresSum ? call.sum + group_rows * columns : nullptr;
-    Parameter<typename Config::Scale, Config, Config::kScale> scale(
-        Config::kScale ? call.scale + team.group * call.scale_stride : nullptr);
-    Parameter<typename Config::Bias, Config, Config::kBias> bias(
-        Config::kBias ? call.bias + team.group * call.bias_stride : nullptr);
+    const unsigned parameters = shared + Call::kSumBytes;
+    typename Call::ScalePlace scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, parameters);
+    typename Call::BiasPlace bias(Config::kBias ? call.bias + team.group * call.bias_stride : nullptr,
+                                  parameters + Call::ScalePlace::kSharedBytes);
+    const auto load_parameters = [&] {
+        scale.load(team);
+        bias.load(team);
+    };
+    if constexpr (!kOneTurn || kRing) load_parameters();
 
     constexpr int kThreads = RowTeam<Config>::kThreads;
     using XRing = Ring<X, kVector, kVectors, kThreads, kStages>;
     using ResidualRing = Ring<Residual, kVector, kVectors, kThreads, kStages>;
-    const XRing x_ring(shared + NormForward<Config>::kSumBytes);
-    const ResidualRing residual_ring(shared + NormForward<Config>::kSumBytes + XRing::kSharedBytes);
+    const unsigned rows = parameters + Call::kParameterBytes;
+    const XRing x_ring(rows);
+    const ResidualRing residual_ring(rows + XRing::kSharedBytes);
     const auto fetch = [&](long long row, int stage) {
         const bool valid = row < team.end_row;
         const long long offset = valid ? row * columns : 0;
@@ -134,12 +144,6 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
             fetch(team.first_row + team.team + stage * team.row_stride, stage);
         }
     }
-
-    const auto load_parameters = [&] {
-        scale.load(team);
-        bias.load(team);
-    };
-    if constexpr (!kOneTurn) load_parameters();
 
     int stage = 0;
     // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
@@ -166,7 +170,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
             }
         }
 
-        if constexpr (kOneTurn) load_parameters();  // after the row, which is needed first
+        if constexpr (kOneTurn && !kRing) load_parameters();  // after the row, which is needed first
 
         // What is normalized: x, or x + residual rounded to the type it is returned in.
         Vector<Sum, kVector> packed[kVectors];

@@ -12,7 +12,7 @@
 // of which the first writes each part's sums to memory (`Step::measure`) and the second reads them (`Step::apply`).
 #pragma once
 
-#include "core/vector.cuh"
+#include "core/pipeline.cuh"
 
 namespace jaxdnn {
 
@@ -78,23 +78,31 @@ __device__ __forceinline__ double reciprocal_square_root(double value) {
     return ptx::reciprocal(ptx::square_root(value));
 }
 
-/// The columns of a parameter that a thread owns: kept in registers for all its rows, or read again for each row.
+/// Where a thread finds its columns of a parameter, row after row.
+enum class Place { registers, shared, memory };
+
 template <class T, class Config, bool kPresent>
 struct Parameter {
-    static constexpr bool kKept = kPresent && Config::kParametersInRegisters;
+    static constexpr bool kInRegisters = kPresent && Config::kParameters == Place::registers;
+    static constexpr bool kInShared = kPresent && Config::kParameters == Place::shared;
+    using Slots = Ring<T, Config::kVector, Config::kVectors, RowTeam<Config>::kThreads, kInShared ? 1 : 0>;
+    static constexpr int kSharedBytes = Slots::kSharedBytes;
 
     const T* source;
-    Vector<T, Config::kVector> kept[kKept ? Config::kVectors : 1];
+    Slots slots;
+    Vector<T, Config::kVector> kept[kInRegisters ? Config::kVectors : 1];
 
-    __device__ __forceinline__ explicit Parameter(const T* array) : source(array) {}
+    __device__ __forceinline__ Parameter(const T* array, unsigned shared) : source(array), slots(shared) {}
 
+    /// Before the first row is fetched: its arrival then says that the parameters have arrived too.
     __device__ __forceinline__ void load(const RowTeam<Config>& team) {
-        if constexpr (kKept) {
 #pragma unroll
-            for (int v = 0; v < Config::kVectors; ++v) {
+        for (int v = 0; v < Config::kVectors; ++v) {
+            if constexpr (kInRegisters) {
                 kept[v].clear();
-                if (team.holds(v)) kept[v].load(source + team.column(v));
+                if (team.holds(v)) kept[v].load_kept(source + team.column(v));
             }
+            if constexpr (kInShared) slots.fetch(0, v, source + team.column(v), team.holds(v));
         }
     }
 
@@ -102,13 +110,15 @@ struct Parameter {
     __device__ __forceinline__ void get(const RowTeam<Config>& team, int v, Compute (&values)[Config::kVector]) const {
         if constexpr (kPresent) {
             Vector<T, Config::kVector> vector;
-            if constexpr (kKept) {
+            if constexpr (kInRegisters) {
                 // Opaque to the compiler, which would otherwise widen all of them ahead of the loop over rows, and spill.
                 vector = kept[v];
                 vector.keep_packed();
+            } else if constexpr (kInShared) {
+                slots.read(vector, 0, v);
             } else {
                 vector.clear();
-                if (team.holds(v)) vector.load(source + team.column(v));
+                if (team.holds(v)) vector.load_kept(source + team.column(v));
             }
             vector.unpack(values);
         }

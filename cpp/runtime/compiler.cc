@@ -101,13 +101,13 @@ struct Compiler::Nvrtc {
     if (!builtins.empty()) DynamicLibrary preload(builtins);
     DynamicLibrary library(name);
     if (!library.loaded()) return reason = library.error(), false;
+    description.path = library.path("nvrtcVersion");
     const char* missing = nullptr;
 #define JAXDNN_BIND(function, ...) \
   if (!library.bind(function, #function)) missing = #function;
     JAXDNN_NVRTC_FUNCTIONS(JAXDNN_BIND)
 #undef JAXDNN_BIND
-    if (missing != nullptr) return reason = library.path() + " is too old: it has no " + missing, false;
-    description.path = library.path();
+    if (missing != nullptr) return reason = description.path + " is too old: it has no " + missing, false;
     CompilerVersion& version = description.version;
     int count = 0;
     if (nvrtcVersion(&version.major, &version.minor) == NVRTC_SUCCESS &&
@@ -115,7 +115,7 @@ struct Compiler::Nvrtc {
       description.architectures.resize(count);
       if (nvrtcGetSupportedArchs(description.architectures.data()) != NVRTC_SUCCESS) count = 0;
     }
-    if (count <= 0) return reason = library.path() + " doesn't say what it supports", false;
+    if (count <= 0) return reason = description.path + " doesn't say what it supports", false;
     if (builtins.empty()) {
       builtins = (fs::path(description.path).parent_path() / ("libnvrtc-builtins.so." + version.text())).string();
       std::error_code ignored;

@@ -8,8 +8,7 @@
 namespace jaxdnn {
 namespace {
 
-// What a kernel may use without being allowed to.
-constexpr int kDefaultSharedMemory = 48 << 10;
+// The most blocks of a cluster that every GPU supports; more must be allowed.
 constexpr int kPortableClusterSize = 8;
 
 }  // namespace
@@ -20,7 +19,7 @@ void Driver::load() {
     throw Unavailable("the CUDA driver can't be loaded: " + library.error() +
                       ". Install NVIDIA's driver, or run on the CPU.");
   }
-  path_ = library.path();
+  path_ = library.path("cuInit");
 #define JAXDNN_BIND(function, ...)                                                   \
   if (!library.bind(function, #function)) {                                          \
     throw Unavailable(path_ + " has no " #function                                   \
@@ -97,16 +96,18 @@ DriverDescription Driver::describe() const {
 
 std::string Kernel::allow(const Driver& driver, int shared_memory, int cluster_size) {
   bool large_cluster = cluster_size > kPortableClusterSize;
-  if (shared_memory <= kDefaultSharedMemory && !large_cluster) return "";
+  if (shared_memory == 0 && !large_cluster) return "";
   CUdevice device;
   if (CUresult result = driver.cuCtxGetDevice(&device); result != CUDA_SUCCESS) {
     return "cuCtxGetDevice failed with " + driver.error(result);
   }
   if (device < 0 || device >= kDevices) return "device " + std::to_string(device) + " is beyond the 64 supported";
-  // The attribute is the kernel's, which plans of different sizes share: it only ever grows.
+  // Without being allowed more, a kernel may use 48 KiB in all, less what it declares statically, which we don't know:
+  // so every size is asked for. The attribute is the kernel's, which plans of different sizes share: it only ever
+  // grows.
   if (shared_memory_[device] >= shared_memory && (large_clusters_[device] || !large_cluster)) return "";
   std::lock_guard lock(mutex_);
-  if (shared_memory > kDefaultSharedMemory && shared_memory_[device] < shared_memory) {
+  if (shared_memory_[device] < shared_memory) {
     CUresult result =
         driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory, handle_, device);
     if (result != CUDA_SUCCESS) {

@@ -1,7 +1,6 @@
 #include "dynamic_library.h"
 
 #include <dlfcn.h>
-#include <link.h>
 
 namespace jaxdnn {
 
@@ -9,10 +8,11 @@ DynamicLibrary::DynamicLibrary(const std::string& name) : handle_(dlopen(name.c_
   if (handle_ == nullptr) error_ = dlerror();
 }
 
-std::string DynamicLibrary::path() const {
-  link_map* map = nullptr;
-  if (handle_ == nullptr || dlinfo(handle_, RTLD_DI_LINKMAP, &map) != 0) return "";
-  return map->l_name;
+std::string DynamicLibrary::path(const char* symbol) const {
+  Dl_info info;
+  void* address = this->symbol(symbol);
+  if (address == nullptr || dladdr(address, &info) == 0 || info.dli_fname == nullptr) return "";
+  return info.dli_fname;
 }
 
 void* DynamicLibrary::symbol(const char* name) const { return handle_ == nullptr ? nullptr : dlsym(handle_, name); }

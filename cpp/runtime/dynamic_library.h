@@ -13,8 +13,8 @@ class DynamicLibrary {
 
   bool loaded() const { return handle_ != nullptr; }
   const std::string& error() const { return error_; }
-  // Where the file lies.
-  std::string path() const;
+  // The file that defines `symbol`; empty when there is no such symbol.
+  std::string path(const char* symbol) const;
 
   // Null when there is no such symbol.
   void* symbol(const char* name) const;

@@ -4,7 +4,9 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#if defined(__linux__)
 #include <sched.h>
+#endif
 
 #include <cstdlib>
 #include <thread>
@@ -98,8 +100,10 @@ int64_t host_threads() {
     const char* value = std::getenv(name);
     if (value != nullptr && std::atoll(value) > 0) return std::atoll(value);
   }
+#if defined(__linux__)
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
+#endif
   return std::max(1u, std::thread::hardware_concurrency());
 }
 

@@ -1,83 +1,18 @@
-"""Knobs of the direct norm engine, and the plan that they make: translation unit, launches and scratch."""
+"""The plan that the direct norm engine's knobs make: translation unit, launches and scratch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxdnn.device import Target
-from jaxdnn.engines.norm_geometry import Geometry, geometry
+from jaxdnn.engines.direct_norm_knobs import STREAMED, NormKnobs, collapsed, read
 from jaxdnn.plan import Argument, Launch, Operand, Result, Scalar, Scratch
 from jaxdnn.spec import Signature
 
 MAX_GRID = 2**31 - 1
-MAX_CLUSTER = 8  # the largest that every device with clusters takes
 REDUCE_THREADS = 1024  # norm_reduce.cuh: 32 columns x kShareLanes
-STREAMED = ("x", "residual", "d_y", "d_sum")  # operands of every row and column
-
-
-@dataclass(frozen=True)
-class NormKnobs:
-    """How rows are laid over threads; cpp/kernels/norm_row.cuh draws it.
-
-    Attributes:
-      vector: columns of one access.
-      vectors: accesses of a thread in each row of each array.
-      threads_per_row: threads that share one part of a row.
-      rows_per_block: rows that a thread block works on at a time.
-      stages: rows in flight in shared memory for each of these; 0 loads rows straight into registers.
-      blocks_per_sm: thread blocks that a multiprocessor can hold, which bounds their registers.
-      turns: rows that each of these works through; 0 for as many as it takes when no more blocks run than the device
-        holds at once.
-      parts: thread blocks that share a row.
-      join: how these add their sums: as one cluster, or in two launches.
-      parameters: whether scale and bias stay in registers, or are read again for every row.
-      hold: whether the backward pass keeps a row in registers between its two passes, or reads the stage again.
-    """
-
-    vector: int
-    vectors: int
-    threads_per_row: int
-    rows_per_block: int = 1
-    stages: int = 0
-    blocks_per_sm: int = 1
-    turns: int = 0
-    parts: int = 1
-    join: Literal["cluster", "launches"] = "cluster"
-    parameters: Literal["registers", "memory"] = "registers"
-    hold: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("vector", "threads_per_row"):
-            if (value := getattr(self, name)) < 1 or value & (value - 1):
-                raise ValueError(f"direct norm: {name} is {value}; expected a power of two")
-        for name, least in (("vectors", 1), ("rows_per_block", 1), ("blocks_per_sm", 1), ("parts", 1), ("stages", 0), ("turns", 0)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"direct norm: {name} is {value}; expected at least {least}")
-        if self.threads % 32 or self.threads > 1024:
-            raise ValueError(
-                f"direct norm: threads_per_row x rows_per_block is {self.threads}; expected a multiple of 32, at most 1024"
-            )
-        if self.threads_per_row > 32 and self.rows_per_block > 15:
-            raise ValueError("direct norm: expected at most 15 rows a block when a row has more than 32 threads")
-        if self.parts > 1 and (self.rows_per_block > 1 or self.threads_per_row < 32):
-            raise ValueError("direct norm: a row of several parts needs rows_per_block = 1 and whole warps")
-        if self.cluster & (self.cluster - 1) or self.cluster > MAX_CLUSTER:
-            raise ValueError(f"direct norm: a cluster has {self.cluster} parts; expected 1, 2, 4 or {MAX_CLUSTER}")
-
-    @property
-    def threads(self) -> int:
-        return self.threads_per_row * self.rows_per_block
-
-    @property
-    def cluster(self) -> int:
-        return self.parts if self.join == "cluster" else 1
-
-    @property
-    def part_columns(self) -> int:
-        """Columns that a team of threads can hold."""
-        return self.vector * self.vectors * self.threads_per_row
 
 
 @dataclass(frozen=True)
@@ -89,33 +24,8 @@ class Parameter:
     argument: Argument
 
 
-def read(spec: Any) -> tuple[str, ...]:
-    """The operands that the kernels need; the rest of them are not passed."""
-    if spec.direction == "forward":
-        return spec.inputs
-    needed = {"d_y"}
-    if {"x", "scale"} & {*spec.active}:
-        needed |= {"x", "mean", "rstd"}
-    if "x" in spec.active:
-        needed |= {"scale", "d_sum", "d_mean", "d_rstd"}
-    return tuple(name for name in spec.operands if name in needed)
-
-
-def collapsed(spec: Any, signature: Signature) -> Geometry:
-    """The geometry; groups become more rows of a single one where nothing but the rows tells them apart."""
-    problem = geometry(spec, signature)
-    if isinstance(problem, str):
-        raise ValueError(f"direct norm: {problem}")
-    parameters = {"scale", "bias"} & {*read(spec)} | {f"d_{name}" for name in spec.active if name != "x"}
-    rows = {*read(spec)} - parameters
-    own = {name: problem.rows * (problem.columns if name in STREAMED else 1) for name in rows}
-    apart = any(problem.group_stride[name] for name in parameters)
-    if apart or any(problem.group_stride[name] != own[name] for name in rows):
-        return problem
-    return replace(problem, groups=1, rows=problem.groups * problem.rows)
-
-
 def signature_text(kernel: str, parameters: Sequence[Parameter]) -> str:
+    """The entry point's name and parameters, up to the opening brace."""
     return f"{kernel}(" + ", ".join(f"{p.ctype} {p.field}" for p in parameters) + ") {\n"
 
 
@@ -124,6 +34,7 @@ class Call:
 
     def __init__(self, knobs: NormKnobs, spec: Any, signature: Signature, target: Target) -> None:
         self.knobs, self.spec, self.signature, self.target = knobs, spec, signature, target
+        self.arrays = {**signature.operands, **signature.results}
         self.problem = collapsed(spec, signature)
         self.forward = spec.direction == "forward"
         self.read = read(spec)
@@ -143,8 +54,10 @@ class Call:
             raise ValueError(
                 f"direct norm: {knobs.parts} parts of {knobs.part_columns} columns don't fit a row of {columns}"
             )
-        if knobs.stages and knobs.vector * min(self.itemsize(name) for name in self.streamed) < 4:
+        if knobs.stages and not self.copyable(*self.streamed):
             raise ValueError("direct norm: stages need accesses of at least 4 bytes; expected stages = 0")
+        if knobs.parameters == "shared" and (not knobs.stages or not self.copyable("scale", "bias")):
+            raise ValueError("direct norm: parameters = 'shared' needs stages and accesses of at least 4 bytes")
         if knobs.stages and knobs.parts > 1 and knobs.join == "launches":
             raise ValueError("direct norm: join = 'launches' needs stages = 0")
         if knobs.cluster > 1 and self.target.compute_capability < 90:
@@ -156,7 +69,11 @@ class Call:
             )
 
     def itemsize(self, name: str) -> int:
-        return np.dtype((self.signature.operands | self.signature.results)[name].dtype).itemsize
+        return np.dtype(self.arrays[name].dtype).itemsize
+
+    def copyable(self, *names: str) -> bool:
+        """Whether cp.async can copy these operands: 4, 8 or 16 bytes at a time."""
+        return all(self.knobs.vector * self.itemsize(name) >= 4 for name in names if name in self.read)
 
     @property
     def layer_norm(self) -> bool:
@@ -175,7 +92,9 @@ class Call:
         if not self.forward and {"scale", "bias"} & {*self.spec.active}:
             shares = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
             combine = shares * knobs.part_columns * compute if shares > 1 else 0
-        return -(-sums // 16) * 16 + max(ring, combine)
+        parameters = [self.itemsize(name) for name in self.read if name in ("scale", "bias")]
+        places = knobs.part_columns * knobs.rows_per_block * sum(parameters) if knobs.parameters == "shared" else 0
+        return -(-sums // 16) * 16 + places + max(ring, combine)
 
     @property
     def turns(self) -> int:
@@ -191,7 +110,9 @@ class Call:
         needed = -(-problem.rows // (knobs.rows_per_block * max(1, self.turns)))
         if self.turns:
             return needed
-        return max(1, min(needed, self.target.sm_count * knobs.blocks_per_sm // (knobs.parts * problem.groups)))
+        # Of a larger cluster all blocks sit in one group of multiprocessors, whose size may not be a multiple of it.
+        usable = self.target.sm_count if knobs.cluster <= 2 else max(knobs.cluster, self.target.sm_count // 16 * 16)
+        return max(1, min(needed, usable * knobs.blocks_per_sm // (knobs.parts * problem.groups)))
 
     # ------------------------------------------------------------------------------------------------------ arguments
 
@@ -231,7 +152,7 @@ class Call:
     def config(self) -> str:
         """The text of the `Config` structure: types first, then constants."""
         spec, knobs, inputs = self.spec, self.knobs, self.spec.inputs
-        arrays = self.signature.operands | self.signature.results
+        arrays = self.arrays
         x = np.dtype(arrays["x"].dtype).name
         of = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
         types = {"X": x, "Scale": of.get("scale", x), "Compute": self.compute}
@@ -246,7 +167,7 @@ class Call:
             flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
             flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
             flags |= {"Hold": knobs.hold}
-        flags |= {"ScaleOffset": spec.scale_offset != 0, "ParametersInRegisters": knobs.parameters == "registers"}
+        flags |= {"ScaleOffset": spec.scale_offset != 0}
         flags |= {"Exact": self.slice == knobs.part_columns and self.slice * knobs.parts == self.problem.columns}
         numbers = {
             "Vector": knobs.vector,
@@ -260,6 +181,7 @@ class Call:
         }
         lines = [f"    using {name} = jaxdnn::{dtype};" for name, dtype in types.items()]
         lines += [f"    static constexpr int k{name} = {value};" for name, value in numbers.items()]
+        lines += [f"    static constexpr jaxdnn::Place kParameters = jaxdnn::Place::{knobs.parameters};"]
         lines += [f"    static constexpr bool k{name} = {str(value).lower()};" for name, value in flags.items()]
         return "struct Config {\n" + "\n".join(lines) + "\n};\n"
 

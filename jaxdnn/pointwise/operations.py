@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (makes numpy know bfloat16 and float8 by name)
 import numpy as np
 
 # Every dtype that a value may have, in the order of `Dtype` in cpp/host/pointwise.h.

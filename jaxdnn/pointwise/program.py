@@ -7,7 +7,7 @@ A program computes, for one element of a result, scalars from scalars. What it r
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +55,12 @@ class Index:
     dimension: int
     divisor: int = 1
     modulus: int = 0
+
+
+def literal_bits(value: Any, dtype: str) -> int:
+    """The bytes of `value` as a `dtype`, as an unsigned number. Unlike numbers, bits tell 0.0 from -0.0."""
+    with np.errstate(all="ignore"):
+        return int.from_bytes(np.asarray(value).astype(jnp.dtype(dtype)).tobytes(), "little")
 
 
 @dataclass(frozen=True)
@@ -186,11 +192,14 @@ def collapse(
         return Index(group, divisor, 0 if outermost else shape[value.dimension])
 
     def output(value: Output) -> Output | str:
-        axes = tuple(g for g in range(3) if set(members[g]) & set(value.axes))
-        for g in axes:
-            if any(d not in value.axes and shape[d] != 1 for d in members[g]):
+        axes = []
+        for g, group in enumerate(members):
+            reduced = {d in value.axes for d in group if shape[d] != 1} or {d in value.axes for d in group}
+            if reduced == {True, False} and any(shape[d] != 1 for d in group):
                 return f"a {value.reduction} is over only some of the output's {names[g]} dimensions"
-        return replace(value, axes=axes)
+            if True in reduced:
+                axes.append(g)
+        return replace(value, axes=tuple(axes))
 
     instructions: list[Instruction] = []
     for instruction in program.instructions:

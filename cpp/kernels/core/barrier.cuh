@@ -33,7 +33,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(unsigned barrier, unsigned ra
         "{\n"
         ".reg .b32 remote;\n"
         "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
         "}" ::"r"(barrier),
         "r"(rank)
         : "memory");

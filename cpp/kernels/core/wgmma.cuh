@@ -1,0 +1,130 @@
+// Warp group matrix multiply (wgmma): D (64 x N) += A (64 x K) * B (K x N), issued by 128 threads together; K is 32 bytes.
+//
+// Both operands are read from shared memory through 64-bit descriptors (core/tile.cuh); the sum is in registers. Of a
+// 64 x N sum, thread t (warp w = t / 32, lane l = t % 32) holds, for j = 0 .. N/8-1:
+//
+//   d[4j], d[4j+1]      row 16w + l/4,        columns 8j + 2(l%4), + 1
+//   d[4j+2], d[4j+3]    row 16w + l/4 + 8,    the same columns
+#pragma once
+
+#include "core/vector.cuh"
+
+namespace jaxdnn {
+
+struct float8_e4m3fn {
+    unsigned char bits;
+};
+
+struct float8_e5m2 {
+    unsigned char bits;
+};
+
+namespace ptx {
+
+/// Orders earlier accesses of registers and shared memory before the multiplies that follow.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/// Waits until at most `kPending` groups of multiplies are unfinished.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving uses of a sum across this place: it can't know that multiplies run behind its back.
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(float (&d)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+}  // namespace ptx
+
+/// Multiplies of `kN` columns. `accumulate` of 0 starts a sum: D = A * B. `kAlongM` and `kAlongN`: the operand's rows in
+/// memory run along M or N instead of K, which only 16-bit elements allow. float32 elements are cut to tf32.
+template <int kN>
+struct Wgmma;
+
+// Operand lists of many registers: registers 10t .. 10t+9 (t is left out for 0), the first few of them, and 0 .. 10t-1.
+#define JAXDNN_TEXT2(t) "%" #t "0, %" #t "1"
+#define JAXDNN_TEXT4(t) JAXDNN_TEXT2(t) ", %" #t "2, %" #t "3"
+#define JAXDNN_TEXT6(t) JAXDNN_TEXT4(t) ", %" #t "4, %" #t "5"
+#define JAXDNN_TEXT8(t) JAXDNN_TEXT6(t) ", %" #t "6, %" #t "7"
+#define JAXDNN_TEXT10(t) JAXDNN_TEXT8(t) ", %" #t "8, %" #t "9"
+#define JAXDNN_LIST2(t) "+f"(d[t##0]), "+f"(d[t##1])
+#define JAXDNN_LIST4(t) JAXDNN_LIST2(t), "+f"(d[t##2]), "+f"(d[t##3])
+#define JAXDNN_LIST6(t) JAXDNN_LIST4(t), "+f"(d[t##4]), "+f"(d[t##5])
+#define JAXDNN_LIST8(t) JAXDNN_LIST6(t), "+f"(d[t##6]), "+f"(d[t##7])
+#define JAXDNN_LIST10(t) JAXDNN_LIST8(t), "+f"(d[t##8]), "+f"(d[t##9])
+#define JAXDNN_TEXT_TO_30 JAXDNN_TEXT10() ", " JAXDNN_TEXT10(1) ", " JAXDNN_TEXT10(2)
+#define JAXDNN_LIST_TO_30 JAXDNN_LIST10(), JAXDNN_LIST10(1), JAXDNN_LIST10(2)
+#define JAXDNN_TEXT_TO_60 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT10(4) ", " JAXDNN_TEXT10(5)
+#define JAXDNN_LIST_TO_60 JAXDNN_LIST_TO_30, JAXDNN_LIST10(3), JAXDNN_LIST10(4), JAXDNN_LIST10(5)
+#define JAXDNN_TEXT_TO_90 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT10(6) ", " JAXDNN_TEXT10(7) ", " JAXDNN_TEXT10(8)
+#define JAXDNN_LIST_TO_90 JAXDNN_LIST_TO_60, JAXDNN_LIST10(6), JAXDNN_LIST10(7), JAXDNN_LIST10(8)
+#define JAXDNN_TEXT_TO_110 JAXDNN_TEXT_TO_90 ", " JAXDNN_TEXT10(9) ", " JAXDNN_TEXT10(10)
+#define JAXDNN_LIST_TO_110 JAXDNN_LIST_TO_90, JAXDNN_LIST10(9), JAXDNN_LIST10(10)
+
+// The registers of N columns.
+#define JAXDNN_TEXT_OF_64 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT2(3)
+#define JAXDNN_LIST_OF_64 JAXDNN_LIST_TO_30, JAXDNN_LIST2(3)
+#define JAXDNN_TEXT_OF_96 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT8(4)
+#define JAXDNN_LIST_OF_96 JAXDNN_LIST_TO_30, JAXDNN_LIST10(3), JAXDNN_LIST8(4)
+#define JAXDNN_TEXT_OF_128 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT4(6)
+#define JAXDNN_LIST_OF_128 JAXDNN_LIST_TO_60, JAXDNN_LIST4(6)
+#define JAXDNN_TEXT_OF_160 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT10(6) ", " JAXDNN_TEXT10(7)
+#define JAXDNN_LIST_OF_160 JAXDNN_LIST_TO_60, JAXDNN_LIST10(6), JAXDNN_LIST10(7)
+#define JAXDNN_TEXT_OF_192 JAXDNN_TEXT_TO_90 ", " JAXDNN_TEXT6(9)
+#define JAXDNN_LIST_OF_192 JAXDNN_LIST_TO_90, JAXDNN_LIST6(9)
+#define JAXDNN_TEXT_OF_224 JAXDNN_TEXT_TO_110 ", " JAXDNN_TEXT2(11)
+#define JAXDNN_LIST_OF_224 JAXDNN_LIST_TO_110, JAXDNN_LIST2(11)
+#define JAXDNN_TEXT_OF_256 JAXDNN_TEXT_TO_110 ", " JAXDNN_TEXT10(11) ", " JAXDNN_TEXT8(12)
+#define JAXDNN_LIST_OF_256 JAXDNN_LIST_TO_110, JAXDNN_LIST10(11), JAXDNN_LIST8(12)
+
+// a, b, p, s, t: the numbers of the operands that follow the registers.
+#define JAXDNN_ISSUE(n, k, types, a, b, p)                                                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n k types       \
+                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1;\n}"                                         \
+                 : JAXDNN_LIST_OF_##n                                                                               \
+                 : "l"(a_tile), "l"(b_tile), "r"(accumulate))
+#define JAXDNN_ISSUE_16(n, types, a, b, p, s, t)                                                                    \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types   \
+                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                       \
+                 : JAXDNN_LIST_OF_##n                                                                               \
+                 : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kAlongM ? 1 : 0), "n"(kAlongN ? 1 : 0))
+
+#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                                              \
+    template <>                                                                                                     \
+    struct Wgmma<n> {                                                                                               \
+        template <class A, class B, bool kAlongM, bool kAlongN>                                                     \
+        static __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a_tile,               \
+                                                        unsigned long long b_tile, int accumulate) {                \
+            if constexpr (is_same<A, bfloat16> && is_same<B, bfloat16>) {                                           \
+                JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                                \
+            } else if constexpr (is_same<A, float16> && is_same<B, float16>) {                                      \
+                JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                                  \
+            } else if constexpr (is_same<A, float32> && is_same<B, float32>) {                                      \
+                JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                                   \
+            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e4m3fn>) {                          \
+                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                                  \
+            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e5m2>) {                            \
+                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                                  \
+            } else if constexpr (is_same<A, float8_e5m2> && is_same<B, float8_e4m3fn>) {                            \
+                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                                  \
+            } else {                                                                                                \
+                static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction");           \
+                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                                  \
+            }                                                                                                       \
+        }                                                                                                           \
+    }
+
+JAXDNN_WGMMA(64, 32, 33, 34, 35, 36);
+JAXDNN_WGMMA(96, 48, 49, 50, 51, 52);
+JAXDNN_WGMMA(128, 64, 65, 66, 67, 68);
+JAXDNN_WGMMA(160, 80, 81, 82, 83, 84);
+JAXDNN_WGMMA(192, 96, 97, 98, 99, 100);
+JAXDNN_WGMMA(224, 112, 113, 114, 115, 116);
+JAXDNN_WGMMA(256, 128, 129, 130, 131, 132);
+
+}  // namespace jaxdnn

@@ -1,0 +1,176 @@
+"""A program as bytecode: `bytecode`, for the interpreter of the host engines (cpp/host/pointwise.h).
+
+Words of 64 bits. Five say how many bytes the element of a register takes, and how many registers, literals, other
+instructions and outputs there are; then come two words for each literal and instruction, and one for each output:
+
+  instruction   operation | type << 16 | result << 32 | dtype << 48, then its arguments, 16 bits each, or its immediate
+  output        register | type << 16 | dtype << 24 | reduction << 32
+
+A register holds one value for each element of a block. Its type is one of the first six of `DTYPES`; values of narrower
+dtypes live in wider registers, and a `narrow` instruction rounds or wraps them after each operation.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxdnn.pointwise.operations import DTYPES, OPERATIONS, TABLE, kind
+from jaxdnn.pointwise.program import Index, Instruction, Program, literal_bits
+
+# What a register can hold; the first of `DTYPES`.
+REGISTER_TYPES = DTYPES[:6]
+
+# Codes after those of the table.
+EXTRA = ("narrow", "logical_not", "literal", "accumulator", "operand", "index")
+_CODES = {name: code for code, name in enumerate((*(operation.name for operation in OPERATIONS), *EXTRA))}
+_REDUCTIONS = (None, "sum", "max", "min")
+
+# The least and greatest value of the integers that registers don't hold.
+_RANGES = {"int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1)}
+
+
+def register_type(dtype: str) -> str:
+    """The type of the register that holds a value of `dtype`."""
+    if dtype in REGISTER_TYPES:
+        return dtype
+    return "float32" if kind(dtype) == "f" else "uint32" if kind(dtype) == "u" else "int32"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One instruction, before registers are assigned: `result` and `arguments` are values."""
+
+    operation: str
+    result: int
+    type: str  # of the arguments
+    dtype: str  # of the result
+    arguments: tuple[int, ...] = ()
+    immediate: int = 0
+
+
+def bytecode(program: Program) -> tuple[int, ...]:
+    """Encodes a collapsed program. Operand k of the interpreter is `program.loads[k]`."""
+    if program.rank != 3:
+        raise ValueError(f"bytecode: the program has {program.rank} dimensions; collapse it to batch, row and column")
+    steps, values = _Steps(program).steps()
+    outputs = {values[output.value] for output in program.outputs}
+    registers, count = _registers(steps, outputs)
+    wide = any(register_type(step.dtype).endswith("64") for step in steps)
+    literals = [step for step in steps if step.operation == "literal"]
+    others = [step for step in steps if step.operation != "literal"]
+    words = [8 if wide else 4, count, len(literals), len(others), len(program.outputs)]
+    for step in (*literals, *others):
+        head = (_CODES[step.operation], DTYPES.index(step.type), registers[step.result], DTYPES.index(step.dtype))
+        words.append(_packed(head))
+        words.append(_packed(registers[a] for a in step.arguments) if step.arguments else step.immediate)
+    for output in program.outputs:
+        value = program.instructions[output.value]
+        words.append(
+            registers[values[output.value]]
+            | DTYPES.index(register_type(value.dtype)) << 16
+            | DTYPES.index(output.dtype) << 24
+            | _REDUCTIONS.index(output.reduction) << 32
+        )
+    return tuple(word - 2**64 if word >= 2**63 else word for word in words)
+
+
+def _packed(fields: Iterable[int]) -> int:
+    return sum(field << (16 * i) for i, field in enumerate(fields))
+
+
+def _registers(steps: Sequence[_Step], outputs: Collection[int]) -> tuple[list[int], int]:
+    """A register for each value, and how many there are. A result never shares a register with its arguments."""
+    # Outputs are stored after the last step, and literals are set once for many blocks.
+    kept = {step.result for step in steps if step.operation == "literal"} | set(outputs)
+    last = {argument: step.result for step in steps for argument in step.arguments if argument not in kept}
+    registers: list[int] = []
+    free: list[int] = []
+    count = 0
+    for step in steps:
+        if free and step.operation != "literal":
+            registers.append(free.pop())
+        else:
+            registers.append(count)
+            count += 1
+        free += [registers[value] for value in set(step.arguments) if last.get(value) == step.result]
+    return registers, count
+
+
+class _Steps:
+    """The interpreter's instructions for a program's."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.found: list[_Step] = []
+        self.operands = 0
+
+    def steps(self) -> tuple[list[_Step], list[int]]:
+        """The steps, and the value that each instruction of the program becomes."""
+        values: list[int] = []
+        for instruction in self.program.instructions:
+            values.append(self._lower(instruction, [values[argument] for argument in instruction.arguments]))
+        return self.found, values
+
+    def _emit(self, operation: str, type_: str, dtype: str, *arguments: int, immediate: int = 0) -> int:
+        self.found.append(_Step(operation, len(self.found), type_, dtype, arguments, immediate))
+        return len(self.found) - 1
+
+    def _literal(self, value: int | float, type_: str) -> int:
+        return self._emit("literal", type_, type_, immediate=literal_bits(value, type_))
+
+    def _lower(self, instruction: Instruction, arguments: list[int]) -> int:
+        dtype, operation = instruction.dtype, instruction.operation
+        register = register_type(dtype)
+        match operation:
+            case "accumulator":
+                assert isinstance(instruction.immediate, int)
+                return self._emit("accumulator", register, dtype, immediate=instruction.immediate)
+            case "operand":
+                self.operands += 1
+                return self._emit("operand", register, dtype, immediate=self.operands - 1)
+            case "literal":
+                return self._literal(instruction.literal.item(), register)
+            case "index":
+                assert isinstance(instruction.immediate, Index)
+                return self._index(instruction.immediate, dtype)
+            case "convert":
+                source = self.program.instructions[instruction.arguments[0]].dtype
+                return self._convert(arguments[0], source, dtype)
+            case "not" if dtype == "bool":
+                return self._emit("logical_not", register, dtype, *arguments)
+        # Of the arguments the last has the type that is computed in: the first of a `select` is its condition.
+        compute = register_type(self.program.instructions[instruction.arguments[-1]].dtype)
+        value = self._emit(operation, compute, dtype, *arguments)
+        return value if TABLE[operation].exact and kind(dtype) == "f" else self._narrow(value, dtype)
+
+    def _narrow(self, value: int, dtype: str) -> int:
+        """Rounds or wraps what a register holds to `dtype`, where the register is wider."""
+        register = register_type(dtype)
+        return value if dtype in (register, "bool") else self._emit("narrow", register, dtype, value)
+
+    def _convert(self, value: int, source: str, dtype: str) -> int:
+        held, register = register_type(source), register_type(dtype)
+        if dtype == "bool":
+            return self._emit("ne", held, "bool", value, self._literal(0, held))
+        if kind(source) == "f" and dtype in _RANGES:
+            # Floats saturate where integers wrap.
+            low, high = _RANGES[dtype]
+            value = self._emit("max", held, held, value, self._literal(low, held))
+            value = self._emit("min", held, held, value, self._literal(high, held))
+            return self._emit("convert", held, register, value)
+        if held == "float64" and kind(dtype) == "f" and dtype != register:
+            # Once rounded to the narrow dtype, the value is exact in the narrower register.
+            return self._emit("convert", held, register, self._emit("narrow", held, dtype, value))
+        if held != register:
+            value = self._emit("convert", held, register, value)
+        return self._narrow(value, dtype)
+
+    def _index(self, index: Index, dtype: str) -> int:
+        if index.divisor == 1 and not index.modulus:
+            register = register_type(dtype)
+            return self._narrow(self._emit("index", register, register, immediate=index.dimension), dtype)
+        value = self._emit("index", "int64", "int64", immediate=index.dimension)
+        if index.divisor != 1:
+            value = self._emit("div", "int64", "int64", value, self._literal(index.divisor, "int64"))
+        if index.modulus:
+            value = self._emit("rem", "int64", "int64", value, self._literal(index.modulus, "int64"))
+        return self._convert(value, "int64", dtype)

@@ -1,0 +1,93 @@
+"""A jaxpr as a graph of arrays: nested calls inlined, every node with the place in the user's source that it is from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+# Primitives that call a jaxpr, which one of these parameters holds.
+CALLS = frozenset(
+    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat remat2 checkpoint".split()
+)
+_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+# Primitives whose results are their arguments.
+IDENTITIES = frozenset("copy copy_p name optimization_barrier pvary stop_gradient".split())
+
+
+class UnsupportedOperation(NotImplementedError):
+    """A pointwise program can't have this operation.
+
+    Attributes:
+      primitive: JAX's name for the operation.
+      where: the place in the user's source.
+      reason: why not, as a sentence.
+    """
+
+    def __init__(self, primitive: str, where: str, reason: str) -> None:
+        self.primitive, self.where, self.reason = primitive, where, reason
+        super().__init__(f"`{primitive}` at {where}: {reason}")
+
+
+@dataclass(eq=False)
+class Node:
+    """One array: what a primitive returns, or a leaf.
+
+    A leaf is an "accumulator" or "operand" (`params["number"]`), or a "constant" (`params["value"]`).
+    """
+
+    primitive: str
+    shape: tuple[int, ...]
+    dtype: str
+    inputs: tuple["Node", ...] = ()
+    params: dict[str, Any] = field(default_factory=dict)
+    where: str = "an unknown place"
+
+    def unsupported(self, reason: str) -> UnsupportedOperation:
+        return UnsupportedOperation(self.primitive, self.where, reason)
+
+
+class Graph:
+    """Nodes in order, each after its inputs."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def add(self, *arguments: Any, **fields: Any) -> Node:
+        self.nodes.append(Node(*arguments, **fields))
+        return self.nodes[-1]
+
+    def inline(self, jaxpr: Jaxpr, constants: Iterable[Any], inputs: Sequence[Node]) -> list[Node]:
+        """Adds what `jaxpr` computes from `inputs`, and returns its outputs."""
+        environment: dict[Var, Node] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for variable, value in zip(jaxpr.constvars, constants, strict=True):
+            environment[variable] = self._constant(variable.aval, value)
+
+        def read(atom: Any) -> Node:
+            return self._constant(atom.aval, atom.val) if isinstance(atom, Literal) else environment[atom]
+
+        for equation in jaxpr.eqns:
+            arguments = [read(atom) for atom in equation.invars]
+            name = equation.primitive.name
+            if name in IDENTITIES:
+                results = arguments
+            elif name in CALLS:
+                called = next(equation.params[key] for key in _CALLED if key in equation.params)
+                body, consts = (called.jaxpr, called.consts) if isinstance(called, ClosedJaxpr) else (called, ())
+                results = self.inline(body, consts, arguments)
+            else:
+                where = source_info_util.summarize(equation.source_info)
+                results = [
+                    self.add(name, *_type(out.aval), tuple(arguments), equation.params, where) for out in equation.outvars
+                ]
+            environment.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _constant(self, aval: Any, value: Any) -> Node:
+        return self.add("constant", *_type(aval), params={"value": value})
+
+
+def _type(aval: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(aval.shape), aval.dtype.name

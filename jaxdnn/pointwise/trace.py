@@ -1,0 +1,185 @@
+"""A JAX function to a `Program`: `trace`.
+
+1. The function is traced on the whole output's shape, and its jaxpr becomes a graph of arrays (graph.py).
+2. Demand flows back from what is returned: which element of each array does one element of the output need? So a
+   broadcast or a transpose is never computed: it only changes which element of an operand is loaded.
+3. Every array, in every place where it is demanded, becomes an instruction (lowering.py, builder.py).
+"""
+
+import inspect
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxdnn.pointwise.builder import Builder
+from jaxdnn.pointwise.graph import Graph, Node
+from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, Dimensions, demands, identity, lower
+from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, kind
+from jaxdnn.pointwise.program import Argument, Output, Program
+
+
+def trace(
+    function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
+) -> Program:
+    """Traces `function(*accumulators, *operands)` to a program.
+
+    The function may be any composition of JAX's elementwise operations and broadcasts. It returns an array or a pytree of
+    arrays. Each has the output's shape, or is a sum, maximum or minimum of such an array over some of its axes.
+
+    Args:
+      function: called once, with tracers.
+      shape: of the output, and of each accumulator.
+      accumulators: the dtypes of the arrays that the kernel computes.
+      operands: the other arrays, or anything with a shape and a dtype.
+
+    Raises:
+      UnsupportedOperation: an operation, or the way in which it is used, has no pointwise meaning.
+      TypeError, ValueError: the function closes over an array, has side effects, or returns something else.
+    """
+    shape = tuple(shape)
+    title = _title(function)
+    avals = [jax.ShapeDtypeStruct(shape, dtype) for dtype in accumulators]
+    avals += [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
+    names = _names(function, len(avals))
+    for name, aval in zip(names, avals, strict=True):
+        if aval.dtype.name not in DTYPES:
+            raise TypeError(f"{title}: {name} is {aval.dtype.name}; expected one of {', '.join(DTYPES)}")
+    try:
+        closed, returned = jax.make_jaxpr(function, return_shape=True)(*avals)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in zip(names, avals, strict=True))
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(
+            f"{title}: tracing it on {given} failed: {error}"
+        ) from error
+    leaves, tree = jax.tree.flatten(returned)
+    if not leaves:
+        raise TypeError(f"{title}: expected it to return one array or more; it returns {returned!r}")
+    if closed.effects:
+        effects = ", ".join(sorted(str(effect) for effect in closed.effects))
+        raise ValueError(f"{title}: it has side effects ({effects}), which a kernel can't have; take them out of it")
+
+    graph, count = Graph(), len(accumulators)
+    inputs = [
+        graph.add("accumulator", aval.shape, aval.dtype.name, params={"number": i})
+        if i < count
+        else graph.add("operand", aval.shape, aval.dtype.name, params={"number": i - count})
+        for i, aval in enumerate(avals)
+    ]
+    roots = [_root(node, shape, title) for node in graph.inline(closed.jaxpr, closed.consts, inputs)]
+    try:
+        instructions, outputs = _lower(graph, roots, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{title}: {error}") from None
+    arguments = [Argument(name, aval.dtype.name) for name, aval in zip(names, avals, strict=True)]
+    return Program(
+        tuple(arguments[:count]), tuple(arguments[count:]), instructions, outputs, len(shape), tree, title
+    )
+
+
+# An output whose value is still missing, and the node that it is the value of.
+_Root = tuple[Node, Output]
+
+
+def _lower(graph: Graph, roots: Sequence[_Root], shape: tuple[int, ...]) -> Any:
+    """The instructions that compute the roots, and the outputs with their values."""
+    whole = identity(shape)
+    demanded: dict[Node, dict[Dimensions, None]] = {node: {whole: None} for node, _ in roots}
+    for node in reversed(graph.nodes):
+        for dimensions in demanded.get(node, ()):
+            for source, place in zip(node.inputs, demands(node, dimensions), strict=True):
+                if source.primitive == "accumulator" and place != whole:
+                    raise node.unsupported("it needs elements of the accumulator from other places of the output")
+                demanded.setdefault(source, {})[place] = None
+
+    build = Builder()
+    values: dict[tuple[Node, Dimensions], int] = {}
+    for node in graph.nodes:
+        for dimensions in demanded.get(node, ()):
+            places = demands(node, dimensions)
+            arguments = [values[source, place] for source, place in zip(node.inputs, places, strict=True)]
+            values[node, dimensions] = lower(build, node, dimensions, arguments, len(shape))
+    outputs = [
+        Output(values[node, whole], output.dtype, output.dimensions, output.reduction, output.axes)
+        for node, output in roots
+    ]
+    return build.finish(tuple(outputs))
+
+
+def _root(node: Node, shape: tuple[int, ...], title: str) -> _Root:
+    """What one leaf of the function's result is made of."""
+    dtype = node.dtype
+    if reduction := _reduction(node):
+        source = reduction.inputs[0]
+        if source.shape == shape:
+            axes = tuple(reduction.params["axes"])
+            kept = tuple(d for d in range(len(shape)) if d not in axes)
+            dimensions = _carried(node, reduction, tuple(None if shape[d] == 1 else d for d in kept))
+            return source, Output(0, dtype, dimensions, REDUCTIONS[reduction.primitive], axes)  # type: ignore[arg-type]
+    if node.shape != shape:
+        raise ValueError(
+            f"{title}: it returns {dtype}{list(node.shape)}; expected the output's shape {list(shape)}, or as the last "
+            "step a sum, maximum or minimum of an array of that shape"
+        )
+    if node.primitive == "convert_element_type" and dtype in NARROW_FLOATS:
+        # Storing rounds anyway; rounding the wider value there saves an instruction.
+        source = node.inputs[0]
+        if source.dtype in ("float32", "float64"):
+            node = source
+    return node, Output(0, dtype, identity(shape))
+
+
+def _reduction(node: Node) -> Node | None:
+    """The reduction that `node` is, but for one rounding of floats and dimensions of size one."""
+    casts = 0
+    while node.primitive in LAYOUT or node.primitive == "convert_element_type":
+        casts += node.primitive == "convert_element_type"
+        node, outer = node.inputs[0], node
+        if kind(node.dtype) != kind(outer.dtype) or casts > 1:
+            return None
+    return node if node.primitive in REDUCTIONS else None
+
+
+def _carried(node: Node, reduction: Node, dimensions: Dimensions) -> Dimensions:
+    """The dimensions of `node`, a rearrangement of `reduction`, which itself has `dimensions`."""
+    if node is reduction:
+        return dimensions
+    source = node.inputs[0]
+    dimensions = _carried(source, reduction, dimensions)
+    if node.primitive == "convert_element_type":
+        return dimensions
+    # Where the argument's dimensions come from, with this node's own numbered in order, turned around.
+    places = LAYOUT[node.primitive](node, identity(node.shape))
+    here = {place: dimension for place, dimension in zip(places, dimensions, strict=True) if place is not None}
+    if any(size != 1 and d not in here for d, size in enumerate(node.shape)):
+        raise node.unsupported("a reduction can only be the last step of what is returned")
+    return tuple(here.get(d) for d in range(len(node.shape)))
+
+
+def _names(function: Callable[..., Any], count: int) -> list[str]:
+    """The names of the function's first positional parameters."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "operand")
+    return names[:count] + [f"{rest}{i}" for i in range(count - len(names))]
+
+
+def _title(function: Callable[..., Any]) -> str:
+    """The function's name, or the text of a lambda."""
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    if name != "<lambda>" or code is None:
+        return name
+    spans = [span for span in code.co_positions() if None not in span and span[0::2] != span[1::2]]
+    parameters = ", ".join(code.co_varnames[: code.co_argcount])
+    begin = min(((line, column) for line, _, column, _ in spans), default=(0, 0))
+    end = max(((line, column) for _, line, _, column in spans), default=(0, 0))
+    lines = [linecache.getline(code.co_filename, line).encode() for line in range(begin[0], end[0] + 1)]
+    lines[-1] = lines[-1][: end[1]]
+    lines[0] = lines[0][begin[1] :]
+    body = " ".join(b" ".join(lines).decode(errors="replace").split())
+    return f"lambda {parameters}: {body or '...'}"
