@@ -29,6 +29,6 @@ def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
     return list(engine.candidates(call.spec, call.signature, target))
 
 
-def native(platform: str) -> list[Any]:
-    """The engines of the table with kernels of our own for a platform."""
-    return [engine for engine in ENGINES if engine.platform == platform]
+def native(platform: str, op: str = "norm") -> list[Any]:
+    """The engines of the table with kernels of our own for an op on a platform."""
+    return [engine for engine in ENGINES if engine.platform == platform and engine.op == op]

@@ -105,6 +105,9 @@ def difference(got: np.ndarray, want: np.ndarray, spread: np.ndarray) -> str:
         allowed = tolerated(want, spread, got.dtype)
         finite = np.isfinite(want)
         right = np.where(finite, error <= allowed, np.isnan(want) == np.isnan(wide))
+        # What is beyond the dtype's largest number is rounded to infinity.
+        overflow = (np.abs(want) + allowed >= float(jnp.finfo(got.dtype).max)) & (wide == np.copysign(np.inf, want))
+        right |= finite & overflow
     if right.all():
         return ""
     ratio = np.where(right, 0, np.where(np.isfinite(error / allowed), error / allowed, np.inf))

@@ -8,10 +8,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxdnn"
 
+# What is built on the package rather than part of it.
+TOOLS = ("doctor", "bench", "library")
 # A layer may import those that come after it, and never the reverse. What is not a folder is a file.
 LAYERS = (
-    "doctor",
-    "bench",
+    *TOOLS,
     "primitives",
     "planning",
     "lowering",
@@ -63,7 +64,7 @@ def test_imports_point_down(path):
             continue
         other = inner.partition(".")[0]
         if other not in LAYERS:  # `from jaxdnn import layer_norm`
-            assert own in ("doctor", "bench"), f"{own} imports the package's face ({name})"
+            assert own in TOOLS, f"{own} imports the package's face ({name})"
             continue
         assert LAYERS.index(own) <= LAYERS.index(other), f"{own} is below {other}, and imports it"
 

@@ -66,7 +66,7 @@ def test_the_winner_is_used_under_cached_and_not_under_off(forgetful):
 def test_a_remembered_native_winner_has_its_knobs(forgetful):
     native = next(iter(chosen(CASE).values()))
     if native.engine != "host":
-        pytest.skip("reads the knob of the host engine")
+        pytest.skip("the knob that is set is the CPU engine's")
     jaxdnn.autotune(CASE.call, *CASE.primals())
     for path in entries(forgetful):
         stored = json.loads(path.read_text())

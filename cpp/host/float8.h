@@ -17,11 +17,12 @@ struct float8_e5m2 {
   uint8_t bits;
 };
 
+// XLA's threads flush subnormal floats to zero, so none may occur on the way.
 inline float widen(float8_e4m3fn value) {
   const uint32_t sign = uint32_t(value.bits & 0x80) << 24, magnitude = value.bits & 0x7f;
-  // The product moves the exponent from one bias to the other, of subnormal numbers too.
-  const float finite = bit_cast<float>(magnitude << 20) * 0x1p120f;
-  const uint32_t bits = magnitude == 0x7f ? 0x7fc00000 : bit_cast<uint32_t>(finite);
+  const uint32_t subnormal = bit_cast<uint32_t>(float(magnitude) * 0x1p-9f);
+  const uint32_t normal = (magnitude << 20) + ((127 - 7) << 23);
+  const uint32_t bits = magnitude == 0x7f ? 0x7fc00000 : magnitude < 8 ? subnormal : normal;
   return bit_cast<float>(bits | sign);
 }
 
@@ -41,7 +42,8 @@ inline float rounded_magnitude(float value, int mantissa, int least_exponent) {
 template <>
 inline float8_e4m3fn narrow<float8_e4m3fn>(float value) {
   const float rounded = rounded_magnitude(value, 3, -6);
-  const uint32_t finite = bit_cast<uint32_t>(rounded * 0x1p-120f) >> 20;
+  const uint32_t normal = (bit_cast<uint32_t>(rounded) - ((127 - 7) << 23)) >> 20;
+  const uint32_t finite = rounded < 0x1p-6f ? uint32_t(rounded * 0x1p9f) : normal;
   const uint32_t sign = bit_cast<uint32_t>(value) >> 24 & 0x80;
   return {uint8_t((rounded <= 448.0f && value == value ? finite : 0x7f) | sign)};
 }

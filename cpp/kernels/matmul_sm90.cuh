@@ -6,6 +6,8 @@
 //   cooperative      the consumers share a tile, 64 or 128 rows each:
 //                        producer   | copy tile 0 | copy tile 1 | ...            as far ahead as there are stages
 //                        consumers  | multiply tile 0 | epilogue 0 | multiply tile 1 | ...
+//                    With kStagger they start some stages apart, and stay so: while one is in its epilogue, the other
+//                    still multiplies
 //   ping-pong        each of two consumers takes every other tile, and takes turns at the tensor cores, so that one's
 //                    epilogue runs behind the other's multiplies:
 //                        consumer 0 | multiply tile 0 | epilogue 0      | multiply tile 2 | ...
@@ -38,6 +40,7 @@ struct MatmulSm90 {
     int m = 0, n = 0, k = 0, batches = 1;
     int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
     int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
+    int splits = 1;                    // of K; each split's sums are a matrix of their own (matmul_split.cuh)
 
     static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
     using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kAlongM, Config::kClusterN>;
@@ -52,7 +55,8 @@ struct MatmulSm90 {
     static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
     static constexpr int kRows = Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
     static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
-    static_assert(!Config::kPingpong || Config::kConsumers == 2, "two take turns");
+    static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
+    static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 };
 
 /// The work of one block: which tiles, and its place in the cluster.
@@ -65,7 +69,7 @@ struct MatmulBlock {
     unsigned shared;
     TileOrder order;
     unsigned tiles, first, stride;  // of clusters
-    int depth_blocks;               // stages that one tile takes
+    int depth_blocks;               // stages that one tile takes; past the end of K the copy engine fills in zeros
     int cluster_row, cluster_column;
 
     __device__ __forceinline__ explicit MatmulBlock(const Call& call, unsigned shared)
@@ -73,10 +77,11 @@ struct MatmulBlock {
         constexpr int kTallest = Config::kTileM * Config::kClusterM, kWidest = Call::kWidth * Config::kClusterN;
         order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
                  static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.group)};
-        tiles = order.rows * order.columns * call.batches;
+        tiles = order.rows * order.columns * call.batches * call.splits;
         first = blockIdx.x / Call::kCluster;
         stride = gridDim.x / Call::kCluster;
-        depth_blocks = (call.k + Call::ATile::kDepth - 1) / Call::ATile::kDepth;
+        const int depth = Call::ATile::kDepth * call.splits;
+        depth_blocks = (call.k + depth - 1) / depth;
         const int rank = Call::kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
         cluster_row = rank % Config::kClusterM;
         cluster_column = rank / Config::kClusterM;
@@ -95,22 +100,27 @@ struct MatmulBlock {
         unsigned short a_blocks = 0;
 #pragma unroll
         for (int i = 0; i < Config::kClusterN; ++i) a_blocks |= 1 << (cluster_row + i * Config::kClusterM);
+        ptx::tensor_map_prefetch(call.a);
+#pragma unroll
+        for (int i = 0; i < Config::kSums; ++i) ptx::tensor_map_prefetch(call.b[i]);
         const unsigned short b_blocks = ((1 << Config::kClusterM) - 1) << (cluster_column * Config::kClusterM);
         StagePosition<Config::kStages> position;
         for (unsigned index = first; index < tiles; index += stride) {
             const TilePosition tile = order[index];
             const int row = this->row(tile), column = this->column(tile);
+            const int batch = tile.batch / call.splits;
+            const int k_first = (tile.batch - batch * call.splits) * depth_blocks * Call::ATile::kDepth;
             for (int block = 0; block < depth_blocks; ++block) {
                 const unsigned full = barriers.full(position.stage);
                 const unsigned stage = shared + position.stage * Call::kStageBytes;
-                const int k = block * Call::ATile::kDepth;
+                const int k = k_first + block * Call::ATile::kDepth;
                 mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
                 ptx::mbarrier_arrive_expect(full, Call::kStageBytes);
-                Call::ATile::load(call.a, stage, full, cluster_column, a_blocks, k, row, tile.batch * call.a_batched);
+                Call::ATile::load(call.a, stage, full, cluster_column, a_blocks, k, row, batch * call.a_batched);
 #pragma unroll
                 for (int i = 0; i < Config::kSums; ++i) {
                     Call::BTile::load(call.b[i], stage + Call::ATile::kBytes + i * Call::BTile::kBytes, full,
-                                      cluster_row, b_blocks, k, column, tile.batch * call.b_batched);
+                                      cluster_row, b_blocks, k, column, batch * call.b_batched);
                 }
                 position.advance();
             }
@@ -149,6 +159,9 @@ struct MatmulBlock {
             index += consumer * stride;
             position.advance(consumer * depth_blocks);
             if (consumer == 1) ptx::barrier_arrive(1, 256);  // the first turn is consumer 0's
+        }
+        if constexpr (Config::kStagger > 0) {
+            if (consumer > 0 && depth_blocks > Config::kStagger) mbarrier_wait(barriers.full(Config::kStagger), 0);
         }
         for (; index < tiles; index += step) {
             float sums[kBlocks][Config::kTileN / 2];

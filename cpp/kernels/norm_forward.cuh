@@ -5,11 +5,12 @@
 //   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
-//     fetch row 0 .. row kStages-1 | wait row 0 | read it | fetch row kStages | sum | centred sum | write y | wait row 1 ...
+//     fetch row 0 .. row kStages-1 | wait row 0 | read it | fetch row kStages | moments | write y | wait row 1 ...
 //   With kStages == 0 rows are loaded straight into registers, and other blocks of the same multiprocessor hide the latency.
 //
-//   barriers         one for each sum over a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one
-//                    cluster barrier (all threads); none when a team is a warp or part of one
+//   barriers         one a row for a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one cluster
+//                    barrier (all threads); two where some threads have fewer columns than others, and the mean must
+//                    come before the deviations; none when a team is a warp or part of one
 //   shared memory    | slots of the sums, two phases | scale | bias | ring of x | ring of residual |
 //   registers        the row stays packed in its own type from the first pass to the last; scale and bias too
 //
@@ -43,7 +44,11 @@ struct NormForward {
     int blocks_per_group = 0;  // blocks of each part that share a group's rows
     typename Config::Compute inverse_columns = 0, epsilon = 0, scale_offset = 0;
 
-    using Sums = TeamSum<typename Config::Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster, 1>;
+    // Whether the mean and the squared deviations take one exchange: all threads then have the same number of columns.
+    static constexpr bool kMoments =
+        Config::kCentered && Config::kExact && Config::kThreadsPerRow * Config::kCluster <= 1024;
+    using Sums = TeamSum<typename Config::Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster,
+                         kMoments ? 2 : 1>;
     static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
     static constexpr int kRowBytes =
         static_cast<int>(sizeof(typename Config::X) + (Config::kResidual ? sizeof(typename Config::Residual) : 0)) *
@@ -210,26 +215,35 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
         Compute* const moments = call.moments + (group_rows + row) * Config::kParts * 2;
         if constexpr (Config::kStep == Step::apply) {
             merge_moments(moments, call, mean, total[0]);
-        } else {
-            team_sum(total);
-            if constexpr (Config::kCentered) {
+        } else if constexpr (Config::kCentered) {
+            constexpr Compute kOwn = kVector * kVectors;
+            if constexpr (Call::kMoments) {
+                mean = mean_of(total[0], kOwn, 1 / kOwn);
+            } else {
+                team_sum(total);
                 if constexpr (Config::kStep == Step::measure) {
                     mean = total[0] / static_cast<Compute>(team.end - team.rank * call.slice);
                 } else {
                     mean = mean_of(total[0], static_cast<Compute>(call.columns), call.inverse_columns);
                 }
-                total[0] = 0;
+            }
+            total[0] = 0;
 #pragma unroll
-                for (int v = 0; v < kVectors; ++v) {
-                    Compute values[kVector];
-                    packed[v].keep_packed();
-                    packed[v].unpack(values);
+            for (int v = 0; v < kVectors; ++v) {
+                Compute values[kVector];
+                packed[v].keep_packed();
+                packed[v].unpack(values);
 #pragma unroll
-                    for (int i = 0; i < kVector; ++i) values[i] = (values[i] - mean) * (values[i] - mean);
-                    if (team.holds(v)) total[0] += tree_sum(values);
-                }
+                for (int i = 0; i < kVector; ++i) values[i] = (values[i] - mean) * (values[i] - mean);
+                if (team.holds(v)) total[0] += tree_sum(values);
+            }
+            if constexpr (Call::kMoments) {
+                team_moments(team_sum, mean, total[0], kVector * kVectors);
+            } else {
                 team_sum(total);
             }
+        } else {
+            team_sum(total);
         }
         if constexpr (Config::kStep == Step::measure) {
             if (valid && team.lane == 0) {

@@ -100,7 +100,7 @@ struct Parameter {
         for (int v = 0; v < Config::kVectors; ++v) {
             if constexpr (kInRegisters) {
                 kept[v].clear();
-                if (team.holds(v)) kept[v].load_kept(source + team.column(v));
+                if (team.holds(v)) kept[v].load(source + team.column(v));
             }
             if constexpr (kInShared) slots.fetch(0, v, source + team.column(v), team.holds(v));
         }
@@ -118,7 +118,7 @@ struct Parameter {
                 slots.read(vector, 0, v);
             } else {
                 vector.clear();
-                if (team.holds(v)) vector.load_kept(source + team.column(v));
+                if (team.holds(v)) vector.load(source + team.column(v));
             }
             vector.unpack(values);
         }

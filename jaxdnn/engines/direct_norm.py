@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature
 
 MOST_CANDIDATES = 8
-Part = tuple[int, Literal["cluster", "launches"]]  # parts of a row, and how they add their sums
+Join = Literal["cluster", "launches"]
 
 
 class DirectNorm:
@@ -88,16 +88,17 @@ class Heuristic:
         found = self.forward_candidates() if self.forward else self.backward_candidates()
         return itertools.islice(dict.fromkeys(found), MOST_CANDIDATES)
 
-    def layouts(self) -> list[Part]:
-        """Parts of a row: one if a block can hold it, more if it can't or if the rows are too few to go round."""
-        columns, rows = self.problem.columns, self.problem.rows * self.problem.groups
+    def clusters(self) -> list[int]:
+        """Parts of a row in one launch: one if a block can hold it, more if not or if the rows are few."""
         parts = [1, 2, 4, MAX_CLUSTER] if self.target.compute_capability >= 90 else [1]
-        parts = [count for count in parts if count == 1 or columns >= 4096 * count]
-        spread = [count for count in parts if 2 * rows * count <= self.target.sm_count]
-        clusters: list[Part] = [(count, "cluster") for count in dict.fromkeys([*reversed(spread), *parts])]
-        return [*clusters, (-(-columns // 4096), "launches")] if columns > 4096 else clusters
+        parts = [count for count in parts if count == 1 or self.problem.columns >= 4096 * count]
+        return list(dict.fromkeys([*(count for count in reversed(parts) if self.few(count)), *parts]))
 
-    def layout(self, parts: int, join: Literal["cluster", "launches"], elements: int, threads: int) -> NormKnobs | None:
+    def few(self, parts: int) -> bool:
+        """Whether rows in so many parts leave half of the device idle all the same."""
+        return 2 * self.problem.rows * self.problem.groups * parts <= self.target.sm_count
+
+    def layout(self, parts: int, elements: int, threads: int, join: Join = "cluster") -> NormKnobs | None:
         """`elements` columns a thread, in blocks of at least `threads`; None if that is no layout."""
         vector = min(self.vector, elements)
         accesses = self.problem.columns // vector
@@ -111,58 +112,77 @@ class Heuristic:
         return NormKnobs(vector, -(-each // team), team, rows_per_block=rows, parts=parts, join=join)
 
     def forward_candidates(self) -> Iterator[NormKnobs]:
-        for part in self.layouts():
-            # 64 bytes of a row a thread, four accesses in flight; more in rows that 512 threads would not hold.
-            row_bytes = max(self.row_sizes) * self.problem.columns // part[0]
-            thread_bytes = next((size for size in (64, 128, 256) if row_bytes <= 512 * size), None)
-            if thread_bytes is None:
-                continue
-            elements = thread_bytes // max(self.row_sizes)
-            # Parameters that outweigh the rows are kept for several of them: layer_norm of 4096 x 16384 in bfloat16
-            # with float32 parameters, 3,673 GB/s against 3,346.
-            heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
-            # Two turns with a ring in rows of 2 to 16 KiB: 3,966 GB/s against 3,906 at 16384 x 4096 in bfloat16. One
-            # turn in longer ones: 3,905 against 3,874 at 8192 x 8192.
-            ringed = len(self.row_sizes) == 1 and row_bytes >= 2048 and (heavy or row_bytes < 16384)
-            ring = self.ring(part, elements, 4 if heavy and row_bytes >= 16384 else 2)
-            direct = self.direct(part, elements)
-            yield from (knobs for knobs in ([ring, direct] if ringed else [direct, ring]) if knobs)
+        # Parameters that outweigh the rows are kept for several of them: layer_norm of 4096 x 16384 in bfloat16 with
+        # float32 parameters, 3,673 GB/s against 3,346.
+        heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
+        size = max(self.row_sizes)
+        for parts in self.clusters():
+            row_bytes = size * self.problem.columns // parts
+            # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it. Two
+            # launches, which read x twice, overtake clusters of four blocks of 64 bytes: 2,526 GB/s at 512 x 131072 in
+            # bfloat16, against 2,253.
+            choices = [(64, 512), (128, 512), (64, 1024), (128, 1024)]
+            if parts > 2 and not self.few(parts):
+                choices = [(128, 512), (128, 1024)]
+            for thread_bytes, team_threads in choices:
+                if row_bytes > thread_bytes * team_threads:
+                    continue
+                elements = min(thread_bytes // size, thread_bytes // 4 * self.vector)
+                direct = self.direct(self.layout(parts, elements, 256))
+                if thread_bytes > 64:
+                    if direct and direct.threads * direct.blocks_per_sm >= 1024:
+                        yield direct
+                    continue
+                # Two turns with a ring in rows of 2 to 16 KiB: 3,966 GB/s against 3,906 at 16384 x 4096 in bfloat16.
+                # One turn in longer ones: 3,905 against 3,874 at 8192 x 8192.
+                ringed = len(self.row_sizes) == 1 and row_bytes >= 2048 and (heavy or row_bytes < 16384)
+                turns = 4 if heavy and row_bytes >= 16384 else 2
+                ring = self.ring(self.layout(parts, elements, 128), turns)
+                yield from (knobs for knobs in ([ring, direct] if ringed else [direct, ring]) if knobs)
+        yield from self.split(64 // size, self.direct)
 
-    def direct(self, part: Part, elements: int) -> NormKnobs | None:
+    def split(self, elements: int, complete: Callable[[NormKnobs | None], NormKnobs | None]) -> Iterator[NormKnobs]:
+        """Rows over two launches, in parts for 256 threads."""
+        parts = -(-self.problem.columns // (256 * elements))
+        knobs = complete(self.layout(parts, elements, 256, "launches")) if parts > 1 else None
+        if knobs is not None:
+            yield knobs
+
+    def direct(self, layout: NormKnobs | None) -> NormKnobs | None:
         """One turn, straight into registers, 1,024 threads on a multiprocessor."""
-        layout = self.layout(*part, elements, 256)
         if layout is None:
             return None
         layout = replace(layout, turns=1, blocks_per_sm=max(1, 1024 // layout.threads))
         return self.within_registers([layout, replace(layout, parameters="memory")], layout.blocks_per_sm)
 
-    def ring(self, part: Part, elements: int, turns: int) -> NormKnobs | None:
+    def ring(self, layout: NormKnobs | None, turns: int) -> NormKnobs | None:
         """Several turns, two stages, 512 threads on a multiprocessor."""
-        layout = self.layout(*part, elements, 128)
-        if layout is None or part[1] == "launches" or layout.vector * min(self.row_sizes) < 4:
+        if layout is None or layout.vector * min(self.row_sizes) < 4:
             return None
         layout = replace(layout, turns=turns, stages=2, blocks_per_sm=max(1, 512 // layout.threads))
         return self.within_registers([self.within_shared(layout)], 1)
 
     def backward_candidates(self) -> Iterator[NormKnobs]:
-        # 16 columns a thread; 32 in rows that 512 threads would not hold.
-        for team_threads in (512, 1024):
-            for part in self.layouts():
-                for elements in (16, 8, 32):
-                    knobs = self.backward(part, elements)
-                    if knobs is not None and knobs.threads_per_row <= team_threads:
-                        yield knobs
+        # 16 columns a thread; 32 in rows that 512 threads would not hold. One stage that is read twice leaves nothing
+        # in flight meanwhile: 2,987 GB/s at 4096 x 16384 in bfloat16 with float32 parameters, against 3,338 with two.
+        for stages in (2, 1):
+            for team_threads in (512, 1024):
+                for parts in self.clusters():
+                    for elements in (16, 8, 32):
+                        knobs = self.backward(self.layout(parts, elements // self.words, 256))
+                        if knobs and knobs.threads_per_row <= team_threads and (knobs.hold or knobs.stages >= stages):
+                            yield knobs
+        # Two launches overtake clusters of four: 2,051 GB/s at 2048 x 32768 in bfloat16, against 1,639.
+        yield from self.split(16 // self.words, self.backward)
 
-    def backward(self, part: Part, elements: int) -> NormKnobs | None:
+    def backward(self, layout: NormKnobs | None) -> NormKnobs | None:
         """The first variant that fits, fastest first: rows and parameters in registers, or either in shared memory."""
-        layout = self.layout(*part, elements // self.words, 256)
-        if layout is None:
+        if layout is None or (layout.parts > 2 and layout.join == "cluster"):
             return None
-        most = 1024 if elements == 8 else 512
-        layout = replace(layout, blocks_per_sm=max(1, most // layout.threads))
-        fewest = max(1, 512 // layout.threads)
-        if part[1] == "launches" or layout.vector * min(self.row_sizes) < 4:
-            return self.within_registers([layout, replace(layout, parameters="memory")], fewest)
+        wide = layout.vector * layout.vectors * self.words > 16
+        layout = replace(layout, blocks_per_sm=max(1, 512 // layout.threads))
+        if layout.join == "launches" or layout.vector * min(self.row_sizes) < 4:
+            return self.within_registers([layout, replace(layout, parameters="memory")], layout.blocks_per_sm)
         shapes = [layout]
         if layout.vector > 1 and layout.vector * min(self.row_sizes) >= 8:
             # Narrower accesses widen fewer numbers at a time.
@@ -170,15 +190,18 @@ class Heuristic:
         again = [replace(shape, hold=False) for shape in shapes]
         shared = [replace(shape, parameters="shared") for shape in again if self.shareable(shape)]
         memory = [replace(shape, parameters="memory") for shape in again]
-        for variants in ([layout], again, shared, memory):
-            knobs = self.within_registers(variants, fewest)
+        # With 32 columns a thread, narrow accesses and shared parameters first: 3,435 GB/s at 4096 x 16384 in bfloat16,
+        # against 3,330 with parameters in registers and 2,969 with wide accesses.
+        for variants in ([layout], shared[::-1], again, memory) if wide else ([layout], again, shared, memory):
+            knobs = self.within_registers(variants, layout.blocks_per_sm)
             knobs = knobs and self.within_registers([self.within_shared(self.staged(knobs))], 1)
-            if knobs is not None and (knobs.stages or not variants[0].parameters == "shared"):
+            if knobs is not None and (knobs.stages or variants[0].parameters != "shared"):
                 return knobs
         return None
 
     def shareable(self, knobs: NormKnobs) -> bool:
-        return all(knobs.vector * size >= 4 for size in self.parameter_sizes)
+        """Whether parameters can wait in shared memory: cp.async copies at least 4 bytes."""
+        return bool(self.parameter_sizes) and all(knobs.vector * size >= 4 for size in self.parameter_sizes)
 
     def staged(self, knobs: NormKnobs) -> NormKnobs:
         """Stages for 64 KiB in flight; one more where a stage is only free after the second pass."""

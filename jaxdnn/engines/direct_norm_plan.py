@@ -12,7 +12,7 @@ from jaxdnn.plan import Argument, Launch, Operand, Result, Scalar, Scratch
 from jaxdnn.spec import Signature
 
 MAX_GRID = 2**31 - 1
-REDUCE_THREADS = 1024  # norm_reduce.cuh: 32 columns x kShareLanes
+REDUCE_THREADS = 1024  # kReduceThreads in norm_reduce.cuh
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,19 @@ class Call:
         return self.spec.kind == "layer_norm"
 
     @property
+    def exact(self) -> bool:
+        """Whether every thread has the same number of columns."""
+        return self.knobs.parts * self.knobs.part_columns == self.problem.columns
+
+    @property
     def shared_memory(self) -> int:
         """What the kernel's own `kSharedBytes` says, which the unit asserts."""
         knobs = self.knobs
         compute = np.dtype(self.compute).itemsize
         slots = max(1, knobs.threads_per_row // 32) * knobs.cluster
-        values = 2 if self.layer_norm and not self.forward else 1
+        # norm_forward.cuh, kMoments; the two sums of norm_backward.cuh
+        paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
+        values = 2 if self.layer_norm and paired else 1
         sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
         ring = knobs.stages * knobs.part_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
         combine = 0
@@ -168,7 +175,7 @@ class Call:
             flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
             flags |= {"Hold": knobs.hold}
         flags |= {"ScaleOffset": spec.scale_offset != 0}
-        flags |= {"Exact": self.slice == knobs.part_columns and self.slice * knobs.parts == self.problem.columns}
+        flags |= {"Exact": self.exact}
         numbers = {
             "Vector": knobs.vector,
             "Vectors": knobs.vectors,
@@ -221,16 +228,18 @@ class Call:
             parameters += [share, result]
             body.append(
                 f"    if (blockIdx.y == {row}) "
-                f"jaxdnn::sum_shares({share.field}, {result.field}, columns, blocks_per_group);\n"
+                f"jaxdnn::sum_shares({share.field}, {result.field}, columns, blocks_per_group, lanes);\n"
             )
         parameters += [p for p in self.sizes() if p.field in ("columns", "blocks_per_group")]
+        lanes = min(32, 1 << (self.blocks_per_group - 1).bit_length())
+        parameters.append(Parameter("int", "lanes", Scalar("int32", lanes)))
         text = (
             f'extern "C" __global__ void __launch_bounds__({REDUCE_THREADS})\n'
             + signature_text("norm_reduce", parameters)
             + "".join(body)
             + "}\n"
         )
-        tiles = -(-self.problem.columns // 32)
+        tiles = -(-self.problem.columns // (REDUCE_THREADS // lanes))
         launch = Launch(
             kernel="norm_reduce",
             arguments=tuple(p.argument for p in parameters),

@@ -25,7 +25,12 @@ _CODES = {name: code for code, name in enumerate((*(operation.name for operation
 _REDUCTIONS = (None, "sum", "max", "min")
 
 # The least and greatest value of the integers that registers don't hold.
-_RANGES = {"int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1)}
+_RANGES = {
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+}
 
 
 def register_type(dtype: str) -> str:

@@ -84,7 +84,9 @@ class Functor:
 
 def register_type(dtype: str) -> str:
     """The C++ type that a kernel computes values of `dtype` in."""
-    return {"float32": "float", "float64": "double", "bool": "bool"}.get(dtype, "float" if kind(dtype) == "f" else dtype)
+    return {"float32": "float", "float64": "double", "bool": "bool"}.get(
+        dtype, "float" if kind(dtype) == "f" else dtype
+    )
 
 
 def functor(program: Program, name: str = "Epilogue") -> Functor:

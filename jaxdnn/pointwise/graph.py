@@ -80,7 +80,8 @@ class Graph:
             else:
                 where = source_info_util.summarize(equation.source_info)
                 results = [
-                    self.add(name, *_type(out.aval), tuple(arguments), equation.params, where) for out in equation.outvars
+                    self.add(name, *_type(out.aval), tuple(arguments), equation.params, where)
+                    for out in equation.outvars
                 ]
             environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]

@@ -34,7 +34,9 @@ def _broadcast_in_dim(node: Node, dimensions: Dimensions) -> Dimensions:
 def _reshape(node: Node, dimensions: Dimensions) -> Dimensions:
     source = node.inputs[0]
     if [size for size in node.shape if size != 1] != [size for size in source.shape if size != 1]:
-        raise node.unsupported(f"it reshapes {source.shape} to {node.shape}; only dimensions of size one may come and go")
+        raise node.unsupported(
+            f"it reshapes {source.shape} to {node.shape}; only dimensions of size one may come and go"
+        )
     long = iter(dimension for dimension, size in zip(dimensions, node.shape, strict=True) if size != 1)
     return tuple(None if size == 1 else next(long) for size in source.shape)
 
@@ -135,7 +137,9 @@ def lower(build: Builder, node: Node, dimensions: Dimensions, values: Sequence[i
     if rule := REWRITTEN.get(node.primitive):
         return rule(build, node, *values)
     if node.primitive in REDUCTIONS:
-        raise node.unsupported("a reduction can only be the last step of what is returned, over the whole output's shape")
+        raise node.unsupported(
+            "a reduction can only be the last step of what is returned, over the whole output's shape"
+        )
     if node.primitive not in TABLE:
         raise node.unsupported(f"it can't be part of a kernel. These can: {', '.join(SUPPORTED)}")
     dtype = node.inputs[0].dtype

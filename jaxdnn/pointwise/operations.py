@@ -77,8 +77,12 @@ OPERATIONS = (
     Operation("mul", "fiu", "{0} * {1}", "math::multiply({0}, {1})", arity=2, fold=np.multiply),
     Operation("div", "fiu", "math::divide({0}, {1})", "math::divide({0}, {1})", arity=2),
     Operation("rem", "fiu", "math::remainder({0}, {1})", "math::remainder({0}, {1})", arity=2),
-    Operation("max", "fiub", "math::maximum({0}, {1})", "math::maximum({0}, {1})", arity=2, exact=True, fold=np.maximum),
-    Operation("min", "fiub", "math::minimum({0}, {1})", "math::minimum({0}, {1})", arity=2, exact=True, fold=np.minimum),
+    Operation(
+        "max", "fiub", "math::maximum({0}, {1})", "math::maximum({0}, {1})", arity=2, exact=True, fold=np.maximum
+    ),
+    Operation(
+        "min", "fiub", "math::minimum({0}, {1})", "math::minimum({0}, {1})", arity=2, exact=True, fold=np.minimum
+    ),
     Operation("neg", "fiu", "-{0}", "math::negate({0})", exact=True, fold=np.negative),
     Operation("abs", "fiu", "math::abs({0})", "math::abs({0})", exact=True, fold=np.abs),
     Operation("sign", "fiu", "math::sign({0})", "math::sign({0})", exact=True),

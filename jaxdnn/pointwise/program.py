@@ -164,7 +164,9 @@ def collapse(
       groups: how many of the output's dimensions, in order, are batch, row and column dimensions.
     """
     if len(shape) != program.rank or sum(groups) != program.rank:
-        raise ValueError(f"collapse: groups {groups} of shape {tuple(shape)}, for a program of {program.rank} dimensions")
+        raise ValueError(
+            f"collapse: groups {groups} of shape {tuple(shape)}, for a program of {program.rank} dimensions"
+        )
     ends = np.cumsum((0, *groups)).tolist()
     members = [range(ends[g], ends[g + 1]) for g in range(3)]
     names = ("batch", "row", "column")

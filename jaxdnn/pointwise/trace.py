@@ -73,9 +73,7 @@ def trace(
     except (TypeError, ValueError) as error:
         raise type(error)(f"{title}: {error}") from None
     arguments = [Argument(name, aval.dtype.name) for name, aval in zip(names, avals, strict=True)]
-    return Program(
-        tuple(arguments[:count]), tuple(arguments[count:]), instructions, outputs, len(shape), tree, title
-    )
+    return Program(tuple(arguments[:count]), tuple(arguments[count:]), instructions, outputs, len(shape), tree, title)
 
 
 # An output whose value is still missing, and the node that it is the value of.

@@ -8,7 +8,7 @@
 //   };
 //
 // Operands come widened exactly to float32, results leave rounded once to their own types. Each warp works on
-// 16 rows x `kColumns` at a time: all operands of that piece are fetched, the functor runs on each element, and the
+// 16 rows x `kColumns` at a time: the operands are fetched 32 columns at a time, the functor runs on each element, and the
 // results go out through the warp's own slots of shared memory and the copy engine, or straight to memory. No warp waits
 // for another.
 #pragma once
@@ -169,6 +169,40 @@ struct OperandPieces<kIndex, TypeList<First, Rest...>, kPairs> {
     }
 };
 
+/// The values of all operands for one element.
+template <int kIndex, class Operands>
+__device__ __forceinline__ void operands_at(const OperandAddress* addresses, const Place& place, float* to) {
+    if constexpr (kIndex < Operands::kCount) {
+        using Operand = typename TypeAt<kIndex, Operands>::Type;
+        using T = typename Operand::Type;
+        constexpr Broadcast kBroadcast = Operand::kBroadcast;
+        long long offset = place.batch * addresses[kIndex].batch_stride;
+        if constexpr (kBroadcast == Broadcast::column || kBroadcast == Broadcast::full) {
+            offset += place.row * addresses[kIndex].row_stride;
+        }
+        if constexpr (kBroadcast == Broadcast::row || kBroadcast == Broadcast::full) offset += place.column;
+        to[kIndex] = Packed<T>::widen(Packed<T>::load(static_cast<const T*>(addresses[kIndex].data) + offset));
+        operands_at<kIndex + 1, Operands>(addresses, place, to);
+    }
+}
+
+/// Rounds one element of each result.
+template <int kIndex, class Results>
+__device__ __forceinline__ void store_results(const ResultAddress* addresses, long long offset, const float* values) {
+    if constexpr (kIndex < Results::kCount) {
+        using T = typename TypeAt<kIndex, Results>::Type;
+        unsigned words[Packed<T>::kWords];
+        Packed<T>::round(values[kIndex], 0.0f, words);
+        T* const to = static_cast<T*>(addresses[kIndex].data) + offset;
+        if constexpr (sizeof(T) == 2) {
+            ptx::store_2(to, words);
+        } else {
+            ptx::store_4(to, words);
+        }
+        store_results<kIndex + 1, Results>(addresses, offset, values);
+    }
+}
+
 /// One result's piece of 16 rows in shared memory, swizzled as its tensor map says: by 128 bytes, or by 64 when its rows
 /// are that short.
 template <class T, int kColumns>
@@ -260,6 +294,7 @@ struct ResultWriter {
     using Operands = typename Config::Operands;
     using Results = typename Config::Results;
     static constexpr int kColumns = Config::kStoreColumns;
+    static constexpr int kFetched = 32;  // columns of operands that wait in registers
     static constexpr int kOperands = Operands::kCount > 0 ? Operands::kCount : 1;
     static constexpr int kResults = Results::kCount;
     static constexpr int kSharedBytes = Config::kTensorStore ? ResultSlots<Results, kColumns, Config::kSlots>::kBytes : 0;
@@ -280,14 +315,16 @@ struct ResultWriter {
         for (int piece = 0; piece < kWidth / kColumns; ++piece) {
             const int left = column + piece * kColumns;
             const int first = left + lane % 4 * 2;
-            OperandPieces<0, Operands, kColumns / 8> values;
-            values.fetch(operands, row + lane / 4, first, batch, rows, columns);
+            OperandPieces<0, Operands, kFetched / 8> values;
             if constexpr (Config::kTensorStore) {
                 if (lane == 0) ptx::bulk_wait_read<Config::kSlots - 1>();
                 ptx::warp_sync();
             }
 #pragma unroll
             for (int step = 0; step < kColumns / 16; ++step) {
+                if (step % (kFetched / 16) == 0) {
+                    values.fetch(operands, row + lane / 4, first + step * 16, batch, rows, columns);
+                }
                 float out[kResults][2][2][2];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
@@ -296,7 +333,7 @@ struct ResultWriter {
                     float sum[Config::kSums], operand[kOperands], result[kResults];
 #pragma unroll
                     for (int s = 0; s < Config::kSums; ++s) sum[s] = sums[s * (kWidth / 2) + index];
-                    values.values(r, step * 2 + pair, side, operand);
+                    values.values(r, (step * 2 + pair) % (kFetched / 8), side, operand);
                     const Place place{row + lane / 4 + 8 * r, first + step * 16 + pair * 8 + side, batch};
                     Config::Epilogue::apply(sum, operand, place, result);
 #pragma unroll

@@ -71,17 +71,6 @@ struct Vector {
         }
     }
 
-    __device__ __forceinline__ void load_kept(const T* source) {
-#pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-            const char* address = reinterpret_cast<const char*>(source) + chunk * kChunkBytes;
-            if constexpr (kChunkBytes == 16) ptx::load_kept_16(words + chunk * kChunkWords, address);
-            if constexpr (kChunkBytes == 8) ptx::load_8(words, address);
-            if constexpr (kChunkBytes == 4) ptx::load_4(words, address);
-            if constexpr (kChunkBytes == 2) ptx::load_2(words, address);
-        }
-    }
-
     __device__ __forceinline__ void store(T* destination) const {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {

@@ -1,0 +1,204 @@
+"""Runs pointwise programs: as bytecode on the host, and as emitted CUDA source, compiled as C++ for the CPU."""
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxdnn import _native, lowering
+from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar
+from jaxdnn.pointwise import Load, Output, Program, bytecode, collapse, functor, trace
+
+SHIM = Path(__file__).parent / "cuda_shim"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, the shape of its output, and the arrays that it is applied to: first accumulators, then operands."""
+
+    function: Callable[..., Any]
+    shape: tuple[int, ...]
+    sums: tuple[np.ndarray, ...]
+    operands: tuple[np.ndarray, ...] = ()
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        rank = len(self.shape)
+        return max(0, rank - 2), int(rank > 1), int(rank > 0)
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """Batches, rows and columns."""
+        batch, row, _ = self.groups
+        return prod(self.shape[:batch]), prod(self.shape[batch : batch + row]), prod(self.shape[batch + row :])
+
+    def program(self) -> Program:
+        program = trace(self.function, self.shape, [array.dtype for array in self.sums], self.operands)
+        collapsed = collapse(program, self.shape, [array.shape for array in self.operands], self.groups)
+        assert isinstance(collapsed, Program), collapsed
+        return collapsed
+
+    def expected(self) -> list[np.ndarray]:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(self.function)(*self.sums, *self.operands))]
+
+
+def _strides(output: Output, extents: tuple[int, int, int]) -> tuple[int, ...]:
+    """Of a dense array of the dimensions that are not reduced."""
+    sizes = [1 if axis in output.axes else size for axis, size in enumerate(extents)]
+    return tuple(0 if axis in output.axes else prod(sizes[axis + 1 :]) for axis in range(3))
+
+
+def _partial_dtype(program: Program, output: Output) -> str:
+    """What a result is stored as by the kernel: reductions stay in the program's own type."""
+    value = program.instructions[output.value].dtype
+    if output.reduction is None:
+        return output.dtype
+    return "float32" if "float" in value and value != "float64" else value
+
+
+def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
+    """By the interpreter, through XLA."""
+    program, extents = call.program(), call.extents
+    words = np.array(bytecode(program), np.int64)
+    reduces = any(output.reduction for output in program.outputs)
+    _, rows, columns = extents
+    if reduces:  # one task does it all
+        assert extents[0] == 1
+        task_rows = rows
+    arguments: list[Any] = [Operand(0)]
+    arguments += [
+        _int64(n) for n in (rows, columns, task_rows, len(call.sums), len(program.loads), len(program.outputs))
+    ]
+    for number, array in enumerate(call.sums):
+        arguments += [Operand(1 + number), _int64(rows * columns), _int64(columns), _int64(array.dtype.itemsize)]
+    for load in program.loads:
+        strides = load.strides(call.operands[load.operand].shape)
+        arguments += [Operand(1 + len(call.sums) + load.operand), *map(_int64, strides)]
+    types = []
+    for number, output in enumerate(program.outputs):
+        arguments += [Result(number), *map(_int64, _strides(output, extents))]
+        types.append(jax.ShapeDtypeStruct(output.shape(call.shape), _partial_dtype(program, output)))
+    launch = Launch("pointwise", tuple(arguments), (extents[0] * -(-rows // task_rows), 1, 1))
+    plan = Plan("pointwise", "", isa, (launch,))
+    with jax.default_device(jax.devices("cpu")[0]):
+        # The words as bytes: without `jax_enable_x64` there is no int64 array.
+        results = _execute(plan, tuple(types), words.view(np.uint8), *call.sums, *call.operands)
+    return [np.asarray(result).astype(output.dtype) for result, output in zip(results, program.outputs, strict=True)]
+
+
+def _int64(value: int) -> Scalar:
+    return Scalar("int64", value)
+
+
+_plan_p = Primitive("plan")
+_plan_p.multiple_results = True
+_plan_p.def_abstract_eval(lambda *_, types, **__: [ShapedArray(t.shape, t.dtype) for t in types])
+mlir.register_lowering(_plan_p, lambda ctx, *operands, plan, types: lowering.custom_call(ctx, plan, operands))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _execute(plan: Plan, types: tuple[jax.ShapeDtypeStruct, ...], *arrays: Any) -> list[jax.Array]:
+    return _plan_p.bind(*arrays, plan=plan, types=types)
+
+
+# ---- Emitted source ----------------------------------------------------------------------------------------------------
+
+_UNIT_HEAD = """
+#include "cuda.h"
+#include "core/math.cuh"
+
+namespace jaxdnn {
+struct Element {
+    void* array;
+    long long i;
+    template <class T> operator T&() const { return static_cast<T*>(array)[i]; }
+};
+struct Elements {
+    void* const* arrays;
+    long long i;
+    Element operator[](int k) const { return {arrays[k], i}; }
+};
+struct Place { long long batch, row, column; };
+template <class Functor>
+void run(void* const* sums, void* const* operands, void* const* results, const long long* extents) {
+    long long i = 0;
+    for (long long batch = 0; batch < extents[0]; ++batch)
+        for (long long row = 0; row < extents[1]; ++row)
+            for (long long column = 0; column < extents[2]; ++column, ++i) {
+                Elements result{results, i};
+                Functor::apply(Elements{sums, i}, Elements{operands, i}, Place{batch, row, column}, result);
+            }
+}
+}
+"""
+
+_NUMPY = {"float": "float32", "double": "float64"}
+
+
+class Emitted:
+    """The functors of many calls, compiled in one unit; call number k runs as `run(k)`."""
+
+    def __init__(self, calls: Sequence[Call], folder: Path) -> None:
+        self.calls = list(calls)
+        self.programs = [call.program() for call in self.calls]
+        self.functors = [functor(program, f"Functor{k}") for k, program in enumerate(self.programs)]
+        headers = folder / "core"
+        headers.mkdir(parents=True)
+        (headers / "math.cuh").write_text(_native.kernel_headers()["core/math.cuh"])
+        unit = _UNIT_HEAD + "".join(
+            f"namespace jaxdnn {{ {emitted.source} }}\n"
+            f'extern "C" void run{k}(void* const* s, void* const* o, void* const* r, const long long* e) '
+            f"{{ jaxdnn::run<jaxdnn::Functor{k}>(s, o, r, e); }}\n"
+            for k, emitted in enumerate(self.functors)
+        )
+        source, library = folder / "unit.cc", folder / "unit.so"
+        source.write_text(unit)
+        flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{SHIM}", f"-I{folder}"]
+        subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
+        self.library = ctypes.CDLL(str(library))
+
+    def run(self, k: int) -> list[np.ndarray]:
+        call, program, emitted = self.calls[k], self.programs[k], self.functors[k]
+        sums = [np.ascontiguousarray(array.astype(_register(array.dtype.name))) for array in call.sums]
+        operands = [
+            np.ascontiguousarray(self._spread(call, field.load).astype(_NUMPY.get(field.register, field.register)))
+            for field in emitted.operands
+        ]
+        results = [np.zeros(call.extents, _NUMPY.get(type_, type_)) for type_ in emitted.results]
+        getattr(self.library, f"run{k}")(
+            _pointers(sums), _pointers(operands), _pointers(results), (ctypes.c_longlong * 3)(*call.extents)
+        )
+        return [_finished(*pair, call.shape) for pair in zip(results, program.outputs, strict=True)]
+
+    @staticmethod
+    def _spread(call: Call, load: Load) -> np.ndarray:
+        operand = np.ascontiguousarray(call.operands[load.operand])
+        strides = [stride * operand.itemsize for stride in load.strides(operand.shape)]
+        return np.lib.stride_tricks.as_strided(operand, call.extents, strides)
+
+
+def _register(dtype: str) -> str:
+    return "float32" if "float" in dtype and dtype != "float64" else dtype
+
+
+def _finished(values: np.ndarray, output: Output, shape: tuple[int, ...]) -> np.ndarray:
+    """Reduced and rounded, as a kernel does when it stores."""
+    with np.errstate(all="ignore"):
+        if output.reduction:
+            reduce = {"sum": np.sum, "max": np.max, "min": np.min}[output.reduction]
+            values = reduce(values, axis=output.axes, **({"dtype": values.dtype} if output.reduction == "sum" else {}))
+        return values.astype(output.dtype).reshape(output.shape(shape))
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> Any:
+    return (ctypes.c_void_p * max(1, len(arrays)))(*(array.ctypes.data for array in arrays))
