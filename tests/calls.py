@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdnn import CUSTOM_CALLS, explain, options
 from jaxdnn.engines import ENGINES
 from jaxdnn.planning.calls import Call, find_differentiated_calls
 
@@ -20,6 +21,19 @@ def calls_of(case: Any, mapped: tuple[int | None, ...] | None = None) -> tuple[C
         arrays = [jax.ShapeDtypeStruct(size + a.shape, a.dtype) for size, a in zip(sizes, arrays, strict=True)]
         function = jax.vmap(case.call, mapped)
     return tuple(find_differentiated_calls(function, *arrays))
+
+
+def native_calls(text: str) -> int:
+    """How many of our custom calls a compiled program has."""
+    return sum(text.count(f'custom_call_target="{name}"') for name in CUSTOM_CALLS)
+
+
+def expected_native_calls(case: Any, engine: str, *, differentiated: bool) -> int:
+    """How many calls of a case `engine` serves here; `test_golden_coverage` pins which it should."""
+    with options(engine=engine):
+        forward, both = explain(case.call, *case.primals()).sections
+    _, calls = both if differentiated else forward
+    return sum(call.engine == engine != "xla" for call in calls)
 
 
 def configurations(engine: Any, call: Call, target: Any) -> list[Any]:

@@ -9,14 +9,12 @@ import numpy as np
 from jax import lax
 
 # Names of jax.nn's activations, and of what is built from them; functions of one array.
+_ACTIVATIONS = """
+relu relu6 silu softplus elu selu celu leaky_relu hard_tanh hard_sigmoid hard_swish mish sigmoid log_sigmoid soft_sign
+squareplus tanh sparse_plus sparse_sigmoid identity
+"""
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    **{
-        name: getattr(jax.nn, name)
-        for name in (
-            "relu relu6 silu softplus elu selu celu leaky_relu hard_tanh hard_sigmoid hard_swish mish sigmoid log_sigmoid "
-            "soft_sign squareplus tanh sparse_plus sparse_sigmoid identity"
-        ).split()
-    },
+    **{name: getattr(jax.nn, name) for name in _ACTIVATIONS.split()},
     "gelu tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu erf": lambda x: jax.nn.gelu(x, approximate=False),
     "softcap": lambda x: 30 * jnp.tanh(x / 30),
@@ -30,13 +28,11 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 # Functions of one floating array.
-FLOATING: dict[str, Callable[..., Any]] = {
-    name: getattr(lax, name)
-    for name in (
-        "abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor is_finite log log1p logistic "
-        "neg rsqrt sign sin sinh sqrt square tan tanh"
-    ).split()
-}
+_FLOATING = """
+abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor is_finite log log1p logistic
+neg rsqrt sign sin sinh sqrt square tan tanh
+"""
+FLOATING: dict[str, Callable[..., Any]] = {name: getattr(lax, name) for name in _FLOATING.split()}
 FLOATING |= {
     "round half even": jnp.round,
     "round half away": lax.round,
@@ -58,9 +54,10 @@ FLOATING |= {
 }
 
 # Functions of two arrays of one floating dtype.
-PAIRS: dict[str, Callable[..., Any]] = {
-    name: getattr(lax, name) for name in "add atan2 div eq ge gt le lt max min mul ne pow rem sub".split()
-}
+_PAIRS = """
+add atan2 div eq ge gt le lt max min mul ne pow rem sub
+"""
+PAIRS: dict[str, Callable[..., Any]] = {name: getattr(lax, name) for name in _PAIRS.split()}
 PAIRS |= {
     "mod": jnp.mod,
     "floor divide": jnp.floor_divide,
@@ -76,15 +73,13 @@ PAIRS |= {
 }
 
 # Functions of two arrays of one integer dtype.
-INTEGERS: dict[str, Callable[..., Any]] = {
-    name: getattr(lax, name)
-    for name in (
-        "add bitwise_and bitwise_or bitwise_xor div eq ge gt le lt max min mul ne rem shift_left "
-        "shift_right_arithmetic shift_right_logical sub"
-    ).split()
-}
+_INTEGERS = """
+add bitwise_and bitwise_or bitwise_xor div eq ge gt le lt max min mul ne rem shift_left  shift_right_arithmetic
+shift_right_logical sub
+"""
+INTEGERS: dict[str, Callable[..., Any]] = {name: getattr(lax, name) for name in _INTEGERS.split()}
 INTEGERS |= {
-    "one": lambda x, _: (lax.neg(x), lax.abs(x), lax.sign(x), lax.bitwise_not(x), lax.population_count(x), lax.clz(x)),
+    "one": lambda x, _: (lax.neg(x), jnp.abs(x), lax.sign(x), lax.bitwise_not(x), lax.population_count(x), lax.clz(x)),
     "power": lambda x, _: x**3,
     "floor divide": jnp.floor_divide,
     "mod": jnp.mod,
@@ -99,8 +94,10 @@ INTEGERS |= {
 
 # Values that functions are singular at, or overflow near.
 SPECIAL = np.array(
-    [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3.4e38, -3.4e38, 1.2e-38, -1.2e-38]
-    + [88.5, 89, -87, -104, 1e-8, -1e-8, 11, -11, 1e10, -1e10, 2**31, -(2.0**31), 300, -300, 448, 464, 65504, 65520],
+    (
+        *(0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, -0.5, 1.5, 2.5, -2.5, 3.4e38, -3.4e38, 1.2e-38, -1.2e-38),
+        *(88.5, 89, -87, -104, 1e-8, -1e-8, 11, -11, 1e10, -1e10, 2**31, -(2.0**31), 300, -300, 448, 464, 65504, 65520),
+    ),
     np.float32,
 )
 

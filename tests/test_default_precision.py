@@ -9,7 +9,7 @@ from subprocesses import TESTS, run_python
 from test_vjp import arguments, vjp
 
 CASES = [
-    NormCase("layer_norm", (9, 48), scale=F32, bias=F32, statistics=True),
+    NormCase("layer_norm", (3, 17), scale=F32, bias=F32, statistics=True),
     NormCase("rms_norm", (9, 48), x=BF16, scale=F32, residual=BF16),
 ]
 
@@ -30,7 +30,8 @@ assert jaxdnn.layer_norm(np.ones((2, 8))).dtype == jnp.float32
 for i, case in enumerate(here.CASES):
     with jaxdnn.options(engine=sys.argv[3]):
         results = jax.jit(lambda *a: vjp(as_tuple(case.call), *a))(*arguments(case))
-        jax.hessian(lambda x: jnp.sum(jnp.sin(as_tuple(case.call)(x, *case.primals()[1:])[0])))(case.primals()[0])
+        if case.rows * case.columns < 100:
+            jax.hessian(lambda x: jnp.sum(jnp.sin(as_tuple(case.call)(x, *case.primals()[1:])[0])))(case.primals()[0])
     leaves = jax.tree.leaves(results)
     assert all(leaf.dtype != jnp.float64 for leaf in leaves)
     np.savez(f"{sys.argv[2]}/{i}.npz", *[np.asarray(leaf, np.float32) for leaf in leaves])

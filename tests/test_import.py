@@ -17,7 +17,7 @@ def test_import_takes_no_time():
     """Less than 0.2 s beyond that of JAX, in the processor's time: the wall's depends on who else is running."""
     source = "import time, jax; t = time.process_time(); import jaxdnn; print(time.process_time() - t)"
     run_python(source)  # writes the bytecode
-    taken = [float(run_python(source)) for _ in range(5)]
+    taken = [float(run_python(source)) for _ in range(3)]
     assert statistics.median(taken) < 0.2, taken
 
 
@@ -45,9 +45,8 @@ print(json.dumps([xla_bridge.backends_are_initialized(), loaded() == before,
     [
         f"import jaxdnn, jax; {USE}",
         f"import jax; jax.devices(); import jaxdnn; {USE}",
-        f"import jax, jaxdnn; jax.devices('cpu'); {USE}",
     ],
-    ids=["before the backend", "after the backend", "between"],
+    ids=["before the backend", "after the backend"],
 )
 def test_handlers_are_registered_in_any_order(source):
     run_python(source)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import native_calls
 from cases import BF16, F32, NormCase
 from checking import as_tuple, assert_close, engines, platform
 from test_forward import forward, primals
@@ -66,8 +67,7 @@ def test_other_options_trace_again():
 
 
 def custom_calls(function, *arguments):
-    text = jax.jit(function).lower(*arguments).compile().as_text()
-    return sum(text.count(f'custom_call_target="{name}"') for name in jaxdnn.CUSTOM_CALLS)
+    return native_calls(jax.jit(function).lower(*arguments).compile().as_text())
 
 
 @pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")

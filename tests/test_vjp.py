@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from calls import expected_native_calls, native_calls
 from cases import CASES, EMPTY, NOT_FINITE
 from checking import check, engines
 
@@ -18,4 +19,5 @@ def arguments(case):
 @pytest.mark.parametrize("engine", engines())
 @pytest.mark.parametrize("case", [*CASES, *EMPTY, *NOT_FINITE], ids=str)
 def test_vjp(case, engine):
-    check(vjp, case, arguments, engine)
+    text = check(vjp, case, arguments, engine)
+    assert native_calls(text) == expected_native_calls(case, engine, differentiated=True)

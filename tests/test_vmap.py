@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import native_calls
 from cases import BF16, F32, F64, SMALL, NormCase
-from checking import check, engines
+from checking import as_tuple, check, engines, platform
 
 MAPPED = 3
 
@@ -153,6 +154,15 @@ def test_zero_mapped():
     gradient = jax.grad(lambda x, scale: jnp.sum(case.call(x, scale)), (0, 1))
     d_x, d_scale = jax.vmap(gradient, (0, None))(x, np.ones(5, np.float32))
     assert (d_x.shape, d_scale.shape) == ((0, 2, 5), (0, 5))
+
+
+@pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
+@pytest.mark.parametrize("axes", [(0, None, None), (0, 0, None), (0, 0, 0), (None, 0, 0)], ids=str)
+def test_mapped_calls_run_natively(axes):
+    case = NormCase("layer_norm", (4, 24), scale=F32, bias=F32)
+    gradient = jax.value_and_grad(weighted(as_tuple(case.call)), (0, 1, 2))
+    text = jax.jit(jax.vmap(gradient, axes)).lower(*stacked(case, axes)).compile().as_text()
+    assert native_calls(text) == 2
 
 
 def test_rows_are_absorbed():

@@ -1,7 +1,8 @@
-// D[b] = epilogue(A[b] * B[b]) on Hopper's tensor cores; also epilogue(A * B, A * B') with both sums in one pass over A.
+// D[b] = epilogue(A[b] * B[b]) on Hopper's tensor cores; also epilogue(A * B, A * B'): both sums in one pass over A.
 //
-//   grid             one block a multiprocessor, in clusters of kClusterM x kClusterN; each works through tiles in the order
-//                    of core/scheduler.cuh. The blocks of a cluster take neighbouring tiles, and share operands by multicast
+//   grid             at most one block a multiprocessor, in clusters of kClusterM x kClusterN. Each works through tiles
+//                    in the order of core/scheduler.cuh. The blocks of a cluster take neighbouring tiles, and share
+//                    operands by multicast
 //   warp groups      kConsumers that multiply, then one producer, of which one thread works: it starts the copies
 //   cooperative      the consumers share a tile, 64 or 128 rows each:
 //                        producer   | copy tile 0 | copy tile 1 | ...            as far ahead as there are stages
@@ -53,7 +54,8 @@ struct MatmulSm90 {
     static constexpr int kSlotsAt = Config::kStages * kStageBytes;
     static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * ResultWriter<Config>::kSharedBytes;
     static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
-    static constexpr int kRows = Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
+    static constexpr int kRows =
+        Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
     static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
     static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
     static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
@@ -146,8 +148,9 @@ struct MatmulBlock {
         constexpr int kBlocks = Call::kRows / 64;
         using Multiply = Wgmma<Config::kTileN>;
         const int warp = ptx::uniform(threadIdx.x / 32 % 4);
-        ResultWriter<Config> writer{call.operands, call.results, call.m, call.n,
-                                    shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
+        ResultWriter<Config> writer{
+            call.operands, call.results, call.m, call.n,
+            shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
         const int own_rows = Config::kPingpong ? 0 : consumer * Call::kRows;
         const unsigned long long a_first = Call::ATile::descriptor(shared) + own_rows * 128 / 16;
         const unsigned long long b_first = Call::BTile::descriptor(shared + Call::ATile::kBytes);

@@ -151,17 +151,16 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     const XRing x_ring(shared + Call::kRowsAt);
     const YRing y_ring(shared + Call::kRowsAt + XRing::kSharedBytes);
     const SumRing sum_ring(shared + Call::kRowsAt + XRing::kSharedBytes + YRing::kSharedBytes);
+    const auto fetch_vector = [&](long long row, int stage, int v) {
+        const bool active = row < team.end_row && team.holds(v);
+        const long long at = (row < team.end_row ? row * columns : 0) + team.column(v);
+        if constexpr (Call::kReadX) x_ring.fetch(stage, v, x + at, active);
+        y_ring.fetch(stage, v, d_y + at, active);
+        if constexpr (Config::kDSum) sum_ring.fetch(stage, v, d_sum + at, active);
+    };
     const auto fetch = [&](long long row, int stage) {
-        const bool valid = row < team.end_row;
-        const long long offset = valid ? row * columns : 0;
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-            const bool active = valid && team.holds(v);
-            const long long at = offset + team.column(v);
-            if constexpr (Call::kReadX) x_ring.fetch(stage, v, x + at, active);
-            y_ring.fetch(stage, v, d_y + at, active);
-            if constexpr (Config::kDSum) sum_ring.fetch(stage, v, d_sum + at, active);
-        }
+        for (int v = 0; v < kVectors; ++v) fetch_vector(row, stage, v);
         ptx::copy_async_commit();
     };
 
@@ -310,12 +309,15 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
 #pragma unroll
                     for (int i = 0; i < kVector; ++i) g[i] += direct[i];
                 }
+                // This thread was the last to read these slots: the next row can come while it does the rest of this one.
+                if constexpr (kRing && !kHold) fetch_vector(row + kStages * team.row_stride, stage, v);
                 Vector<X, kVector> rounded;
                 rounded.pack(g);
                 if (valid && team.holds(v)) rounded.store(d_x + offset + team.column(v));
             }
         }
-        if constexpr (kRing && !kHold) fetch(row + kStages * team.row_stride, stage);
+        if constexpr (kRing && !kHold && Config::kDX) ptx::copy_async_commit();
+        if constexpr (kRing && !kHold && !Config::kDX) fetch(row + kStages * team.row_stride, stage);
         if constexpr (kRing) stage = stage + 1 == kStages ? 0 : stage + 1;
     }
 

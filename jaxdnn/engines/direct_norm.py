@@ -163,39 +163,53 @@ class Heuristic:
         return self.within_registers([self.within_shared(layout)], 1)
 
     def backward_candidates(self) -> Iterator[NormKnobs]:
-        # 16 columns a thread; 32 in rows that 512 threads would not hold. One stage that is read twice leaves nothing
-        # in flight meanwhile: 2,987 GB/s at 4096 x 16384 in bfloat16 with float32 parameters, against 3,338 with two.
-        for stages in (2, 1):
-            for team_threads in (512, 1024):
-                for parts in self.clusters():
-                    for elements in (16, 8, 32):
-                        knobs = self.backward(self.layout(parts, elements // self.words, 256))
-                        if knobs and knobs.threads_per_row <= team_threads and (knobs.hold or knobs.stages >= stages):
-                            yield knobs
+        for strict in (True, False):
+            for parts in self.clusters():
+                for elements in (16, 8, 32):
+                    knobs = self.backward(self.backward_layout(parts, elements // self.words), strict)
+                    if knobs:
+                        yield knobs
         # Two launches overtake clusters of four: 2,051 GB/s at 2048 x 32768 in bfloat16, against 1,639.
         yield from self.split(16 // self.words, self.backward)
 
-    def backward(self, layout: NormKnobs | None) -> NormKnobs | None:
-        """The first variant that fits, fastest first: rows and parameters in registers, or either in shared memory."""
+    def backward_layout(self, parts: int, elements: int) -> NormKnobs | None:
+        """Blocks of 256 threads, or of two rows of 256: 3,858 GB/s at 16384 x 4096 in bfloat16, 3,799 with one."""
+        layout = self.layout(parts, elements, 256)
+        if layout and layout.threads_per_row == 256 and max(self.row_sizes) < 4:
+            return self.layout(parts, elements, 512)
+        return layout
+
+    def backward(self, layout: NormKnobs | None, strict: bool = False) -> NormKnobs | None:
+        """The first variant that fits, fastest first; if `strict`, with as many stages as it wants."""
         if layout is None or (layout.parts > 2 and layout.join == "cluster"):
             return None
-        wide = layout.vector * layout.vectors * self.words > 16
-        layout = replace(layout, blocks_per_sm=max(1, 512 // layout.threads))
+        most = 1024 if layout.vector * layout.vectors * self.words <= 8 else 512
+        layout = replace(layout, blocks_per_sm=max(1, most // layout.threads))
+        fewest = max(1, 512 // layout.threads)
         if layout.join == "launches" or layout.vector * min(self.row_sizes) < 4:
-            return self.within_registers([layout, replace(layout, parameters="memory")], layout.blocks_per_sm)
-        shapes = [layout]
-        if layout.vector > 1 and layout.vector * min(self.row_sizes) >= 8:
-            # Narrower accesses widen fewer numbers at a time.
-            shapes.append(replace(layout, vector=layout.vector // 2, vectors=layout.vectors * 2))
-        again = [replace(shape, hold=False) for shape in shapes]
-        shared = [replace(shape, parameters="shared") for shape in again if self.shareable(shape)]
-        memory = [replace(shape, parameters="memory") for shape in again]
-        # With 32 columns a thread, narrow accesses and shared parameters first: 3,435 GB/s at 4096 x 16384 in bfloat16,
-        # against 3,330 with parameters in registers and 2,969 with wide accesses.
-        for variants in ([layout], shared[::-1], again, memory) if wide else ([layout], again, shared, memory):
-            knobs = self.within_registers(variants, layout.blocks_per_sm)
-            knobs = knobs and self.within_registers([self.within_shared(self.staged(knobs))], 1)
-            if knobs is not None and (knobs.stages or variants[0].parameters != "shared"):
+            return self.within_registers([layout, replace(layout, parameters="memory")], fewest)
+        # Stages that are read twice leave registers for wide accesses to waste: no more than four numbers at a time.
+        narrow = layout.vector > 4 and 4 * min(self.row_sizes) >= 4
+        shape = replace(layout, vector=4, vectors=layout.vectors * layout.vector // 4) if narrow else layout
+        again = replace(shape, hold=False)
+        variants = [layout, again, replace(again, parameters="shared"), replace(again, parameters="memory")]
+        if layout.parts == 1 and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
+            # In one large block, rows held in registers cost more than a second reading: with float32 parameters at
+            # 8192 x 8192 in bfloat16, rms_norm 2,979 GB/s against 3,838; layer_norm in float32 3,451 against 3,559.
+            variants = [*variants[1:3], layout, variants[3]]
+        if layout.threads_per_row > 512:
+            # 3,435 GB/s for layer_norm of 4096 x 16384 in bfloat16, against 3,330 with parameters in registers.
+            variants.sort(key=lambda knobs: knobs.parameters != "shared")
+        for variant in variants:
+            if variant.parameters == "shared" and not self.shareable(variant):
+                continue
+            wanted = self.staged(variant)
+            knobs = self.within_registers([self.within_shared(wanted)], fewest)
+            if (
+                knobs
+                and (knobs.stages or knobs.parameters != "shared")
+                and (knobs.stages == wanted.stages or not strict)
+            ):
                 return knobs
         return None
 
@@ -204,9 +218,13 @@ class Heuristic:
         return bool(self.parameter_sizes) and all(knobs.vector * size >= 4 for size in self.parameter_sizes)
 
     def staged(self, knobs: NormKnobs) -> NormKnobs:
-        """Stages for 64 KiB in flight; one more where a stage is only free after the second pass."""
-        stage = sum(self.row_sizes) * knobs.part_columns * knobs.rows_per_block * knobs.blocks_per_sm
-        return replace(knobs, stages=min(4, max(1, 65536 // stage) + (not knobs.hold)))
+        """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes.
+
+        layer_norm of 4096 x 16384 in bfloat16: 3,337 GB/s with two stages and 2,860 with one.
+        """
+        columns = knobs.part_columns * knobs.rows_per_block
+        stage = sum(self.row_sizes) * columns * knobs.blocks_per_sm
+        return replace(knobs, stages=min(4, max(1, 65536 // stage) + (not knobs.hold and columns > 8192)))
 
     def within_shared(self, knobs: NormKnobs) -> NormKnobs:
         """As many of the stages, and then of the blocks, as shared memory holds."""
@@ -231,17 +249,22 @@ class Heuristic:
 
     def registers(self, knobs: NormKnobs) -> int:
         """Registers of a thread: what must be held, and constants fitted to what ptxas 13.0 needs to spill nothing."""
-        elements = knobs.vector * knobs.vectors
-        row = knobs.vectors * sum(max(1, knobs.vector * size // 4) for size in self.row_sizes)
-        kept = knobs.vectors * sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
+        elements, vectors = knobs.vector * knobs.vectors, knobs.vectors
+        row = vectors * sum(max(1, knobs.vector * size // 4) for size in self.row_sizes)
+        kept = vectors * sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
         kept *= knobs.parameters == "registers"
         temporary = self.words * knobs.vector
         exact = knobs.parts * knobs.part_columns == self.problem.columns
         steps = 8 if knobs.join == "launches" else 0
         if self.forward:
-            masks = 0 if exact else 2 * knobs.vectors
-            return row + kept + (2 if kept else 4) * temporary + 8 * self.words + masks + steps
+            ring = 24 if knobs.stages else 0
+            masks = 0 if exact else 4 * vectors
+            return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps
         sums = self.gradients * elements * self.words
-        plain = exact and knobs.threads == knobs.threads_per_row and knobs.parts == 1
-        masks = 0 if plain else max(0, elements * self.words - 16)
-        return sums + kept + row * knobs.hold + 3 * temporary + 4 + elements * 3 // 4 * self.words + masks + steps
+        alone = exact and knobs.threads == knobs.threads_per_row and knobs.parts == 1
+        masks = 0 if alone else max(0, elements * self.words - 16)
+        masks += max(0, vectors - 4) if exact else 3 * vectors
+        seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*read(self.spec)})
+        # Numbers in flight: most of a row's in float32, more in float64, whose conversions take registers too.
+        flight = 3 * elements if self.words == 2 else elements * 3 // 4
+        return sums + kept + row * knobs.hold + 3 * temporary + 4 + flight + masks + seeds + steps

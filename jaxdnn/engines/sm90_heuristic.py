@@ -10,12 +10,14 @@ from jaxdnn.engines.sm90_product import Product, identity
 
 # All numbers of this file were measured on an H200 that its power limit held at 1.43 GHz, bfloat16, random data.
 RATE = 670e12  # flops a second of the 128 x 256 tile
-SHARED_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
+SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
-# A last round that is not full costs less than its share: the idle blocks' power makes the others faster.
+# In many rounds power is the limit: a last round that is not full costs less than its share, because what the idle
+# blocks don't draw makes the others faster. In few rounds latency is, and the blocks of a cluster wait for each other.
 TAIL_EXPONENT = 0.65
 MANY_ROUNDS = 3
-LIGHT_SUMS = 128  # registers of sums that leave room for an epilogue of full operands or several results
+CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 TFLOP/s at 2048 x 2048 x 2048
+LIGHT_SUMS = 128  # registers of sums that leave room for an epilogue's work, or for the addresses of a direct store
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ _SHAPES = (
     Shape(Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"), 0.97),
     Shape(Sm90Knobs(cluster_m=1), 0.98),
     Shape(Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1), 0.94),
-    Shape(Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1), 0.93),
-    Shape(Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1), 0.92),
-    Shape(Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1), 0.80),
-    Shape(Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1), 0.75),
+    Shape(Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1), 0.97),
+    Shape(Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1), 0.94),
+    Shape(Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1), 0.91),
+    Shape(Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1), 0.80),
 )
 
 
@@ -45,13 +47,10 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs that work for the product, by the time that is expected of them."""
     found: dict[Sm90Knobs, float] = {}
     for shape in _SHAPES:
-        knobs = fitted(product, shape.knobs, target)
-        if knobs is None:
-            continue
-        for split in splits(product, knobs, target.sm_count):
-            choice = replace(knobs, split_k=split)
-            if knobs_reason(product, choice, target.shared_memory) is None:
-                found[choice] = seconds(product, choice, shape.speed, target.sm_count)
+        for split in splits(product, shape.knobs, target.sm_count):
+            knobs = fitted(product, replace(shape.knobs, split_k=split), target)
+            if knobs is not None:
+                found[knobs] = seconds(product, knobs, shape.speed, target.sm_count)
     return iter(sorted(found, key=found.__getitem__))
 
 
@@ -60,16 +59,16 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     sums = len(product.b)
     if knobs.tile_n % sums:
         return None
-    heavy = len(product.results) > 1 or any(operand.broadcast == "full" for operand in product.operands)
-    if heavy and knobs.consumer_rows * knobs.tile_n > 128 * LIGHT_SUMS:
-        return None
+    plain = product.epilogue == identity(sums)
     direct = product.n * min(result.itemsize for result in product.results) % 16 != 0
+    if (direct or not plain) and knobs.consumer_rows * knobs.tile_n > 128 * LIGHT_SUMS:
+        return None
     knobs = replace(
         knobs,
         tile_n=knobs.tile_n // sums,
         store="direct" if direct else "tma",
-        # With bias and gelu: 1.5 % in the geometric mean of four shapes. Without an epilogue there is nothing to hide.
-        stagger=int(knobs.schedule == "cooperative" and knobs.consumers == 2 and product.epilogue != identity(sums)),
+        # With bias and gelu it is worth 1 to 2 % in the geometric mean of four shapes, without an epilogue nothing.
+        stagger=int(knobs.schedule == "cooperative" and knobs.consumers == 2 and not plain),
     )
     for slots, stages in ((slots, stages) for stages in range(knobs.stages, 1, -1) for slots in (2, 1)):
         choice = replace(knobs, stages=stages, slots=slots)
@@ -80,7 +79,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
 
 def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
     """Into how many parts K may be cut to occupy more of the device: parts of at least 1 KiB of each row."""
-    tiles = math.ceil(product.m / knobs.tile_m) * math.ceil(product.n / knobs.tile_n) * product.batch
+    rows, columns = math.ceil(product.m / knobs.tile_m), math.ceil(product.n * len(product.b) / knobs.tile_n)
+    tiles = rows * columns * product.batch
     most = min(sm_count // tiles, product.k // (8 * product.depth), 16)
     return [1, *(split for split in (2, 4, 8, most) if 1 < split <= most)]
 
@@ -95,10 +95,12 @@ def seconds(product: Product, knobs: Sm90Knobs, speed: float, sm_count: int) -> 
     full = product.m * product.n * product.batch / (rounds * sm_count * share)
     if rounds >= MANY_ROUNDS:
         full **= TAIL_EXPONENT
+    elif cluster > 1:
+        full *= CLUSTER_LATENCY
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
     rate = RATE * speed * 2 / product.a.itemsize
     time = 2 * product.m * product.n * product.k * product.batch * len(product.b) / (rate * full)
     if knobs.split_k > 1:
         sums = product.m * product.n * product.batch * len(product.b) * 4
-        time += SHARED_LAUNCH + 2 * sums * knobs.split_k / SUMS_RATE
+        time += SPLIT_LAUNCH + 2 * sums * knobs.split_k / SUMS_RATE
     return time

@@ -102,7 +102,8 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
         for result in product.results:
             if knobs.split_k == 1 and (reason := result.tma_reason("a result")):
                 return f"{reason}; expected store = 'direct'"
-    if (needed := shared_memory(product, knobs)) > shared_memory_limit:
+    multiplied = sums_of(product) if knobs.split_k > 1 else product
+    if (needed := shared_memory(multiplied, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
     return None
 
@@ -241,6 +242,13 @@ def entry_text(kernel: str, call: str, threads: int, blocks: str, found: Sequenc
     )
 
 
+def sums_of(product: Product) -> Product:
+    """The product whose results are the sums of a split of K, one after the other in scratch memory."""
+    m, n = product.m, product.n
+    sums = tuple(Matrix(Scratch(i), "float32", m, n, n, m * n) for i in range(len(product.b)))
+    return replace(product, results=sums, operands=(), epilogue=identity(len(sums)))
+
+
 def build(product: Product, knobs: Sm90Knobs, sm_count: int) -> tuple[str, tuple[Launch, ...], tuple[int, ...]]:
     """The unit, the launches and the sizes of the scratch buffers of one product."""
     if knobs.split_k == 1:
@@ -248,8 +256,8 @@ def build(product: Product, knobs: Sm90Knobs, sm_count: int) -> tuple[str, tuple
         head = '#include "matmul_sm90.cuh"\n\n'
         return head + product.epilogue + "\n" + traits_text(product, "Epilogue") + "\n" + text, (launch,), ()
     m, n, parts = product.m, product.n, product.batch * knobs.split_k
-    sums = tuple(Matrix(Scratch(i), "float32", m, n, n, m * n) for i in range(len(product.b)))
-    first = replace(product, results=sums, operands=(), epilogue=identity(len(sums)))
+    first = sums_of(product)
+    sums = first.results
     text, launch = product_launch(first, knobs, sm_count)
     found = [pointer(matrix, f"sums{i}", f"sums[{i}]", const=True) for i, matrix in enumerate(sums)]
     found += operand_parameters(product) + result_parameters(product, replace(knobs, store="direct"), product.batch)

@@ -1,4 +1,4 @@
-"""Pointwise JAX functions as part of kernels: traced to a `Program`, emitted as CUDA source or as bytecode for the host."""
+"""Pointwise JAX functions in kernels: traced to a `Program`, emitted as CUDA source or as bytecode for the host."""
 
 from jaxdnn.pointwise.bytecode import bytecode as bytecode
 from jaxdnn.pointwise.cuda import Field as Field

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdnn.pointwise.operations import TABLE, kind
+from jaxdnn.pointwise.operations import NARROW_FLOATS, TABLE, kind
 from jaxdnn.pointwise.program import Instruction, Output, literal_bits
 
 
@@ -51,17 +51,19 @@ class Builder:
         return self.add(Instruction("convert", dtype, (value,)))
 
     def power(self, value: int, exponent: int) -> int:
-        """value to a whole power, by repeated squaring."""
+        """value to a whole power, by repeated squaring, rounded once."""
+        dtype = self.dtype(value)
+        if dtype in NARROW_FLOATS:
+            return self.convert(self.power(self.convert(value, "float32"), exponent), dtype)
         if exponent < 0:
-            return self.operation("div", self.literal(1, self.dtype(value)), self.power(value, -exponent))
-        result = None
-        while exponent:
-            if exponent & 1:
-                result = value if result is None else self.operation("mul", result, value)
-            exponent >>= 1
-            if exponent:
-                value = self.operation("mul", value, value)
-        return self.literal(1, self.dtype(value)) if result is None else result
+            return self.operation("div", self.literal(1, dtype), self.power(value, -exponent))
+        if exponent == 0:
+            return self.literal(1, dtype)
+        half = value if exponent < 4 else self.power(value, exponent // 2)
+        if exponent == 1:
+            return half
+        square = self.operation("mul", half, half)
+        return self.operation("mul", value, square) if exponent % 2 else square
 
     def finish(self, outputs: tuple[Output, ...]) -> tuple[tuple[Instruction, ...], tuple[Output, ...]]:
         """The instructions that the outputs need, and the outputs that refer to them."""
@@ -84,7 +86,7 @@ class Builder:
     def _simplify(self, name: str, arguments: tuple[int, ...], literals: list[np.generic | None]) -> int | None:
         """A value with the same bits that takes less work, for any argument, NaN and -0 included."""
         if name == "select":
-            condition, on_true, on_false = arguments
+            _, on_true, on_false = arguments
             if literals[0] is not None:
                 return on_true if literals[0] else on_false
             return on_true if on_true == on_false else None

@@ -32,6 +32,14 @@ _RANGES = {
     "uint16": (0, 2**16 - 1),
 }
 
+# Operations that see the bits of a register beyond those of a narrow integer, and which integer's they must be.
+_OTHER_SIGN = {
+    "shift_right_logical": "uint",
+    "shift_right_arithmetic": "int",
+    "population_count": "uint",
+    "clz": "uint",
+}
+
 
 def register_type(dtype: str) -> str:
     """The type of the register that holds a value of `dtype`."""
@@ -144,6 +152,15 @@ class _Steps:
                 return self._emit("logical_not", register, dtype, *arguments)
         # Of the arguments the last has the type that is computed in: the first of a `select` is its condition.
         compute = register_type(self.program.instructions[instruction.arguments[-1]].dtype)
+        if dtype in _RANGES and operation in _OTHER_SIGN:
+            # These see the bits beyond a narrow integer: zeros, or for an arithmetic shift copies of the highest.
+            bits = dtype.removeprefix("u").removeprefix("int")
+            seen = f"{_OTHER_SIGN[operation]}{bits}"
+            arguments[0] = self._emit("narrow", compute, seen, arguments[0])
+            value = self._emit(operation, compute, dtype, *arguments)
+            if operation == "clz":
+                value = self._emit("sub", compute, dtype, value, self._literal(32 - int(bits), compute))
+            return self._narrow(value, dtype)
         value = self._emit(operation, compute, dtype, *arguments)
         return value if TABLE[operation].exact and kind(dtype) == "f" else self._narrow(value, dtype)
 

@@ -10,15 +10,15 @@ from jaxdnn.pointwise.operations import NARROW_FLOATS, TABLE, kind
 from jaxdnn.pointwise.program import Index, Instruction, Load, Program
 
 # Names that an argument of the user's function can't keep: C++'s own, and those of the emitted source.
-_RESERVED = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast "
-    "continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto "
-    "if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public "
-    "register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this "
-    "thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor "
-    "xor_eq apply batch column compute math round_to row".split()
-)
-
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
+continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto
+if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this
+thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
+xor_eq
+"""
+_RESERVED = frozenset((*_KEYWORDS.split(), "apply", "batch", "column", "compute", "math", "round_to", "row"))
 
 _COORDINATES = ("batch", "row", "column")
 
@@ -66,8 +66,8 @@ class Functor:
       static void compute(accumulators..., operands..., the coordinates that are used..., results&...)
       static void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result)
 
-    All are scalars in `compute`; `apply` takes them from `sum[i]`, `operand[i]`, `place.batch`, `.row` and `.column`, and
-    leaves `result[i]`, for the kernels' generic code.
+    All are scalars in `compute`; `apply`, for generic code, takes them from `sum[i]`, `operand[i]` and `place.batch`,
+    `place.row`, `place.column`, and leaves them in `result[i]`.
 
     Attributes:
       name: the struct's.
@@ -215,7 +215,7 @@ def _literal(instruction: Instruction) -> str:
             if np.isinf(number):
                 return f"{'-' if number < 0 else ''}math::infinity<{register}>()"
             return f"{number!s}{'f' if register == 'float' else ''}"
-        case _ if dtype == "int32" and value > -(2**31):
+        case _ if dtype == "int32" and int(value) > -(2**31):
             return str(value)
         case _ if value == -(2**63):
             return f"{dtype}({-(2**63) + 1} - 1)"

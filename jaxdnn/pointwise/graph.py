@@ -1,4 +1,4 @@
-"""A jaxpr as a graph of arrays: nested calls inlined, every node with the place in the user's source that it is from."""
+"""A jaxpr as a graph of arrays: nested calls inlined, every node with its place in the user's source."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +7,17 @@ from typing import Any
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-# Primitives that call a jaxpr, which one of these parameters holds.
+# Primitives that call a jaxpr, which one of the parameters of `_CALLED` holds.
 CALLS = frozenset(
-    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr remat remat2 checkpoint".split()
+    (
+        *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    )
 )
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 # Primitives whose results are their arguments.
-IDENTITIES = frozenset("copy copy_p name optimization_barrier pvary stop_gradient".split())
+IDENTITIES = frozenset(("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient"))
 
 
 class UnsupportedOperation(NotImplementedError):

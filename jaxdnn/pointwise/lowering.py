@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.graph import CALLS, IDENTITIES, Node
@@ -23,7 +23,7 @@ def identity(shape: Sequence[int]) -> Dimensions:
     return tuple(None if size == 1 else d for d, size in enumerate(shape))
 
 
-# ---- Primitives that only say where elements lie: their argument's dimensions, from their own -------------------------
+# ---- Primitives that only say where elements lie: their argument's dimensions, from their own -----------------------
 
 
 def _broadcast_in_dim(node: Node, dimensions: Dimensions) -> Dimensions:
@@ -57,10 +57,14 @@ def demands(node: Node, dimensions: Dimensions) -> list[Dimensions]:
     """The elements of its arguments that `node`, itself demanded along `dimensions`, is computed from."""
     if rule := LAYOUT.get(node.primitive):
         return [rule(node, dimensions)]
-    return [dimensions if source.shape else () for source in node.inputs]
+    # Arguments have the result's shape, but for dimensions of size one; or they are scalars.
+    return [
+        tuple(None if size == 1 else dimension for size, dimension in zip(source.shape, dimensions, strict=False))
+        for source in node.inputs
+    ]
 
 
-# ---- Primitives that are not simply a row of the table ----------------------------------------------------------------
+# ---- Primitives that are not simply a row of the table --------------------------------------------------------------
 
 
 def _clamp(build: Builder, _: Node, low: int, x: int, high: int) -> int:
@@ -149,7 +153,7 @@ def lower(build: Builder, node: Node, dimensions: Dimensions, values: Sequence[i
 
 
 def _constant(value: Any) -> Any:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise TypeError(
             f"the function closes over a traced array, {value.aval.str_short()}; "
             "pass it as an operand, as in `matmul(x, w, b, epilogue=lambda acc, b: acc + b)`"

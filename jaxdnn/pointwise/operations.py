@@ -30,7 +30,7 @@ NARROW_FLOATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def kind(dtype: str) -> str:
-    """ "f" for a floating dtype, "i" for a signed and "u" for an unsigned integer, "b" for bool."""
+    """Floating dtypes are "f", signed integers "i", unsigned ones "u", and bool is "b"."""
     return "f" if "float" in dtype else dtype[0]
 
 
@@ -46,7 +46,7 @@ class Operation:
       arity: how many arguments it takes.
       exact: whether no result of it needs rounding to the arguments' dtype.
       compares: whether the result is a bool.
-      fold: the same on numpy scalars, where that agrees with XLA to the last bit; operations without it are left to run.
+      fold: the same on numpy scalars, where that agrees with XLA to the last bit; without it, constants are not folded.
     """
 
     name: str

@@ -6,12 +6,12 @@ A program computes, for one element of a result, scalars from scalars. What it r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import PyTreeDef
 
 Reduction = Literal["sum", "max", "min"]
 Groups = tuple[int, int, int]
@@ -68,7 +68,7 @@ class Instruction:
     """A value, computed from earlier ones.
 
     Attributes:
-      operation: a row of `operations.TABLE`, or where the value comes from: "accumulator", "operand", "index", "literal".
+      operation: a row of `operations.TABLE`, or the value's source: "accumulator", "operand", "index" or "literal".
       dtype: the value's.
       arguments: positions of earlier instructions.
       immediate: the number of the accumulator, the `Load`, the `Index`, or the literal's bits.
@@ -94,7 +94,7 @@ class Output:
     Attributes:
       value: position of the instruction.
       dtype: what the value is rounded to when it is stored.
-      dimensions: for each dimension of the array, the output's dimension that it runs along; None where it has size one.
+      dimensions: for each dimension of the array, the output's one that it runs along; None where its size is one.
       reduction: how the values along the dimensions in `axes` become one.
       axes: the dimensions of the output that are reduced.
     """
@@ -120,7 +120,7 @@ class Program:
       instructions: every one is used.
       outputs: the leaves of what the function returns.
       rank: of the output; three (batch, row, column) once it is collapsed.
-      tree: how the outputs are arranged in what the function returns.
+      tree: how the outputs are arranged in what the function returns (a `PyTreeDef`).
       title: the function in a few words, for people.
     """
 
@@ -129,7 +129,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     outputs: tuple[Output, ...]
     rank: int
-    tree: PyTreeDef
+    tree: Any
     title: str = field(default="", compare=False)
 
     @property
@@ -181,7 +181,7 @@ def collapse(
             if varying and varying != long:
                 operand = f"operand {program.operands[value.operand].name}{list(operand_shape)}"
                 return f"{operand} varies along only some of the output's {name} dimensions"
-            if any(strides[a] != strides[b] * shape[b] for a, b in zip(varying, varying[1:], strict=False)):
+            if any(strides[a] != strides[b] * shape[b] for a, b in pairwise(varying)):
                 operand = f"operand {program.operands[value.operand].name}{list(operand_shape)}"
                 return f"{operand} is transposed within the output's {name} dimensions"
             joined.append(value.dimensions[varying[-1]] if varying else None)

@@ -25,8 +25,8 @@ def trace(
 ) -> Program:
     """Traces `function(*accumulators, *operands)` to a program.
 
-    The function may be any composition of JAX's elementwise operations and broadcasts. It returns an array or a pytree of
-    arrays. Each has the output's shape, or is a sum, maximum or minimum of such an array over some of its axes.
+    The function may be any composition of JAX's elementwise operations and broadcasts. It returns an array, or a pytree
+    of arrays. Each has the output's shape, or is a sum, maximum or minimum of such an array over some of its axes.
 
     Args:
       function: called once, with tracers.

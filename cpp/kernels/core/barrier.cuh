@@ -28,8 +28,8 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
 }
 
 /// Arrives at the barrier that lies at `barrier` in the shared memory of block `rank` of the cluster. It orders nothing
-/// but what its warp has already waited for: releasing at the cluster's scope would wait for all memory traffic (measured:
-/// a third of a matmul's speed).
+/// but what its warp has already waited for: releasing at the cluster's scope would wait for all memory traffic
+/// (measured: a third of a matmul's speed).
 __device__ __forceinline__ void mbarrier_arrive_at(unsigned barrier, unsigned rank) {
     asm volatile(
         "{\n"

@@ -1,12 +1,12 @@
-// An operand's tile of one stage: `kExtent` rows of M or N by 128 bytes of K, as the copy engine writes it and the tensor
-// cores read it, both with the 128-byte swizzle (the 16-byte pieces of row r of 8 are exchanged by XOR with r).
+// An operand's tile of one stage: `kExtent` rows of M or N by 128 bytes of K, as the copy engine writes it and the
+// tensor cores read it, both with the 128-byte swizzle (the 16-byte pieces of row r of 8 are exchanged by XOR with r).
 //
 //   along K (the array's rows run along K):        | row 0: 128 bytes | row 1 | ... | row kExtent-1 |       one box
 //   along the extent (they run along M or N):      chunks of 64 elements; a chunk is | k 0: 128 bytes | k 1 | ... |
 //                                                  16-bit elements only; one box a chunk
 //
-// Either way 64 rows (a chunk) take 8 KiB, and groups of 8 lines 1 KiB. In a cluster, the `kSharers` blocks that use the
-// same tile load one part of each box each, and multicast it.
+// Either way 64 rows (a chunk) take 8 KiB, and groups of 8 lines 1 KiB. In a cluster, the `kSharers` blocks that use
+// the same tile load one part of each box each, and multicast it.
 #pragma once
 
 #include "core/tma.cuh"
@@ -20,7 +20,7 @@ struct OperandTile {
     static constexpr int kDepth = 128 / kBytesOfT;  // elements of K
     static constexpr int kBytes = kExtent * 128;
     static constexpr int kChunkBytes = 8192;
-    static constexpr int kSteps = 4;  // multiplies along K
+    static constexpr int kSteps = 4;                                             // multiplies along K
     static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
     static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
     static_assert(!kAlongExtent || kExtent % 64 == 0, "chunks have 64 elements");

@@ -21,8 +21,8 @@ __device__ __forceinline__ void tensor_map_prefetch(const TensorMap* map) {
 __device__ __forceinline__ void tensor_load(unsigned destination, const TensorMap* map, unsigned barrier, int x, int y,
                                             int z) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-            destination),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+            "r"(destination),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }

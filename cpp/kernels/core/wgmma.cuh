@@ -1,4 +1,5 @@
-// Warp group matrix multiply (wgmma): D (64 x N) += A (64 x K) * B (K x N), issued by 128 threads together; K is 32 bytes.
+// Warp group matrix multiply (wgmma): D (64 x N) += A (64 x K) * B (K x N), issued by 128 threads together; K is 32
+// bytes.
 //
 // Both operands are read from shared memory through 64-bit descriptors (core/tile.cuh); the sum is in registers. Of a
 // 64 x N sum, thread t (warp w = t / 32, lane l = t % 32) holds, for j = 0 .. N/8-1:
@@ -41,8 +42,8 @@ __device__ __forceinline__ void keep_in_place(float (&d)[kCount]) {
 
 }  // namespace ptx
 
-/// Multiplies of `kN` columns. `accumulate` of 0 starts a sum: D = A * B. `kAlongM` and `kAlongN`: the operand's rows in
-/// memory run along M or N instead of K, which only 16-bit elements allow. float32 elements are cut to tf32.
+/// Multiplies of `kN` columns. `accumulate` of 0 starts a sum: D = A * B. `kAlongM` and `kAlongN`: the operand's rows
+/// in memory run along M or N instead of K, which only 16-bit elements allow. float32 elements are cut to tf32.
 template <int kN>
 struct Wgmma;
 
@@ -83,40 +84,40 @@ struct Wgmma;
 #define JAXDNN_LIST_OF_256 JAXDNN_LIST_TO_110, JAXDNN_LIST10(11), JAXDNN_LIST8(12)
 
 // a, b, p, s, t: the numbers of the operands that follow the registers.
-#define JAXDNN_ISSUE(n, k, types, a, b, p)                                                                          \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n k types       \
-                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1;\n}"                                         \
-                 : JAXDNN_LIST_OF_##n                                                                               \
+#define JAXDNN_ISSUE(n, k, types, a, b, p)                                                                    \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n k types \
+                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1;\n}"                                   \
+                 : JAXDNN_LIST_OF_##n                                                                         \
                  : "l"(a_tile), "l"(b_tile), "r"(accumulate))
-#define JAXDNN_ISSUE_16(n, types, a, b, p, s, t)                                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types   \
-                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                       \
-                 : JAXDNN_LIST_OF_##n                                                                               \
+#define JAXDNN_ISSUE_16(n, types, a, b, p, s, t)                                                                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types \
+                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                     \
+                 : JAXDNN_LIST_OF_##n                                                                             \
                  : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kAlongM ? 1 : 0), "n"(kAlongN ? 1 : 0))
 
-#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                                              \
-    template <>                                                                                                     \
-    struct Wgmma<n> {                                                                                               \
-        template <class A, class B, bool kAlongM, bool kAlongN>                                                     \
-        static __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a_tile,               \
-                                                        unsigned long long b_tile, int accumulate) {                \
-            if constexpr (is_same<A, bfloat16> && is_same<B, bfloat16>) {                                           \
-                JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                                \
-            } else if constexpr (is_same<A, float16> && is_same<B, float16>) {                                      \
-                JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                                  \
-            } else if constexpr (is_same<A, float32> && is_same<B, float32>) {                                      \
-                JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                                   \
-            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e4m3fn>) {                          \
-                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                                  \
-            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e5m2>) {                            \
-                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                                  \
-            } else if constexpr (is_same<A, float8_e5m2> && is_same<B, float8_e4m3fn>) {                            \
-                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                                  \
-            } else {                                                                                                \
-                static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction");           \
-                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                                  \
-            }                                                                                                       \
-        }                                                                                                           \
+#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                                    \
+    template <>                                                                                           \
+    struct Wgmma<n> {                                                                                     \
+        template <class A, class B, bool kAlongM, bool kAlongN>                                           \
+        static __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a_tile,     \
+                                                        unsigned long long b_tile, int accumulate) {      \
+            if constexpr (is_same<A, bfloat16> && is_same<B, bfloat16>) {                                 \
+                JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                      \
+            } else if constexpr (is_same<A, float16> && is_same<B, float16>) {                            \
+                JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                        \
+            } else if constexpr (is_same<A, float32> && is_same<B, float32>) {                            \
+                JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                         \
+            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e4m3fn>) {                \
+                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                        \
+            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e5m2>) {                  \
+                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                        \
+            } else if constexpr (is_same<A, float8_e5m2> && is_same<B, float8_e4m3fn>) {                  \
+                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                        \
+            } else {                                                                                      \
+                static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction"); \
+                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                        \
+            }                                                                                             \
+        }                                                                                                 \
     }
 
 JAXDNN_WGMMA(64, 32, 33, 34, 35, 36);

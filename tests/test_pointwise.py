@@ -1,0 +1,350 @@
+"""What tracing makes of a function, what it refuses, and what is emitted."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from pointwise_cases import ACTIVATIONS, jvp, vjp
+
+from jaxdnn.pointwise import Program, UnsupportedOperation, bytecode, collapse, functor, trace
+from jaxdnn.pointwise.bytecode import EXTRA
+from jaxdnn.pointwise.operations import DTYPES, OPERATIONS
+
+SHAPE = (4, 6)
+F32 = jax.ShapeDtypeStruct(SHAPE, "float32")
+ROW = jax.ShapeDtypeStruct((6,), "float32")
+
+
+def traced(
+    function: Any, *operands: Any, shape: tuple[int, ...] = SHAPE, sums: tuple[str, ...] = ("float32",)
+) -> Program:
+    return trace(function, shape, sums, operands)
+
+
+def collapsed(function: Any, *operands: Any, groups: tuple[int, int, int] = (0, 1, 1)) -> Program:
+    program = collapse(traced(function, *operands), SHAPE, [operand.shape for operand in operands], groups)
+    assert isinstance(program, Program)
+    return program
+
+
+# ---- What is emitted ---------------------------------------------------------------------------------------------------
+
+EXAMPLE = """\
+// lambda acc, b, residual: jax.nn.gelu(acc + b) + residual
+struct Epilogue {
+    static __forceinline__ void compute(float acc, float b, float residual, float& out) {
+        const float v0 = acc + b;
+        const float v1 = v0 * v0;
+        const float v2 = v0 * v1;
+        const float v3 = 0.044715f * v2;
+        const float v4 = v0 + v3;
+        const float v5 = 0.7978846f * v4;
+        const float v6 = math::tanh(v5);
+        const float v7 = 1.0f + v6;
+        const float v8 = 0.5f * v7;
+        const float v9 = v0 * v8;
+        const float v10 = v9 + residual;
+        out = v10;
+    }
+
+    template <class Sums, class Operands, class Place, class Results>
+    static __forceinline__ void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result) {
+        compute(sum[0], operand[0], operand[1], result[0]);
+    }
+};
+"""
+
+
+def test_emitted_source():
+    residual = jax.ShapeDtypeStruct(SHAPE, "bfloat16")
+    program = collapsed(lambda acc, b, residual: jax.nn.gelu(acc + b) + residual, ROW, residual)
+    emitted = functor(program)
+    assert emitted.source == EXAMPLE
+    assert [(field.name, field.dtype, field.broadcast) for field in emitted.operands] == [
+        ("b", "float32", "row"),
+        ("residual", "bfloat16", "full"),
+    ]
+    assert emitted.operands[0].load.strides((6,)) == (0, 0, 1)
+    assert emitted.operands[1].load.strides(SHAPE) == (0, 6, 1)
+    assert emitted.results == ("float",)
+
+
+def test_names_of_arguments_are_made_valid():
+    def function(float, v0, out, größe, row):  # noqa: A002
+        return float + v0 + out + größe + row
+
+    source = functor(collapsed(function, *[ROW] * 4)).source
+    assert "compute(float float_, float v0_, float out, float gr__e, float row_, float& out_)" in source
+
+
+@pytest.mark.parametrize(
+    ("function", "title"),
+    [
+        (lambda acc: acc + 1, "lambda acc: acc + 1"),
+        (lambda x: (x, x.astype("bfloat16")), 'lambda x: (x, x.astype("bfloat16"))'),
+        (jax.nn.relu, "relu"),
+    ],
+)
+def test_title(function, title):
+    assert traced(function).title == title
+    assert repr(traced(function)) == f"Program({title!r})"
+
+
+def test_literals():
+    def function(acc):
+        wide = jnp.array([0.1, -np.inf, np.nan], "float64")
+        return acc * 0.1 + jnp.float32(np.inf), acc * jnp.float32(np.nan), acc.astype("float64") * wide[0] - 2.5e-300
+
+    source = functor(collapsed(lambda acc: (acc * 0.1, acc + np.float32(np.inf), acc * np.float32(np.nan)))).source
+    assert "acc * 0.1f" in source
+    assert "math::infinity<float>()" in source
+    assert "math::not_a_number<float>()" in source
+    del function
+
+
+def test_a_functor_is_emitted_of_collapsed_programs_only():
+    with pytest.raises(ValueError, match="the program has 2 dimensions; collapse it"):
+        functor(traced(jax.nn.relu))
+    with pytest.raises(ValueError, match="the program has 2 dimensions; collapse it"):
+        bytecode(traced(jax.nn.relu))
+
+
+def test_codes_are_those_of_the_interpreter():
+    header = (Path(__file__).parents[1] / "cpp/host/pointwise_code.h").read_text()
+
+    def names(enumeration: str) -> list[str]:
+        body = re.search(rf"enum class {enumeration} [^{{]*{{(.*?)}}", header, re.DOTALL)
+        assert body
+        return [name.rstrip("_") for name in re.findall(r"\w+", body[1])]
+
+    assert names("Dtype") == list(DTYPES)
+    assert names("Operation") == [*(operation.name for operation in OPERATIONS), *EXTRA]
+
+
+def test_registers_are_used_again():
+    def long(acc):
+        for _ in range(50):
+            acc = jnp.tanh(acc) + 1
+        return acc
+
+    words = bytecode(collapsed(long))
+    width, registers, literals, instructions, outputs = words[:5]
+    assert (width, literals, instructions, outputs) == (4, 1, 101, 1)
+    assert registers <= 4
+
+
+# ---- A program is the function, and nothing else --------------------------------------------------------------------------
+
+
+def test_program_does_not_depend_on_sizes():
+    def function(acc, b):
+        return jax.nn.gelu(acc + b), jnp.max(jnp.abs(acc))
+
+    one = traced(function, ROW)
+    other = trace(function, (512, 384), ["float32"], [jax.ShapeDtypeStruct((384,), "float32")])
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_programs_differ():
+    programs = [
+        traced(function, ROW)
+        for function in (
+            lambda acc, b: acc + b,
+            lambda acc, c: acc + c,
+            lambda acc, b: acc - b,
+            lambda acc, b: (acc + b,),
+            lambda acc, b: acc + b.astype("bfloat16"),
+            lambda acc, b: acc * b + 0.0,
+            lambda acc, b: acc * b + -0.0,
+        )
+    ]
+    assert len(set(programs)) == len(programs)
+
+
+def operations(function: Any) -> tuple[str, ...]:
+    return traced(function).operations
+
+
+def test_simplifications():
+    assert operations(lambda acc: acc * 1 / 1 - 0.0) == ()
+    assert operations(lambda acc: acc / 4) == ("mul",)
+    assert operations(lambda acc: acc / 3) == ("div",)
+    assert operations(lambda acc: acc + 0.0) == ("add",)  # -0 + 0 is 0
+    assert operations(lambda acc: acc.astype("float32")) == ()
+    assert operations(lambda acc: jnp.exp(acc) + jnp.exp(acc)) == ("exp", "add")
+    assert operations(lambda acc: (acc * jnp.exp(acc), acc)[1]) == ()
+    assert operations(lambda acc: acc + (jnp.float32(2) * 3 - jnp.sqrt(jnp.float32(4)))) == ("add",)
+    assert operations(lambda acc: jnp.where(jnp.float32(1) > 2, jnp.exp(acc), acc)) == ()
+    assert operations(lambda acc: acc.astype("bfloat16")) == ()  # rounded when it is stored
+    assert operations(lambda acc: acc.astype("bfloat16") + 1) == ("convert", "add")
+    assert operations(lambda acc: acc**5) == ("mul", "mul", "mul")
+    assert operations(lambda acc: acc**0) == ()
+
+
+def test_outputs():
+    program = traced(
+        lambda acc: {"y": acc, "bf16": acc.astype("bfloat16"), "amax": jnp.max(jnp.abs(acc)), "sum": jnp.sum(acc, 0)}
+    )
+    kinds = [(output.dtype, output.reduction, output.axes, output.shape(SHAPE)) for output in program.outputs]
+    assert kinds == [
+        ("float32", "max", (0, 1), ()),
+        ("bfloat16", None, (), SHAPE),
+        ("float32", "sum", (0,), (6,)),
+        ("float32", None, (), SHAPE),
+    ]
+    assert jax.tree.unflatten(program.tree, range(4)) == {"amax": 0, "bf16": 1, "sum": 2, "y": 3}
+
+
+def test_sum_of_bfloat16_stays_in_float32_until_it_is_stored():
+    (output,) = traced(lambda acc: jnp.sum(acc.astype("bfloat16"), axis=0, keepdims=True)).outputs
+    assert (output.dtype, output.reduction, output.shape(SHAPE)) == ("bfloat16", "sum", (1, 6))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_derivatives_trace(name):
+    function = ACTIVATIONS[name]
+    for derivative in (vjp(function), jvp(function), vjp(lambda x: vjp(function)(x, x))):
+        program = traced(derivative, F32)
+        assert len(program.operations) <= 60
+
+
+def test_vmap_and_nested_transformations_trace():
+    program = traced(lambda acc, b: jax.vmap(jax.jit(jax.grad(lambda x: jnp.tanh(x) ** 2)))(acc[:, 0] * 0 + b[:4]), ROW)
+    del program
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------------
+
+
+def refusals() -> dict[str, tuple[Any, str, str]]:
+    return {
+        "sort": (lambda acc: jnp.sort(acc), "sort", "can't be part of a kernel. These can: abs, acos"),
+        "cumsum": (lambda acc: jnp.cumsum(acc, 0), "cumsum", "can't be part of a kernel"),
+        "product of matrices": (lambda acc: acc @ jnp.ones((6, 6)), "dot_general", "can't be part of a kernel"),
+        "slice": (lambda acc: acc[:, ::-1], "rev", "can't be part of a kernel"),
+        "loop": (lambda acc: lax.fori_loop(0, 3, lambda _, x: x * 2, acc), "scan", "can't be part of a kernel"),
+        "softmax": (lambda acc: jax.nn.softmax(acc), "reduce_max", "only be the last step"),
+        "mean": (lambda acc: jnp.mean(acc, 0), "reduce_sum", "only be the last step"),
+        "broadcast of a sum": (lambda acc: jnp.broadcast_to(acc.sum(0), SHAPE), "reduce_sum", "only be the last step"),
+        "reshape": (lambda acc: acc.reshape(6, 4).T, "reshape", r"reshapes \(4, 6\) to \(6, 4\)"),
+        "sum of integers to float": (lambda acc: (acc > 0).sum(0) * 1.5, "reduce_sum", "only be the last step"),
+        "random": (lambda acc: acc + jax.random.normal(jax.random.key(0), SHAPE), "random_bits", "can't be part"),
+        "complex": (lambda acc: jnp.real(acc * 1j), "convert_element_type", "its dtype is complex"),
+    }
+
+
+@pytest.mark.parametrize("name", refusals())
+def test_unsupported_operation(name):
+    function, primitive, message = refusals()[name]
+    with pytest.raises(UnsupportedOperation, match=message) as caught:
+        traced(function)
+    assert caught.value.primitive == primitive
+    assert "test_pointwise.py:" in caught.value.where
+    assert f"`{primitive}` at " in str(caught.value)
+
+
+def test_transposed_accumulator():
+    with pytest.raises(UnsupportedOperation, match="elements of the accumulator from other places"):
+        traced(lambda acc: acc + acc.T, shape=(4, 4))
+
+
+def test_traced_closure():
+    @jax.jit
+    def caller(b):
+        traced(lambda acc: acc + b)
+        return b
+
+    with pytest.raises(TypeError, match=r"lambda acc: acc \+ b: .*closes over a traced array, float32\[6\].*operand"):
+        caller(jnp.ones(6, "float32"))
+
+
+def test_captured_array():
+    b = jnp.ones(6, "float32")
+    with pytest.raises(ValueError, match=r"closes over an array, float32\[6\]; only scalars.*pass it as an operand"):
+        traced(lambda acc: acc + b)
+    with pytest.raises(ValueError, match=r"closes over an array, float32\[6\]"):
+        traced(lambda acc: acc + np.ones(6, "float32"))
+
+
+def test_side_effects():
+    def function(acc):
+        jax.debug.print("{}", acc)
+        return acc
+
+    with pytest.raises(ValueError, match="function: it has side effects"):
+        traced(function)
+
+
+@pytest.mark.parametrize("result", [None, (), {}])
+def test_no_array(result):
+    with pytest.raises(TypeError, match="expected it to return one array or more"):
+        traced(lambda _: result)
+
+
+def test_wrong_shape():
+    with pytest.raises(
+        ValueError, match=r"it returns float32\[6\]; expected the output's shape \[4, 6\], or as the last"
+    ):
+        traced(lambda acc, b: b, ROW)
+    with pytest.raises(ValueError, match=r"it returns float32\[1,4,6\]|it returns float32\[1, 4, 6\]"):
+        traced(lambda acc: acc[None])
+    with pytest.raises(ValueError, match=r"it returns float32\[\]"):
+        traced(lambda acc, b: jnp.sum(b), ROW)
+
+
+def test_operand_that_does_not_broadcast():
+    with pytest.raises(TypeError, match=r"tracing it on acc: float32\[4, 6\], b: float32\[5\] failed: .*incompatible"):
+        traced(lambda acc, b: acc + b, jax.ShapeDtypeStruct((5,), "float32"))
+
+
+def test_wrong_dtype():
+    with pytest.raises(TypeError, match="acc is complex64; expected one of float32"):
+        traced(lambda acc: acc, sums=("complex64",))
+
+
+# ---- Batch, row and column ------------------------------------------------------------------------------------------------
+
+DEEP = (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("function", "operand", "groups", "reason"),
+    [
+        (lambda acc, b: acc + b, (3, 1, 1), (1, 2, 1), "operand b[3, 1, 1] varies along only some of the output's row"),
+        (lambda acc, b: acc + b, (4, 5), (0, 3, 1), "operand b[4, 5] varies along only some of the output's row"),
+        (lambda acc, b: acc + b.T[:, None], (4, 3), (0, 3, 1), None),
+        (lambda acc, b: acc + b.transpose(1, 0, 2)[..., None], (3, 2, 4), (0, 3, 1), "b[3, 2, 4] is transposed within"),
+        (lambda acc, b: jnp.sum(acc * b, axis=1), (5,), (1, 2, 1), "a sum is over only some of the output's row"),
+        (lambda acc, b: jnp.sum(acc * b, axis=(1, 2)), (5,), (1, 2, 1), None),
+    ],
+)
+def test_collapse(function, operand, groups, reason):
+    if reason is None and operand == (4, 3):
+        operand = (4, 2)
+        function = lambda acc, b: acc + b.T[:, None, :, None]  # noqa: E731
+        reason = "b[4, 2] varies along only some of the output's row dimensions"
+    program = traced(function, jax.ShapeDtypeStruct(operand, "float32"), shape=DEEP)
+    result = collapse(program, DEEP, [operand], groups)
+    if reason is None:
+        assert isinstance(result, Program)
+    else:
+        assert isinstance(result, str)
+        assert reason in result
+
+
+def test_collapse_checks_its_arguments():
+    with pytest.raises(ValueError, match=r"groups \(1, 1, 1\) of shape \(4, 6\), for a program of 2 dimensions"):
+        collapse(traced(jax.nn.relu), SHAPE, [], (1, 1, 1))
+
+
+def test_program_is_frozen_data():
+    program = traced(jax.nn.relu)
+    assert replace(program, title="other") == program
+    assert {program: 1}[replace(program, title="other")] == 1

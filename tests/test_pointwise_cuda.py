@@ -1,0 +1,46 @@
+"""Emitted source as CUDA: the run-time compiler takes all of it without spills, and a GPU computes what JAX computes."""
+
+import re
+
+import jax
+import pytest
+from pointwise_runs import Call, Compiled
+from pointwise_tolerance import check
+from test_pointwise_layout import CASES
+from test_pointwise_runs import TABLE
+
+from jaxdnn import _native
+
+CALLS = {**TABLE, **CASES}
+PORTION = 40
+NAMES = [list(CALLS)[start : start + PORTION] for start in range(0, len(CALLS), PORTION)]
+
+
+def calls(names: list[str]) -> list[Call]:
+    return [CALLS[name] for name in names]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: f"{names[0]} ... {names[-1]}")
+def test_source_compiles(names, arch):
+    try:
+        log = _native.compile(Compiled(calls(names)).unit, arch).log
+    except _native.Unavailable as unavailable:
+        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
+    assert not re.search(r"[1-9]\d* bytes spill", log), log
+    # Of what jax.numpy does for signed integers, some is pointless for unsigned ones.
+    assert set(re.findall(r"warning #(\d+)", log)) <= {"186"}, log
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="there is no GPU")
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: f"{names[0]} ... {names[-1]}")
+def test_results_of_a_gpu(names):
+    compiled = Compiled(calls(names))
+    major, minor = jax.devices()[0].compute_capability.split(".")
+    wrong = []
+    for k, name in enumerate(names):
+        try:
+            check(CALLS[name], gpu=compiled.run(k, f"sm_{major}{minor}"))
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
+    assert not wrong, "\n".join(wrong)
