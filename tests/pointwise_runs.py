@@ -21,6 +21,7 @@ from jax.interpreters import mlir
 from jaxdnn import _native, lowering
 from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar
 from jaxdnn.pointwise import Load, Output, Program, bytecode, collapse, functor, trace
+from jaxdnn.pointwise.bytecode import register_type
 
 SHIM = Path(__file__).parent / "cuda_shim"
 
@@ -76,12 +77,9 @@ def _strides(output: Output, extents: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(0 if axis in output.axes else prod(sizes[axis + 1 :]) for axis in range(3))
 
 
-def _partial_dtype(program: Program, output: Output) -> str:
-    """What a result is stored as by the kernel: reductions stay in the program's own type."""
-    value = program.instructions[output.value].dtype
-    if output.reduction is None:
-        return output.dtype
-    return "float32" if "float" in value and value != "float64" else value
+def _stored_dtype(program: Program, output: Output) -> str:
+    """What a result is stored as by the kernel: reductions stay in the type of the interpreter's register."""
+    return register_type(program.instructions[output.value].dtype) if output.reduction else output.dtype
 
 
 def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
@@ -105,7 +103,7 @@ def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
     types = []
     for number, output in enumerate(program.outputs):
         arguments += [Result(number), *map(_int64, _strides(output, extents))]
-        types.append(jax.ShapeDtypeStruct(output.shape(call.shape), _partial_dtype(program, output)))
+        types.append(jax.ShapeDtypeStruct(output.shape(call.shape), _stored_dtype(program, output)))
     launch = Launch("pointwise", tuple(arguments), (extents[0] * -(-rows // task_rows), 1, 1))
     plan = Plan("pointwise", "", isa, (launch,))
     with jax.default_device(jax.devices("cpu")[0]):

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from pointwise_cases import ACTIVATIONS, jvp, vjp
 
-from jaxdnn.pointwise import Program, UnsupportedOperation, bytecode, collapse, functor, trace
+from jaxdnn.pointwise import Program, bytecode, collapse, functor, trace
 from jaxdnn.pointwise.bytecode import EXTRA
 from jaxdnn.pointwise.operations import DTYPES, OPERATIONS
 
@@ -33,7 +32,7 @@ def collapsed(function: Any, *operands: Any, groups: tuple[int, int, int] = (0, 
     return program
 
 
-# ---- What is emitted ---------------------------------------------------------------------------------------------------
+# ---- What is emitted -------------------------------------------------------------------------------------------------
 
 EXAMPLE = """\
 // lambda acc, b, residual: jax.nn.gelu(acc + b) + residual
@@ -97,15 +96,10 @@ def test_title(function, title):
 
 
 def test_literals():
-    def function(acc):
-        wide = jnp.array([0.1, -np.inf, np.nan], "float64")
-        return acc * 0.1 + jnp.float32(np.inf), acc * jnp.float32(np.nan), acc.astype("float64") * wide[0] - 2.5e-300
-
     source = functor(collapsed(lambda acc: (acc * 0.1, acc + np.float32(np.inf), acc * np.float32(np.nan)))).source
     assert "acc * 0.1f" in source
     assert "math::infinity<float>()" in source
     assert "math::not_a_number<float>()" in source
-    del function
 
 
 def test_a_functor_is_emitted_of_collapsed_programs_only():
@@ -139,7 +133,7 @@ def test_registers_are_used_again():
     assert registers <= 4
 
 
-# ---- A program is the function, and nothing else --------------------------------------------------------------------------
+# ---- A program is the function, and nothing else ---------------------------------------------------------------------
 
 
 def test_program_does_not_depend_on_sizes():
@@ -202,6 +196,17 @@ def test_outputs():
     assert jax.tree.unflatten(program.tree, range(4)) == {"amax": 0, "bf16": 1, "sum": 2, "y": 3}
 
 
+def test_output_dtype():
+    def function(acc):
+        return acc, acc.astype("float16"), acc > 0, jnp.sum(acc)
+
+    outputs = traced(function).with_output_dtype("bfloat16").outputs
+    assert [output.dtype for output in outputs] == ["bfloat16", "float16", "bool", "float32"]
+    dequantized = traced(lambda acc: acc * 2, sums=("int32",)).with_output_dtype("float32")
+    assert dequantized.operations == ("mul", "convert")
+    assert traced(function).with_output_dtype("float32") == traced(function)
+
+
 def test_sum_of_bfloat16_stays_in_float32_until_it_is_stored():
     (output,) = traced(lambda acc: jnp.sum(acc.astype("bfloat16"), axis=0, keepdims=True)).outputs
     assert (output.dtype, output.reduction, output.shape(SHAPE)) == ("bfloat16", "sum", (1, 6))
@@ -215,101 +220,14 @@ def test_derivatives_trace(name):
         assert len(program.operations) <= 60
 
 
-def test_vmap_and_nested_transformations_trace():
-    program = traced(lambda acc, b: jax.vmap(jax.jit(jax.grad(lambda x: jnp.tanh(x) ** 2)))(acc[:, 0] * 0 + b[:4]), ROW)
-    del program
+def test_transformed_function():
+    def function(acc, b):
+        return jax.vmap(jax.jit(jax.vmap(jax.grad(lambda x, y: jnp.tanh(x) ** 2 * y))), (0, None))(acc, b)
+
+    assert traced(function, ROW).operations.count("tanh") == 1
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------------
-
-
-def refusals() -> dict[str, tuple[Any, str, str]]:
-    return {
-        "sort": (lambda acc: jnp.sort(acc), "sort", "can't be part of a kernel. These can: abs, acos"),
-        "cumsum": (lambda acc: jnp.cumsum(acc, 0), "cumsum", "can't be part of a kernel"),
-        "product of matrices": (lambda acc: acc @ jnp.ones((6, 6)), "dot_general", "can't be part of a kernel"),
-        "slice": (lambda acc: acc[:, ::-1], "rev", "can't be part of a kernel"),
-        "loop": (lambda acc: lax.fori_loop(0, 3, lambda _, x: x * 2, acc), "scan", "can't be part of a kernel"),
-        "softmax": (lambda acc: jax.nn.softmax(acc), "reduce_max", "only be the last step"),
-        "mean": (lambda acc: jnp.mean(acc, 0), "reduce_sum", "only be the last step"),
-        "broadcast of a sum": (lambda acc: jnp.broadcast_to(acc.sum(0), SHAPE), "reduce_sum", "only be the last step"),
-        "reshape": (lambda acc: acc.reshape(6, 4).T, "reshape", r"reshapes \(4, 6\) to \(6, 4\)"),
-        "sum of integers to float": (lambda acc: (acc > 0).sum(0) * 1.5, "reduce_sum", "only be the last step"),
-        "random": (lambda acc: acc + jax.random.normal(jax.random.key(0), SHAPE), "random_bits", "can't be part"),
-        "complex": (lambda acc: jnp.real(acc * 1j), "convert_element_type", "its dtype is complex"),
-    }
-
-
-@pytest.mark.parametrize("name", refusals())
-def test_unsupported_operation(name):
-    function, primitive, message = refusals()[name]
-    with pytest.raises(UnsupportedOperation, match=message) as caught:
-        traced(function)
-    assert caught.value.primitive == primitive
-    assert "test_pointwise.py:" in caught.value.where
-    assert f"`{primitive}` at " in str(caught.value)
-
-
-def test_transposed_accumulator():
-    with pytest.raises(UnsupportedOperation, match="elements of the accumulator from other places"):
-        traced(lambda acc: acc + acc.T, shape=(4, 4))
-
-
-def test_traced_closure():
-    @jax.jit
-    def caller(b):
-        traced(lambda acc: acc + b)
-        return b
-
-    with pytest.raises(TypeError, match=r"lambda acc: acc \+ b: .*closes over a traced array, float32\[6\].*operand"):
-        caller(jnp.ones(6, "float32"))
-
-
-def test_captured_array():
-    b = jnp.ones(6, "float32")
-    with pytest.raises(ValueError, match=r"closes over an array, float32\[6\]; only scalars.*pass it as an operand"):
-        traced(lambda acc: acc + b)
-    with pytest.raises(ValueError, match=r"closes over an array, float32\[6\]"):
-        traced(lambda acc: acc + np.ones(6, "float32"))
-
-
-def test_side_effects():
-    def function(acc):
-        jax.debug.print("{}", acc)
-        return acc
-
-    with pytest.raises(ValueError, match="function: it has side effects"):
-        traced(function)
-
-
-@pytest.mark.parametrize("result", [None, (), {}])
-def test_no_array(result):
-    with pytest.raises(TypeError, match="expected it to return one array or more"):
-        traced(lambda _: result)
-
-
-def test_wrong_shape():
-    with pytest.raises(
-        ValueError, match=r"it returns float32\[6\]; expected the output's shape \[4, 6\], or as the last"
-    ):
-        traced(lambda acc, b: b, ROW)
-    with pytest.raises(ValueError, match=r"it returns float32\[1,4,6\]|it returns float32\[1, 4, 6\]"):
-        traced(lambda acc: acc[None])
-    with pytest.raises(ValueError, match=r"it returns float32\[\]"):
-        traced(lambda acc, b: jnp.sum(b), ROW)
-
-
-def test_operand_that_does_not_broadcast():
-    with pytest.raises(TypeError, match=r"tracing it on acc: float32\[4, 6\], b: float32\[5\] failed: .*incompatible"):
-        traced(lambda acc, b: acc + b, jax.ShapeDtypeStruct((5,), "float32"))
-
-
-def test_wrong_dtype():
-    with pytest.raises(TypeError, match="acc is complex64; expected one of float32"):
-        traced(lambda acc: acc, sums=("complex64",))
-
-
-# ---- Batch, row and column ------------------------------------------------------------------------------------------------
+# ---- Batch, row and column -------------------------------------------------------------------------------------------
 
 DEEP = (2, 3, 4, 5)
 
@@ -319,17 +237,31 @@ DEEP = (2, 3, 4, 5)
     [
         (lambda acc, b: acc + b, (3, 1, 1), (1, 2, 1), "operand b[3, 1, 1] varies along only some of the output's row"),
         (lambda acc, b: acc + b, (4, 5), (0, 3, 1), "operand b[4, 5] varies along only some of the output's row"),
-        (lambda acc, b: acc + b.T[:, None], (4, 3), (0, 3, 1), None),
+        (
+            lambda acc, b: acc + b.T[:, None, :, None],
+            (4, 2),
+            (0, 3, 1),
+            "b[4, 2] varies along only some of the output's",
+        ),
+        (
+            lambda acc, b: acc + b.T[:, None, :, None],
+            (4, 2),
+            (1, 2, 1),
+            "b[4, 2] varies along only some of the output's",
+        ),
+        (
+            lambda acc, b: acc + b.T[:, None, :, None],
+            (4, 2),
+            (2, 1, 1),
+            "b[4, 2] varies along only some of the output's",
+        ),
+        (lambda acc, b: acc + b[..., None], (2, 3, 4), (2, 1, 1), None),
         (lambda acc, b: acc + b.transpose(1, 0, 2)[..., None], (3, 2, 4), (0, 3, 1), "b[3, 2, 4] is transposed within"),
         (lambda acc, b: jnp.sum(acc * b, axis=1), (5,), (1, 2, 1), "a sum is over only some of the output's row"),
         (lambda acc, b: jnp.sum(acc * b, axis=(1, 2)), (5,), (1, 2, 1), None),
     ],
 )
 def test_collapse(function, operand, groups, reason):
-    if reason is None and operand == (4, 3):
-        operand = (4, 2)
-        function = lambda acc, b: acc + b.T[:, None, :, None]  # noqa: E731
-        reason = "b[4, 2] varies along only some of the output's row dimensions"
     program = traced(function, jax.ShapeDtypeStruct(operand, "float32"), shape=DEEP)
     result = collapse(program, DEEP, [operand], groups)
     if reason is None:

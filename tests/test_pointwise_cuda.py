@@ -1,4 +1,4 @@
-"""Emitted source as CUDA: the run-time compiler takes all of it without spills, and a GPU computes what JAX computes."""
+"""Emitted source as CUDA: it compiles at run time without spills, and a GPU computes with it what JAX computes."""
 
 import re
 

@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BF16, F32, NormCase
@@ -116,6 +117,23 @@ def test_vmap(cpus):
         assert_close(compiled(primals, cotangents), vmapped, case, stacked)
     assert set(collectives(compiled.as_text())) == {"all-reduce"}
     assert len(native_calls(compiled.as_text())) == 2
+
+
+def test_spmd_axis_name(cpus):
+    """vmap that is told which mesh axis its own axis lies on."""
+    mesh = make_mesh(cpus, AxisType.Auto)
+    case = NormCase("rms_norm", (6, 16), scale=F32)
+    x = np.stack([case.replace(seed=seed).primals()[0] for seed in range(4)])
+    scale = case.primals()[1]
+
+    def gradient(x, scale):
+        return jax.grad(lambda x, scale: jnp.sum(jnp.sin(case.call(x, scale))), (0, 1))(x, scale)
+
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(x, NamedSharding(mesh, P("a")))
+        got = jax.jit(jax.vmap(gradient, (0, None), spmd_axis_name="a"))(placed, scale)
+    for one, other in zip(got, jax.vmap(gradient, (0, None))(x, scale), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_uneven_shards(cpus):

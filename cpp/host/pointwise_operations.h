@@ -17,6 +17,7 @@ namespace pointwise {
 // Elements of a block, which a register holds: what an instruction costs beyond its arithmetic is shared by all of
 // them, and a program's registers stay in the L1 cache.
 constexpr int64_t kBlock = 256;
+constexpr int64_t kRun = 64;
 
 // Calls body(T()) with the type of a register.
 template <typename Body>
@@ -196,7 +197,7 @@ class Registers {
 
   // What lies beyond `count` elements may be computed too.
   void execute(const Instruction& code, int64_t count) const {
-    count = (count + 63) & ~int64_t(63);
+    count = (count + kRun - 1) / kRun * kRun;
     with_register(code.type, [&](auto type) {
       using T = decltype(type);
       if constexpr (kFloating<T>) {
@@ -369,11 +370,19 @@ class Registers {
     }
   }
 
+  // In runs of a length that the compiler knows.
+  template <typename Body>
+  static void for_elements(int64_t count, Body body) {
+    for (int64_t start = 0; start < count; start += kRun) {
+      for (int64_t i = 0; i < kRun; ++i) body(start + i);
+    }
+  }
+
   template <typename T, typename To = T, typename Function>
   void unary(const Instruction& code, int64_t count, Function function) const {
     const T* __restrict x = at<T>(code.arguments[0]);
     To* __restrict to = at<To>(code.result);
-    for (int64_t i = 0; i < count; ++i) to[i] = To(function(x[i]));
+    for_elements(count, [&](int64_t i) { to[i] = To(function(x[i])); });
   }
 
   template <typename T, typename To = T, typename Function>
@@ -381,7 +390,7 @@ class Registers {
     const T* __restrict x = at<T>(code.arguments[0]);
     const T* __restrict y = at<T>(code.arguments[1]);
     To* __restrict to = at<To>(code.result);
-    for (int64_t i = 0; i < count; ++i) to[i] = To(function(x[i], y[i]));
+    for_elements(count, [&](int64_t i) { to[i] = To(function(x[i], y[i])); });
   }
 
   template <typename T>
@@ -390,7 +399,7 @@ class Registers {
     const T* __restrict on_true = at<T>(code.arguments[1]);
     const T* __restrict on_false = at<T>(code.arguments[2]);
     T* __restrict to = at<T>(code.result);
-    for (int64_t i = 0; i < count; ++i) to[i] = condition[i] != 0 ? on_true[i] : on_false[i];
+    for_elements(count, [&](int64_t i) { to[i] = condition[i] != 0 ? on_true[i] : on_false[i]; });
   }
 
   template <typename T, typename Single, typename Double>

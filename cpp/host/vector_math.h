@@ -1,4 +1,5 @@
-// Elementary functions of float vectors, each within 2 units in the last place, with the limits and NaNs of <cmath>.
+// Elementary functions of float vectors, each within 5 units in the last place, most within 2, with the limits and NaNs
+// of <cmath>.
 //
 // The polynomials are weighted minimax fits over the intervals that their comments name, with coefficients rounded to
 // float one after the other, from the lowest order on.
@@ -120,12 +121,11 @@ inline Floats logistic(Floats x) {
 }
 
 inline Floats tanh(Floats x) {
-  const Floats a = magnitude(x), square = x * x;
-  // (tanh(x) - x) / x^3, |x| <= 0.625
-  const Floats p = polynomial(square, -0.005700092f, 0.020634118f, -0.05373794f, 0.13331416f, -0.3333328f);
-  const Floats small = p * square * x + x;
-  const Floats large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
-  return with_sign(a < 0.625f ? small : large, x);
+  const Floats a = clamped(x, -9.1f, 9.1f), square = a * a;
+  // tanh(x) / x = p / q, |x| <= 9.1
+  const Floats p = polynomial(square, 1.3177713e-08f, 2.048135e-05f, 0.003487822f, 0.13374485f, 1.0f);
+  const Floats q = polynomial(square, 7.704132e-07f, 0.00032729373f, 0.025847431f, 0.467078f, 1.0f);
+  return clamped(a * p / q, -1.0f, 1.0f);
 }
 
 inline Floats erf(Floats x) {

@@ -34,208 +34,206 @@ namespace jaxdnn {
 
 template <class Config>
 struct MatmulSm90 {
-    const TensorMap* a = nullptr;
-    const TensorMap* b[Config::kSums] = {};
-    OperandAddress operands[ResultWriter<Config>::kOperands];
-    ResultAddress results[ResultWriter<Config>::kResults];
-    int m = 0, n = 0, k = 0, batches = 1;
-    int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
-    int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
-    int splits = 1;                    // of K; each split's sums are a matrix of their own (matmul_split.cuh)
+  const TensorMap* a = nullptr;
+  const TensorMap* b[Config::kSums] = {};
+  OperandAddress operands[ResultWriter<Config>::kOperands];
+  ResultAddress results[ResultWriter<Config>::kResults];
+  int m = 0, n = 0, k = 0, batches = 1;
+  int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
+  int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
+  int splits = 1;                    // of K; each split's sums are a matrix of their own (matmul_split.cuh)
 
-    static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
-    using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kAlongM, Config::kClusterN>;
-    using BTile = OperandTile<typename Config::B, kWidth, Config::kAlongN, Config::kClusterM>;
-    using Barriers = StageBarriers<Config::kStages>;
-    static constexpr int kThreads = 128 * (Config::kConsumers + 1);
-    static constexpr int kCluster = Config::kClusterM * Config::kClusterN;
-    static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;  // blocks that a stage is shared with
-    static constexpr int kStageBytes = ATile::kBytes + Config::kSums * BTile::kBytes;
-    static constexpr int kSlotsAt = Config::kStages * kStageBytes;
-    static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * ResultWriter<Config>::kSharedBytes;
-    static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
-    static constexpr int kRows =
-        Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
-    static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
-    static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
-    static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
+  static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
+  using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kAlongM, Config::kClusterN>;
+  using BTile = OperandTile<typename Config::B, kWidth, Config::kAlongN, Config::kClusterM>;
+  using Barriers = StageBarriers<Config::kStages>;
+  static constexpr int kThreads = 128 * (Config::kConsumers + 1);
+  static constexpr int kCluster = Config::kClusterM * Config::kClusterN;
+  static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;  // blocks that a stage is shared with
+  static constexpr int kStageBytes = ATile::kBytes + Config::kSums * BTile::kBytes;
+  static constexpr int kSlotsAt = Config::kStages * kStageBytes;
+  static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * ResultWriter<Config>::kSharedBytes;
+  static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
+  static constexpr int kRows =
+      Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
+  static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
+  static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
+  static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 };
 
 /// The work of one block: which tiles, and its place in the cluster.
 template <class Config>
 struct MatmulBlock {
-    using Call = MatmulSm90<Config>;
+  using Call = MatmulSm90<Config>;
 
-    const Call& call;
-    typename Call::Barriers barriers;
-    unsigned shared;
-    TileOrder order;
-    unsigned tiles, first, stride;  // of clusters
-    int depth_blocks;               // stages that one tile takes; past the end of K the copy engine fills in zeros
-    int cluster_row, cluster_column;
+  const Call& call;
+  typename Call::Barriers barriers;
+  unsigned shared;
+  TileOrder order;
+  unsigned tiles, first, stride;  // of clusters
+  int depth_blocks;               // stages that one tile takes; past the end of K the copy engine fills in zeros
+  int cluster_row, cluster_column;
 
-    __device__ __forceinline__ explicit MatmulBlock(const Call& call, unsigned shared)
-        : call(call), barriers{shared + Call::kBarriersAt}, shared(shared) {
-        constexpr int kTallest = Config::kTileM * Config::kClusterM, kWidest = Call::kWidth * Config::kClusterN;
-        order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
-                 static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.group)};
-        tiles = order.rows * order.columns * call.batches * call.splits;
-        first = blockIdx.x / Call::kCluster;
-        stride = gridDim.x / Call::kCluster;
-        const int depth = Call::ATile::kDepth * call.splits;
-        depth_blocks = (call.k + depth - 1) / depth;
-        const int rank = Call::kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-        cluster_row = rank % Config::kClusterM;
-        cluster_column = rank / Config::kClusterM;
-    }
+  __device__ __forceinline__ explicit MatmulBlock(const Call& call, unsigned shared)
+      : call(call), barriers{shared + Call::kBarriersAt}, shared(shared) {
+    constexpr int kTallest = Config::kTileM * Config::kClusterM, kWidest = Call::kWidth * Config::kClusterN;
+    order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
+             static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.group)};
+    tiles = order.rows * order.columns * call.batches * call.splits;
+    first = blockIdx.x / Call::kCluster;
+    stride = gridDim.x / Call::kCluster;
+    const int depth = Call::ATile::kDepth * call.splits;
+    depth_blocks = (call.k + depth - 1) / depth;
+    const int rank = Call::kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+    cluster_row = rank % Config::kClusterM;
+    cluster_column = rank / Config::kClusterM;
+  }
 
-    __device__ __forceinline__ int row(const TilePosition& tile) const {
-        return (tile.row * Config::kClusterM + cluster_row) * Config::kTileM;
-    }
+  __device__ __forceinline__ int row(const TilePosition& tile) const {
+    return (tile.row * Config::kClusterM + cluster_row) * Config::kTileM;
+  }
 
-    __device__ __forceinline__ int column(const TilePosition& tile) const {
-        return (tile.column * Config::kClusterN + cluster_column) * Call::kWidth;
-    }
+  __device__ __forceinline__ int column(const TilePosition& tile) const {
+    return (tile.column * Config::kClusterN + cluster_column) * Call::kWidth;
+  }
 
-    /// Starts the copies of all stages of all tiles; by one thread.
-    __device__ __forceinline__ void produce() const {
-        unsigned short a_blocks = 0;
+  /// Starts the copies of all stages of all tiles; by one thread.
+  __device__ __forceinline__ void produce() const {
+    unsigned short a_blocks = 0;
 #pragma unroll
-        for (int i = 0; i < Config::kClusterN; ++i) a_blocks |= 1 << (cluster_row + i * Config::kClusterM);
-        ptx::tensor_map_prefetch(call.a);
+    for (int i = 0; i < Config::kClusterN; ++i) a_blocks |= 1 << (cluster_row + i * Config::kClusterM);
+    ptx::tensor_map_prefetch(call.a);
 #pragma unroll
-        for (int i = 0; i < Config::kSums; ++i) ptx::tensor_map_prefetch(call.b[i]);
-        const unsigned short b_blocks = ((1 << Config::kClusterM) - 1) << (cluster_column * Config::kClusterM);
-        StagePosition<Config::kStages> position;
-        for (unsigned index = first; index < tiles; index += stride) {
-            const TilePosition tile = order[index];
-            const int row = this->row(tile), column = this->column(tile);
-            const int batch = tile.batch / call.splits;
-            const int k_first = (tile.batch - batch * call.splits) * depth_blocks * Call::ATile::kDepth;
-            for (int block = 0; block < depth_blocks; ++block) {
-                const unsigned full = barriers.full(position.stage);
-                const unsigned stage = shared + position.stage * Call::kStageBytes;
-                const int k = k_first + block * Call::ATile::kDepth;
-                mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
-                ptx::mbarrier_arrive_expect(full, Call::kStageBytes);
-                Call::ATile::load(call.a, stage, full, cluster_column, a_blocks, k, row, batch * call.a_batched);
+    for (int i = 0; i < Config::kSums; ++i) ptx::tensor_map_prefetch(call.b[i]);
+    const unsigned short b_blocks = ((1 << Config::kClusterM) - 1) << (cluster_column * Config::kClusterM);
+    StagePosition<Config::kStages> position;
+    for (unsigned index = first; index < tiles; index += stride) {
+      const TilePosition tile = order[index];
+      const int row = this->row(tile), column = this->column(tile);
+      const int batch = tile.batch / call.splits;
+      const int k_first = (tile.batch - batch * call.splits) * depth_blocks * Call::ATile::kDepth;
+      for (int block = 0; block < depth_blocks; ++block) {
+        const unsigned full = barriers.full(position.stage);
+        const unsigned stage = shared + position.stage * Call::kStageBytes;
+        const int k = k_first + block * Call::ATile::kDepth;
+        mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
+        ptx::mbarrier_arrive_expect(full, Call::kStageBytes);
+        Call::ATile::load(call.a, stage, full, cluster_column, a_blocks, k, row, batch * call.a_batched);
 #pragma unroll
-                for (int i = 0; i < Config::kSums; ++i) {
-                    Call::BTile::load(call.b[i], stage + Call::ATile::kBytes + i * Call::BTile::kBytes, full,
-                                      cluster_row, b_blocks, k, column, batch * call.b_batched);
-                }
-                position.advance();
-            }
+        for (int i = 0; i < Config::kSums; ++i) {
+          Call::BTile::load(call.b[i], stage + Call::ATile::kBytes + i * Call::BTile::kBytes, full, cluster_row,
+                            b_blocks, k, column, batch * call.b_batched);
         }
+        position.advance();
+      }
     }
+  }
 
-    /// Lets go of a stage, in every block that wrote to it; by a warp.
-    __device__ __forceinline__ void release(int stage) const {
-        const int lane = threadIdx.x % 32;
-        if constexpr (Call::kCluster == 1) {
-            if (lane == 0) ptx::mbarrier_arrive(barriers.empty(stage));
-        } else if (lane < Call::kPeers) {
-            const int other = lane - Config::kClusterN;
-            const int rank = lane < Config::kClusterN
-                                 ? cluster_row + lane * Config::kClusterM
-                                 : cluster_column * Config::kClusterM + other + (other >= cluster_row ? 1 : 0);
-            ptx::mbarrier_arrive_at(barriers.empty(stage), rank);
-        }
+  /// Lets go of a stage, in every block that wrote to it; by a warp.
+  __device__ __forceinline__ void release(int stage) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (Call::kCluster == 1) {
+      if (lane == 0) ptx::mbarrier_arrive(barriers.empty(stage));
+    } else if (lane < Call::kPeers) {
+      const int other = lane - Config::kClusterN;
+      const int rank = lane < Config::kClusterN
+                           ? cluster_row + lane * Config::kClusterM
+                           : cluster_column * Config::kClusterM + other + (other >= cluster_row ? 1 : 0);
+      ptx::mbarrier_arrive_at(barriers.empty(stage), rank);
     }
+  }
 
-    /// Multiplies and writes this consumer's tiles.
-    __device__ __forceinline__ void consume(int consumer) const {
-        constexpr int kBlocks = Call::kRows / 64;
-        using Multiply = Wgmma<Config::kTileN>;
-        const int warp = ptx::uniform(threadIdx.x / 32 % 4);
-        ResultWriter<Config> writer{
-            call.operands, call.results, call.m, call.n,
-            shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
-        const int own_rows = Config::kPingpong ? 0 : consumer * Call::kRows;
-        const unsigned long long a_first = Call::ATile::descriptor(shared) + own_rows * 128 / 16;
-        const unsigned long long b_first = Call::BTile::descriptor(shared + Call::ATile::kBytes);
+  /// Multiplies and writes this consumer's tiles.
+  __device__ __forceinline__ void consume(int consumer) const {
+    constexpr int kBlocks = Call::kRows / 64;
+    using Multiply = Wgmma<Config::kTileN>;
+    const int warp = ptx::uniform(threadIdx.x / 32 % 4);
+    ResultWriter<Config> writer{call.operands, call.results, call.m, call.n,
+                                shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
+    const int own_rows = Config::kPingpong ? 0 : consumer * Call::kRows;
+    const unsigned long long a_first = Call::ATile::descriptor(shared) + own_rows * 128 / 16;
+    const unsigned long long b_first = Call::BTile::descriptor(shared + Call::ATile::kBytes);
 
-        StagePosition<Config::kStages> position;
-        unsigned step = stride, index = first;
-        if constexpr (Config::kPingpong) {
-            step = 2 * stride;
-            index += consumer * stride;
-            position.advance(consumer * depth_blocks);
-            if (consumer == 1) ptx::barrier_arrive(1, 256);  // the first turn is consumer 0's
-        }
-        if constexpr (Config::kStagger > 0) {
-            if (consumer > 0 && depth_blocks > Config::kStagger) mbarrier_wait(barriers.full(Config::kStagger), 0);
-        }
-        for (; index < tiles; index += step) {
-            float sums[kBlocks][Config::kTileN / 2];
-            if constexpr (Config::kPingpong) ptx::barrier(1 + consumer, 256);
-            int previous = 0;
-            for (int block = 0; block < depth_blocks; ++block) {
-                mbarrier_wait(barriers.full(position.stage), position.parity);
-                const unsigned offset = position.stage * (Call::kStageBytes / 16);
-                ptx::wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < Call::ATile::kSteps; ++i) {
-#pragma unroll
-                    for (int rows = 0; rows < kBlocks; ++rows) {
-                        Multiply::template multiply<typename Config::A, typename Config::B, Config::kAlongM,
-                                                    Config::kAlongN>(
-                            sums[rows], a_first + (offset + Call::ATile::block(rows) + Call::ATile::step(i)),
-                            b_first + (offset + Call::BTile::step(i)), block > 0 || i > 0);
-                    }
-                }
-                ptx::wgmma_commit();
-                ptx::wgmma_wait<1>();
-                if (block > 0) release(previous);
-                previous = position.stage;
-                position.advance();
-            }
-            if constexpr (Config::kPingpong) {
-                ptx::barrier_arrive(2 - consumer, 256);
-                position.advance(depth_blocks);
-            }
-            ptx::wgmma_wait<0>();
-#pragma unroll
-            for (int rows = 0; rows < kBlocks; ++rows) ptx::keep_in_place(sums[rows]);
-            release(previous);
-
-            const TilePosition tile = order[index];
-#pragma unroll
-            for (int rows = 0; rows < kBlocks; ++rows) {
-                writer.write(sums[rows], row(tile) + own_rows + rows * 64 + warp * 16, column(tile), tile.batch);
-            }
-        }
+    StagePosition<Config::kStages> position;
+    unsigned step = stride, index = first;
+    if constexpr (Config::kPingpong) {
+      step = 2 * stride;
+      index += consumer * stride;
+      position.advance(consumer * depth_blocks);
+      if (consumer == 1) ptx::barrier_arrive(1, 256);  // the first turn is consumer 0's
     }
+    if constexpr (Config::kStagger > 0) {
+      if (consumer > 0 && depth_blocks > Config::kStagger) mbarrier_wait(barriers.full(Config::kStagger), 0);
+    }
+    for (; index < tiles; index += step) {
+      float sums[kBlocks][Config::kTileN / 2];
+      if constexpr (Config::kPingpong) ptx::barrier(1 + consumer, 256);
+      int previous = 0;
+      for (int block = 0; block < depth_blocks; ++block) {
+        mbarrier_wait(barriers.full(position.stage), position.parity);
+        const unsigned offset = position.stage * (Call::kStageBytes / 16);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < Call::ATile::kSteps; ++i) {
+#pragma unroll
+          for (int rows = 0; rows < kBlocks; ++rows) {
+            Multiply::template multiply<typename Config::A, typename Config::B, Config::kAlongM, Config::kAlongN>(
+                sums[rows], a_first + (offset + Call::ATile::block(rows) + Call::ATile::step(i)),
+                b_first + (offset + Call::BTile::step(i)), block > 0 || i > 0);
+          }
+        }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        if (block > 0) release(previous);
+        previous = position.stage;
+        position.advance();
+      }
+      if constexpr (Config::kPingpong) {
+        ptx::barrier_arrive(2 - consumer, 256);
+        position.advance(depth_blocks);
+      }
+      ptx::wgmma_wait<0>();
+#pragma unroll
+      for (int rows = 0; rows < kBlocks; ++rows) ptx::keep_in_place(sums[rows]);
+      release(previous);
+
+      const TilePosition tile = order[index];
+#pragma unroll
+      for (int rows = 0; rows < kBlocks; ++rows) {
+        writer.write(sums[rows], row(tile) + own_rows + rows * 64 + warp * 16, column(tile), tile.batch);
+      }
+    }
+  }
 };
 
 template <class Config>
 __device__ __forceinline__ void matmul_sm90(const MatmulSm90<Config>& call) {
-    using Call = MatmulSm90<Config>;
-    extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const MatmulBlock<Config> block(call, ptx::shared_address(shared_memory));
-    if (threadIdx.x == 0) block.barriers.init(4 * (Config::kPingpong ? 1 : Config::kConsumers) * Call::kPeers);
-    __syncthreads();
-    if constexpr (Call::kCluster > 1) {
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-    }
+  using Call = MatmulSm90<Config>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const MatmulBlock<Config> block(call, ptx::shared_address(shared_memory));
+  if (threadIdx.x == 0) block.barriers.init(4 * (Config::kPingpong ? 1 : Config::kConsumers) * Call::kPeers);
+  __syncthreads();
+  if constexpr (Call::kCluster > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
 
-    const int group = ptx::uniform(threadIdx.x / 128);
-    if (group == Config::kConsumers) {
-        // 64 Ki registers a multiprocessor: the consumers take what the producer gives back.
-        if constexpr (Config::kConsumers == 2) ptx::release_registers<24>();
-        if constexpr (Config::kConsumers == 3) ptx::release_registers<32>();
-        if (threadIdx.x == Config::kConsumers * 128) block.produce();
-    } else {
-        if constexpr (Config::kConsumers == 2) ptx::take_registers<240>();
-        if constexpr (Config::kConsumers == 3) ptx::take_registers<160>();
-        block.consume(group);
-    }
-    // No block leaves while others of its cluster may still arrive at its barriers.
-    if constexpr (Call::kCluster > 1) {
-        ptx::cluster_arrive();
-        ptx::cluster_wait();
-    }
+  const int group = ptx::uniform(threadIdx.x / 128);
+  if (group == Config::kConsumers) {
+    // 64 Ki registers a multiprocessor: the consumers take what the producer gives back.
+    if constexpr (Config::kConsumers == 2) ptx::release_registers<24>();
+    if constexpr (Config::kConsumers == 3) ptx::release_registers<32>();
+    if (threadIdx.x == Config::kConsumers * 128) block.produce();
+  } else {
+    if constexpr (Config::kConsumers == 2) ptx::take_registers<240>();
+    if constexpr (Config::kConsumers == 3) ptx::take_registers<160>();
+    block.consume(group);
+  }
+  // No block leaves while others of its cluster may still arrive at its barriers.
+  if constexpr (Call::kCluster > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
 }
 
 }  // namespace jaxdnn

@@ -13,37 +13,37 @@ namespace jaxdnn {
 
 template <class Config>
 struct MatmulSplit {
-    static constexpr int kOperands = Config::Operands::kCount > 0 ? Config::Operands::kCount : 1;
-    static constexpr int kResults = Config::Results::kCount;
-    static constexpr int kThreads = 256;
+  static constexpr int kOperands = Config::Operands::kCount > 0 ? Config::Operands::kCount : 1;
+  static constexpr int kResults = Config::Results::kCount;
+  static constexpr int kThreads = 256;
 
-    const float* sums[Config::kSums] = {};  // [batch, split, m, n]
-    OperandAddress operands[kOperands];
-    ResultAddress results[kResults];
-    int m = 0, n = 0, splits = 1;
+  const float* sums[Config::kSums] = {};  // [batch, split, m, n]
+  OperandAddress operands[kOperands];
+  ResultAddress results[kResults];
+  int m = 0, n = 0, splits = 1;
 };
 
 template <class Config>
 __device__ __forceinline__ void matmul_split(const MatmulSplit<Config>& call) {
-    const int column = blockIdx.x * MatmulSplit<Config>::kThreads + threadIdx.x;
-    if (column >= call.n) return;
-    const int batch = blockIdx.z;
-    const long long matrix = static_cast<long long>(call.m) * call.n;
-    for (int row = blockIdx.y; row < call.m; row += gridDim.y) {
-        const long long element = static_cast<long long>(row) * call.n + column;
-        float sum[Config::kSums], operand[MatmulSplit<Config>::kOperands], result[MatmulSplit<Config>::kResults];
+  const int column = blockIdx.x * MatmulSplit<Config>::kThreads + threadIdx.x;
+  if (column >= call.n) return;
+  const int batch = blockIdx.z;
+  const long long matrix = static_cast<long long>(call.m) * call.n;
+  for (int row = blockIdx.y; row < call.m; row += gridDim.y) {
+    const long long element = static_cast<long long>(row) * call.n + column;
+    float sum[Config::kSums], operand[MatmulSplit<Config>::kOperands], result[MatmulSplit<Config>::kResults];
 #pragma unroll
-        for (int s = 0; s < Config::kSums; ++s) {
-            const float* from = call.sums[s] + batch * call.splits * matrix + element;
-            sum[s] = from[0];
+    for (int s = 0; s < Config::kSums; ++s) {
+      const float* from = call.sums[s] + batch * call.splits * matrix + element;
+      sum[s] = from[0];
 #pragma unroll 4
-            for (int split = 1; split < call.splits; ++split) sum[s] += from[split * matrix];
-        }
-        const Place place{row, column, batch};
-        operands_at<0, typename Config::Operands>(call.operands, place, operand);
-        Config::Epilogue::apply(sum, operand, place, result);
-        store_results<0, typename Config::Results>(call.results, batch * matrix + element, result);
+      for (int split = 1; split < call.splits; ++split) sum[s] += from[split * matrix];
     }
+    const Place place{row, column, batch};
+    operands_at<0, typename Config::Operands>(call.operands, place, operand);
+    Config::Epilogue::apply(sum, operand, place, result);
+    store_results<0, typename Config::Results>(call.results, batch * matrix + element, result);
+  }
 }
 
 }  // namespace jaxdnn

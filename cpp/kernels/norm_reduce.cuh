@@ -18,32 +18,33 @@ constexpr int kReduceThreads = 1024;
 
 /// out[group, column] = the sum over blocks of partial[group, block, column].
 template <class T, class Compute>
-__device__ __forceinline__ void sum_shares(const Compute* partial, T* out, int columns, int blocks_per_group, int lanes) {
-    __shared__ Compute sums[kReduceThreads];
-    const int width = kReduceThreads / lanes;
-    const int tiles = (columns + width - 1) / width;
-    const long long group = blockIdx.x / tiles;
-    const int lane = threadIdx.x / width;
-    const int column = static_cast<int>(blockIdx.x % tiles) * width + static_cast<int>(threadIdx.x) % width;
-    Compute total = 0;
-    if (column < columns) {
-        const Compute* shares = partial + group * blocks_per_group * columns + column;
+__device__ __forceinline__ void sum_shares(const Compute* partial, T* out, int columns, int blocks_per_group,
+                                           int lanes) {
+  __shared__ Compute sums[kReduceThreads];
+  const int width = kReduceThreads / lanes;
+  const int tiles = (columns + width - 1) / width;
+  const long long group = blockIdx.x / tiles;
+  const int lane = threadIdx.x / width;
+  const int column = static_cast<int>(blockIdx.x % tiles) * width + static_cast<int>(threadIdx.x) % width;
+  Compute total = 0;
+  if (column < columns) {
+    const Compute* shares = partial + group * blocks_per_group * columns + column;
 #pragma unroll 8
-        for (int block = lane; block < blocks_per_group; block += lanes) {
-            total += shares[static_cast<long long>(block) * columns];
-        }
+    for (int block = lane; block < blocks_per_group; block += lanes) {
+      total += shares[static_cast<long long>(block) * columns];
     }
-    sums[threadIdx.x] = total;
-    for (int half = lanes / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (lane < half) sums[threadIdx.x] += sums[threadIdx.x + half * width];
-    }
-    if (lane == 0 && column < columns) {
-        const Compute rounded[1] = {sums[threadIdx.x]};
-        Vector<T, 1> vector;
-        vector.pack(rounded);
-        vector.store(out + group * columns + column);
-    }
+  }
+  sums[threadIdx.x] = total;
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) sums[threadIdx.x] += sums[threadIdx.x + half * width];
+  }
+  if (lane == 0 && column < columns) {
+    const Compute rounded[1] = {sums[threadIdx.x]};
+    Vector<T, 1> vector;
+    vector.pack(rounded);
+    vector.store(out + group * columns + column);
+  }
 }
 
 }  // namespace jaxdnn

@@ -1,8 +1,8 @@
 // Which rows and columns a thread of the norm kernels owns.
 //
-// A row belongs to a team: `kThreadsPerRow` threads in each of `kParts` blocks. A block holds `kRowsPerBlock` teams, and
-// each team works on `kTurns` rows, one after the other; with `kTurns` 0 the blocks that fit on the device at once stride
-// over all rows of one group. Within a row, part `rank` is `slice` columns, and each thread owns `kVectors`
+// A row belongs to a team: `kThreadsPerRow` threads in each of `kParts` blocks. A block holds `kRowsPerBlock` teams,
+// and each team works on `kTurns` rows, one after the other; with `kTurns` 0 the blocks that fit on the device at once
+// stride over all rows of one group. Within a row, part `rank` is `slice` columns, and each thread owns `kVectors`
 // vectors of `kVector` columns, which lie a team's width apart so that a warp's access is contiguous:
 //
 //   slice:   | vector 0: thread 0, thread 1, ... | vector 1: thread 0, thread 1, ... | ... (the end may be masked)
@@ -20,62 +20,60 @@ enum class Step { whole, measure, apply };
 
 template <class Config>
 struct RowTeam {
-    static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
-    static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block is 1 to 32 whole warps");
-    static_assert(Config::kStep == Step::whole || Config::kRowsPerBlock == 1, "a part of a row has a block of its own");
+  static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
+  static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block is 1 to 32 whole warps");
+  static_assert(Config::kStep == Step::whole || Config::kRowsPerBlock == 1, "a part of a row has a block of its own");
 
-    int lane;              // this thread in its part of the team
-    int team;              // this team in its block
-    int rank;              // this block's part of the row
-    int first;             // this thread's first column
-    int end;               // the first column after this block's slice
-    long long group;      // the group of rows this block works on
-    long long block;      // this block, with those of the other parts, among the blocks of its group
-    long long first_row;  // of this block's first turn
-    long long end_row;    // after this block's last turn, or the group's last row
-    long long row_stride;  // rows between two turns
+  int lane;              // this thread in its part of the team
+  int team;              // this team in its block
+  int rank;              // this block's part of the row
+  int first;             // this thread's first column
+  int end;               // the first column after this block's slice
+  long long group;       // the group of rows this block works on
+  long long block;       // this block, with those of the other parts, among the blocks of its group
+  long long first_row;   // of this block's first turn
+  long long end_row;     // after this block's last turn, or the group's last row
+  long long row_stride;  // rows between two turns
 
-    __device__ __forceinline__ RowTeam(long long rows, int columns, int slice, int blocks_per_group) {
-        lane = threadIdx.x % Config::kThreadsPerRow;
-        team = threadIdx.x / Config::kThreadsPerRow;
-        rank = static_cast<int>(blockIdx.x % Config::kParts);
-        first = rank * slice + lane * Config::kVector;
-        end = Config::kParts == 1 || (rank + 1) * slice > columns ? columns : (rank + 1) * slice;
-        const unsigned unit = blockIdx.x / Config::kParts;
-        group = Config::kGrouped ? unit / blocks_per_group : 0;
-        block = Config::kGrouped ? unit % blocks_per_group : unit;
-        constexpr int kTurnRows = (Config::kTurns == 0 ? 1 : Config::kTurns) * Config::kRowsPerBlock;
-        first_row = block * kTurnRows;
-        end_row = Config::kTurns == 0 || first_row + kTurnRows > rows ? rows : first_row + kTurnRows;
-        row_stride = (Config::kTurns == 0 ? static_cast<long long>(blocks_per_group) : 1) * Config::kRowsPerBlock;
-    }
+  __device__ __forceinline__ RowTeam(long long rows, int columns, int slice, int blocks_per_group) {
+    lane = threadIdx.x % Config::kThreadsPerRow;
+    team = threadIdx.x / Config::kThreadsPerRow;
+    rank = static_cast<int>(blockIdx.x % Config::kParts);
+    first = rank * slice + lane * Config::kVector;
+    end = Config::kParts == 1 || (rank + 1) * slice > columns ? columns : (rank + 1) * slice;
+    const unsigned unit = blockIdx.x / Config::kParts;
+    group = Config::kGrouped ? unit / blocks_per_group : 0;
+    block = Config::kGrouped ? unit % blocks_per_group : unit;
+    constexpr int kTurnRows = (Config::kTurns == 0 ? 1 : Config::kTurns) * Config::kRowsPerBlock;
+    first_row = block * kTurnRows;
+    end_row = Config::kTurns == 0 || first_row + kTurnRows > rows ? rows : first_row + kTurnRows;
+    row_stride = (Config::kTurns == 0 ? static_cast<long long>(blocks_per_group) : 1) * Config::kRowsPerBlock;
+  }
 
-    /// Where this thread's vector `v` begins.
-    __device__ __forceinline__ int column(int v) const {
-        return first + v * (Config::kThreadsPerRow * Config::kVector);
-    }
+  /// Where this thread's vector `v` begins.
+  __device__ __forceinline__ int column(int v) const { return first + v * (Config::kThreadsPerRow * Config::kVector); }
 
-    /// Whether vector `v` lies in the slice. Vectors never straddle its end: `kVector` divides `slice` and the columns.
-    __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
+  /// Whether vector `v` lies in the slice. Vectors never straddle its end: `kVector` divides `slice` and the columns.
+  __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
 
-    /// Whether `row` exists: the last turn of a group may leave some teams of a block without a row.
-    __device__ __forceinline__ bool valid(long long row) const { return Config::kRowsPerBlock == 1 || row < end_row; }
+  /// Whether `row` exists: the last turn of a group may leave some teams of a block without a row.
+  __device__ __forceinline__ bool valid(long long row) const { return Config::kRowsPerBlock == 1 || row < end_row; }
 };
 
 /// A sum over `count` numbers divided by it, to within a rounding, and exact where the quotient is: the mean of equal
 /// numbers is that number, which a product with `inverse`, the rounded 1 / count, misses.
 template <class Compute>
 __device__ __forceinline__ Compute mean_of(Compute sum, Compute count, Compute inverse) {
-    const Compute quotient = sum * inverse;
-    const Compute rest = ptx::fused_multiply_add(-quotient, count, sum);
-    // An infinite sum leaves no rest.
-    return rest == rest ? ptx::fused_multiply_add(rest, inverse, quotient) : quotient;
+  const Compute quotient = sum * inverse;
+  const Compute rest = ptx::fused_multiply_add(-quotient, count, sum);
+  // An infinite sum leaves no rest.
+  return rest == rest ? ptx::fused_multiply_add(rest, inverse, quotient) : quotient;
 }
 
 __device__ __forceinline__ float reciprocal_square_root(float value) { return ptx::reciprocal_square_root(value); }
 
 __device__ __forceinline__ double reciprocal_square_root(double value) {
-    return ptx::reciprocal(ptx::square_root(value));
+  return ptx::reciprocal(ptx::square_root(value));
 }
 
 /// Where a thread finds its columns of a parameter, row after row.
@@ -83,46 +81,46 @@ enum class Place { registers, shared, memory };
 
 template <class T, class Config, bool kPresent>
 struct Parameter {
-    static constexpr bool kInRegisters = kPresent && Config::kParameters == Place::registers;
-    static constexpr bool kInShared = kPresent && Config::kParameters == Place::shared;
-    using Slots = Ring<T, Config::kVector, Config::kVectors, RowTeam<Config>::kThreads, kInShared ? 1 : 0>;
-    static constexpr int kSharedBytes = Slots::kSharedBytes;
+  static constexpr bool kInRegisters = kPresent && Config::kParameters == Place::registers;
+  static constexpr bool kInShared = kPresent && Config::kParameters == Place::shared;
+  using Slots = Ring<T, Config::kVector, Config::kVectors, RowTeam<Config>::kThreads, kInShared ? 1 : 0>;
+  static constexpr int kSharedBytes = Slots::kSharedBytes;
 
-    const T* source;
-    Slots slots;
-    Vector<T, Config::kVector> kept[kInRegisters ? Config::kVectors : 1];
+  const T* source;
+  Slots slots;
+  Vector<T, Config::kVector> kept[kInRegisters ? Config::kVectors : 1];
 
-    __device__ __forceinline__ Parameter(const T* array, unsigned shared) : source(array), slots(shared) {}
+  __device__ __forceinline__ Parameter(const T* array, unsigned shared) : source(array), slots(shared) {}
 
-    /// Before the first row is fetched: its arrival then says that the parameters have arrived too.
-    __device__ __forceinline__ void load(const RowTeam<Config>& team) {
+  /// Before the first row is fetched: its arrival then says that the parameters have arrived too.
+  __device__ __forceinline__ void load(const RowTeam<Config>& team) {
 #pragma unroll
-        for (int v = 0; v < Config::kVectors; ++v) {
-            if constexpr (kInRegisters) {
-                kept[v].clear();
-                if (team.holds(v)) kept[v].load(source + team.column(v));
-            }
-            if constexpr (kInShared) slots.fetch(0, v, source + team.column(v), team.holds(v));
-        }
+    for (int v = 0; v < Config::kVectors; ++v) {
+      if constexpr (kInRegisters) {
+        kept[v].clear();
+        if (team.holds(v)) kept[v].load(source + team.column(v));
+      }
+      if constexpr (kInShared) slots.fetch(0, v, source + team.column(v), team.holds(v));
     }
+  }
 
-    template <class Compute>
-    __device__ __forceinline__ void get(const RowTeam<Config>& team, int v, Compute (&values)[Config::kVector]) const {
-        if constexpr (kPresent) {
-            Vector<T, Config::kVector> vector;
-            if constexpr (kInRegisters) {
-                // Opaque to the compiler, which would otherwise widen all of them ahead of the loop over rows, and spill.
-                vector = kept[v];
-                vector.keep_packed();
-            } else if constexpr (kInShared) {
-                slots.read(vector, 0, v);
-            } else {
-                vector.clear();
-                if (team.holds(v)) vector.load(source + team.column(v));
-            }
-            vector.unpack(values);
-        }
+  template <class Compute>
+  __device__ __forceinline__ void get(const RowTeam<Config>& team, int v, Compute (&values)[Config::kVector]) const {
+    if constexpr (kPresent) {
+      Vector<T, Config::kVector> vector;
+      if constexpr (kInRegisters) {
+        // Opaque to the compiler, which would otherwise widen all of them ahead of the rows, and spill.
+        vector = kept[v];
+        vector.keep_packed();
+      } else if constexpr (kInShared) {
+        slots.read(vector, 0, v);
+      } else {
+        vector.clear();
+        if (team.holds(v)) vector.load(source + team.column(v));
+      }
+      vector.unpack(values);
     }
+  }
 };
 
 }  // namespace jaxdnn

@@ -25,7 +25,7 @@ class DirectNorm:
     name = "direct"
     platform = "cuda"
     op = "norm"
-    notes = ("deterministic", "accumulates in float32 (in float64 if an array is)", "reads every input once")
+    notes = ("deterministic", "accumulates in float32 (in float64 if an array is)")
 
     def supports(self, spec: Any, signature: Signature, target: Target) -> str | None:
         if spec.direction == "tangent":
@@ -183,22 +183,24 @@ class Heuristic:
         """The first variant that fits, fastest first; if `strict`, with as many stages as it wants."""
         if layout is None or (layout.parts > 2 and layout.join == "cluster"):
             return None
-        most = 1024 if layout.vector * layout.vectors * self.words <= 8 else 512
-        layout = replace(layout, blocks_per_sm=max(1, most // layout.threads))
+        few = layout.vector * layout.vectors * self.words <= 8  # registers hold such a row at no cost
+        layout = replace(layout, blocks_per_sm=max(1, (1024 if few else 512) // layout.threads))
         fewest = max(1, 512 // layout.threads)
         if layout.join == "launches" or layout.vector * min(self.row_sizes) < 4:
             return self.within_registers([layout, replace(layout, parameters="memory")], fewest)
-        # Stages that are read twice leave registers for wide accesses to waste: no more than four numbers at a time.
-        narrow = layout.vector > 4 and 4 * min(self.row_sizes) >= 4
-        shape = replace(layout, vector=4, vectors=layout.vectors * layout.vector // 4) if narrow else layout
+        # A row that is read twice is widened four numbers at a time, which takes fewer registers than eight.
+        shape = layout
+        if layout.vector > 4:
+            shape = replace(layout, vector=4, vectors=layout.vectors * layout.vector // 4)
         again = replace(shape, hold=False)
         variants = [layout, again, replace(again, parameters="shared"), replace(again, parameters="memory")]
-        if layout.parts == 1 and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
+        if layout.parts == 1 and not few and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
             # In one large block, rows held in registers cost more than a second reading: with float32 parameters at
             # 8192 x 8192 in bfloat16, rms_norm 2,979 GB/s against 3,838; layer_norm in float32 3,451 against 3,559.
             variants = [*variants[1:3], layout, variants[3]]
         if layout.threads_per_row > 512:
-            # 3,435 GB/s for layer_norm of 4096 x 16384 in bfloat16, against 3,330 with parameters in registers.
+            # 64 registers have no room for parameters: layer_norm of 4096 x 16384 in bfloat16 with float32 parameters,
+            # 3,310 GB/s.
             variants.sort(key=lambda knobs: knobs.parameters != "shared")
         for variant in variants:
             if variant.parameters == "shared" and not self.shareable(variant):
@@ -257,13 +259,14 @@ class Heuristic:
         exact = knobs.parts * knobs.part_columns == self.problem.columns
         steps = 8 if knobs.join == "launches" else 0
         if self.forward:
-            ring = 24 if knobs.stages else 0
+            ring = (32 if self.problem.groups > 1 else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
             return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps
         sums = self.gradients * elements * self.words
         alone = exact and knobs.threads == knobs.threads_per_row and knobs.parts == 1
         masks = 0 if alone else max(0, elements * self.words - 16)
         masks += max(0, vectors - 4) if exact else 3 * vectors
+        masks += 0 if alone or knobs.hold else 16
         seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*read(self.spec)})
         # Numbers in flight: most of a row's in float32, more in float64, whose conversions take registers too.
         flight = 3 * elements if self.words == 2 else elements * 3 // 4

@@ -174,7 +174,7 @@ class Call:
             flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
             flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
             flags |= {"Hold": knobs.hold}
-        flags |= {"ScaleOffset": spec.scale_offset != 0}
+        flags |= {"ScaleOffset": "scale" in inputs and spec.scale_offset != 0}
         flags |= {"Exact": self.exact}
         numbers = {
             "Vector": knobs.vector,

@@ -63,6 +63,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     direct = product.n * min(result.itemsize for result in product.results) % 16 != 0
     if (direct or not plain) and knobs.consumer_rows * knobs.tile_n > 128 * LIGHT_SUMS:
         return None
+    if knobs.split_k > 1 and knobs.consumer_rows * knobs.tile_n >= 128 * LIGHT_SUMS:
+        return None  # a part's place in K takes registers too: 8 to 16 bytes spilled with 128 or more sums a thread
     knobs = replace(
         knobs,
         tile_n=knobs.tile_n // sums,

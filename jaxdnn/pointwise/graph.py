@@ -19,6 +19,8 @@ _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 # Primitives whose results are their arguments.
 IDENTITIES = frozenset(("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient"))
 
+UNKNOWN = "an unknown place"
+
 
 class UnsupportedOperation(NotImplementedError):
     """A pointwise program can't have this operation.
@@ -46,7 +48,7 @@ class Node:
     dtype: str
     inputs: tuple["Node", ...] = ()
     params: dict[str, Any] = field(default_factory=dict)
-    where: str = "an unknown place"
+    where: str = UNKNOWN
 
     def unsupported(self, reason: str) -> UnsupportedOperation:
         return UnsupportedOperation(self.primitive, self.where, reason)
@@ -62,8 +64,10 @@ class Graph:
         self.nodes.append(Node(*arguments, **fields))
         return self.nodes[-1]
 
-    def inline(self, jaxpr: Jaxpr, constants: Iterable[Any], inputs: Sequence[Node]) -> list[Node]:
-        """Adds what `jaxpr` computes from `inputs`, and returns its outputs."""
+    def inline(
+        self, jaxpr: Jaxpr, constants: Iterable[Any], inputs: Sequence[Node], where: str = UNKNOWN
+    ) -> list[Node]:
+        """Adds what `jaxpr` computes from `inputs`, and returns its outputs; `where` is the place that calls it."""
         environment: dict[Var, Node] = dict(zip(jaxpr.invars, inputs, strict=True))
         for variable, value in zip(jaxpr.constvars, constants, strict=True):
             environment[variable] = self._constant(variable.aval, value)
@@ -74,16 +78,17 @@ class Graph:
         for equation in jaxpr.eqns:
             arguments = [read(atom) for atom in equation.invars]
             name = equation.primitive.name
+            # JAX's own code is left out of the summary, which may leave nothing.
+            here = source_info_util.summarize(equation.source_info) or where
             if name in IDENTITIES:
                 results = arguments
             elif name in CALLS:
                 called = next(equation.params[key] for key in _CALLED if key in equation.params)
                 body, consts = (called.jaxpr, called.consts) if isinstance(called, ClosedJaxpr) else (called, ())
-                results = self.inline(body, consts, arguments)
+                results = self.inline(body, consts, arguments, here)
             else:
-                where = source_info_util.summarize(equation.source_info)
                 results = [
-                    self.add(name, *_type(out.aval), tuple(arguments), equation.params, where)
+                    self.add(name, *_type(out.aval), tuple(arguments), equation.params, here)
                     for out in equation.outvars
                 ]
             environment.update(zip(equation.outvars, results, strict=True))

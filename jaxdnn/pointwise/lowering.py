@@ -55,6 +55,7 @@ LAYOUT: dict[str, Callable[[Node, Dimensions], Dimensions]] = {
 
 def demands(node: Node, dimensions: Dimensions) -> list[Dimensions]:
     """The elements of its arguments that `node`, itself demanded along `dimensions`, is computed from."""
+    _check(node)
     if rule := LAYOUT.get(node.primitive):
         return [rule(node, dimensions)]
     # Arguments have the result's shape, but for dimensions of size one; or they are scalars.
@@ -121,8 +122,6 @@ SUPPORTED = sorted(
 
 def lower(build: Builder, node: Node, dimensions: Dimensions, values: Sequence[int], rank: int) -> int:
     """The instructions for the element of `node` along `dimensions` of `rank`, from those of its arguments."""
-    if node.dtype not in DTYPES:
-        raise node.unsupported(f"its dtype is {node.dtype}; a kernel's values can be {', '.join(DTYPES)}")
     match node.primitive:
         case "accumulator":
             return build.add(Instruction("accumulator", node.dtype, immediate=node.params["number"]))
@@ -140,16 +139,23 @@ def lower(build: Builder, node: Node, dimensions: Dimensions, values: Sequence[i
         return values[0]
     if rule := REWRITTEN.get(node.primitive):
         return rule(build, node, *values)
-    if node.primitive in REDUCTIONS:
+    return build.operation(node.primitive, *values)
+
+
+def _check(node: Node) -> None:
+    """Raises if a program can't compute `node`."""
+    name = node.primitive
+    if name in REDUCTIONS:
         raise node.unsupported(
             "a reduction can only be the last step of what is returned, over the whole output's shape"
         )
-    if node.primitive not in TABLE:
-        raise node.unsupported(f"it can't be part of a kernel. These can: {', '.join(SUPPORTED)}")
-    dtype = node.inputs[0].dtype
-    if kind(dtype) not in TABLE[node.primitive].kinds:
-        raise node.unsupported(f"it is not supported for {dtype}")
-    return build.operation(node.primitive, *values)
+    if name not in ("accumulator", "operand", "constant", "iota") and not (name in LAYOUT or name in REWRITTEN):
+        if name not in TABLE:
+            raise node.unsupported(f"it can't be part of a kernel. These can: {', '.join(SUPPORTED)}")
+        if kind(node.inputs[0].dtype) not in TABLE[name].kinds:
+            raise node.unsupported(f"it is not supported for {node.inputs[0].dtype}")
+    if node.dtype not in DTYPES:
+        raise node.unsupported(f"its dtype is {node.dtype}; a kernel's values can be {', '.join(DTYPES)}")
 
 
 def _constant(value: Any) -> Any:

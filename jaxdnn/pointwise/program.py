@@ -13,6 +13,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdnn.pointwise.operations import kind
+
 Reduction = Literal["sum", "max", "min"]
 Groups = tuple[int, int, int]
 
@@ -147,6 +149,21 @@ class Program:
         """The operations that are done for each element, in order."""
         sources = {"accumulator", "operand", "index", "literal"}
         return tuple(i.operation for i in self.instructions if i.operation not in sources)
+
+    def with_output_dtype(self, dtype: str) -> "Program":
+        """The program with `dtype` for outputs in the accumulators' dtype; reductions and what is cast keep theirs."""
+        instructions, outputs = list(self.instructions), list(self.outputs)
+        own = {argument.dtype for argument in self.accumulators}
+        for i, output in enumerate(outputs):
+            if output.reduction or output.dtype not in own or output.dtype == dtype:
+                continue
+            value = output.value
+            # Storing rounds a float; any other change of dtype is an instruction.
+            if not (kind(output.dtype) == kind(dtype) == "f"):
+                instructions.append(Instruction("convert", dtype, (value,)))
+                value = len(instructions) - 1
+            outputs[i] = replace(output, value=value, dtype=dtype)
+        return replace(self, instructions=tuple(instructions), outputs=tuple(outputs))
 
     def __repr__(self) -> str:
         return f"Program({self.title!r})"

@@ -116,6 +116,8 @@ def _root(node: Node, shape: tuple[int, ...], title: str) -> _Root:
             dimensions = _carried(node, reduction, tuple(None if shape[d] == 1 else d for d in kept))
             return source, Output(0, dtype, dimensions, REDUCTIONS[reduction.primitive], axes)  # type: ignore[arg-type]
     if node.shape != shape:
+        if reduced := _reduces(node):
+            raise node.unsupported(f"it follows `{reduced}`; a reduction can only be the last step of what is returned")
         raise ValueError(
             f"{title}: it returns {dtype}{list(node.shape)}; expected the output's shape {list(shape)}, or as the last "
             "step a sum, maximum or minimum of an array of that shape"
@@ -137,6 +139,19 @@ def _reduction(node: Node) -> Node | None:
         if kind(node.dtype) != kind(outer.dtype) or casts > 1:
             return None
     return node if node.primitive in REDUCTIONS else None
+
+
+def _reduces(node: Node) -> str | None:
+    """The name of a reduction among what `node` is computed from."""
+    seen: set[Node] = set()
+    waiting = list(node.inputs)
+    while waiting:
+        node = waiting.pop()
+        if node.primitive in REDUCTIONS:
+            return node.primitive
+        waiting += set(node.inputs) - seen
+        seen.update(node.inputs)
+    return None
 
 
 def _carried(node: Node, reduction: Node, dimensions: Dimensions) -> Dimensions:

@@ -17,7 +17,7 @@ from jax._src import dispatch
 from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jaxdnn import lowering
 from jaxdnn.planning.select import select
@@ -210,9 +210,12 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
             return tuple(name for names in split for name in (names if isinstance(names, tuple) else (names,)))
 
         def shard(*operands: Any) -> tuple[Any, ...]:
-            results = call(*operands)
-            over = [summed(dimensions) for dimensions in of_results]
-            return tuple(lax.psum(r, names) if names else r for r, names in zip(results, over, strict=True))
+            # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the
+            # shardings of the sum's own computation.
+            with use_abstract_mesh(AbstractMesh((), ())):
+                results = call(*operands)
+                over = [summed(dimensions) for dimensions in of_results]
+                return tuple(lax.psum(r, names) if names else r for r, names in zip(results, over, strict=True))
 
         return mesh, shard, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
 

@@ -7,7 +7,7 @@
 //
 //   stage 0 | stage 1 | ...                         each kStageBytes
 //     vector 0 | vector 1 | ...                     kThreads x Vector::kBytes
-//       chunk 0 | chunk 1 | ...                     kThreads x up to 16 bytes, one thread next to the other: no conflicts
+//       chunk 0 | chunk 1 | ...                     kThreads x up to 16 bytes, thread next to thread: no conflicts
 #pragma once
 
 #include "core/vector.cuh"
@@ -16,41 +16,41 @@ namespace jaxdnn {
 
 template <class T, int kCount, int kVectors, int kThreads, int kStages>
 struct Ring {
-    using Element = Vector<T, kCount>;
-    static constexpr int kVectorBytes = kThreads * Element::kBytes;
-    static constexpr int kStageBytes = kVectors * kVectorBytes;
-    static constexpr int kSharedBytes = kStages * kStageBytes;
-    static_assert(kStages == 0 || Element::kChunkBytes >= 4, "cp.async copies 4, 8 or 16 bytes");
+  using Element = Vector<T, kCount>;
+  static constexpr int kVectorBytes = kThreads * Element::kBytes;
+  static constexpr int kStageBytes = kVectors * kVectorBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kStages == 0 || Element::kChunkBytes >= 4, "cp.async copies 4, 8 or 16 bytes");
 
-    unsigned slots;  // shared address of this thread's first chunk
+  unsigned slots;  // shared address of this thread's first chunk
 
-    __device__ __forceinline__ explicit Ring(unsigned shared) : slots(shared + threadIdx.x * Element::kChunkBytes) {}
+  __device__ __forceinline__ explicit Ring(unsigned shared) : slots(shared + threadIdx.x * Element::kChunkBytes) {}
 
-    /// Starts the copy of one vector, or clears its slot. The source is not read when `active` is false.
-    __device__ __forceinline__ void fetch(int stage, int vector, const T* source, bool active) const {
-        const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
-        const char* address = reinterpret_cast<const char*>(source);
+  /// Starts the copy of one vector, or clears its slot. The source is not read when `active` is false.
+  __device__ __forceinline__ void fetch(int stage, int vector, const T* source, bool active) const {
+    const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
+    const char* address = reinterpret_cast<const char*>(source);
 #pragma unroll
-        for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
-            const unsigned destination = slot + chunk * kThreads * Element::kChunkBytes;
-            const char* from = address + chunk * Element::kChunkBytes;
-            if constexpr (Element::kChunkBytes == 16) ptx::copy_async_16(destination, from, active ? 16 : 0);
-            if constexpr (Element::kChunkBytes == 8) ptx::copy_async_8(destination, from, active ? 8 : 0);
-            if constexpr (Element::kChunkBytes == 4) ptx::copy_async_4(destination, from, active ? 4 : 0);
-        }
+    for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
+      const unsigned destination = slot + chunk * kThreads * Element::kChunkBytes;
+      const char* from = address + chunk * Element::kChunkBytes;
+      if constexpr (Element::kChunkBytes == 16) ptx::copy_async_16(destination, from, active ? 16 : 0);
+      if constexpr (Element::kChunkBytes == 8) ptx::copy_async_8(destination, from, active ? 8 : 0);
+      if constexpr (Element::kChunkBytes == 4) ptx::copy_async_4(destination, from, active ? 4 : 0);
     }
+  }
 
-    __device__ __forceinline__ void read(Element& element, int stage, int vector) const {
-        const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
+  __device__ __forceinline__ void read(Element& element, int stage, int vector) const {
+    const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
 #pragma unroll
-        for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
-            const unsigned from = slot + chunk * kThreads * Element::kChunkBytes;
-            unsigned* words = element.words + chunk * Element::kChunkWords;
-            if constexpr (Element::kChunkBytes == 16) ptx::load_shared_16(words, from);
-            if constexpr (Element::kChunkBytes == 8) ptx::load_shared_8(words, from);
-            if constexpr (Element::kChunkBytes == 4) ptx::load_shared_4(words, from);
-        }
+    for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
+      const unsigned from = slot + chunk * kThreads * Element::kChunkBytes;
+      unsigned* words = element.words + chunk * Element::kChunkWords;
+      if constexpr (Element::kChunkBytes == 16) ptx::load_shared_16(words, from);
+      if constexpr (Element::kChunkBytes == 8) ptx::load_shared_8(words, from);
+      if constexpr (Element::kChunkBytes == 4) ptx::load_shared_4(words, from);
     }
+  }
 };
 
 }  // namespace jaxdnn

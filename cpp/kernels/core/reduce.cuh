@@ -17,115 +17,115 @@ namespace jaxdnn {
 template <int kWidth, class Compute>
 __device__ __forceinline__ Compute lanes_sum(Compute value) {
 #pragma unroll
-    for (int mask = kWidth / 2; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
-    return value;
+  for (int mask = kWidth / 2; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
+  return value;
 }
 
 /// Sums over a team of `kThreads` threads in each of `kCluster` blocks; a block holds `kTeams` teams.
 /// All threads of a block call it together. With a cluster, `kTeams` is 1 and `start` precedes the first sum.
 template <class Compute, int kThreads, int kTeams, int kCluster, int kValues>
 struct TeamSum {
-    static constexpr int kLanes = kThreads < 32 ? kThreads : 32;
-    static constexpr int kWarps = kThreads <= 32 ? 1 : kThreads / 32;
-    static constexpr int kSlots = kWarps * kCluster;
-    static constexpr int kBytes = static_cast<int>(sizeof(Compute));
-    static constexpr int kValueBytes = kTeams * kSlots * kBytes;
-    static constexpr int kPhaseBytes = kSlots > 1 ? kValues * kValueBytes : 0;
-    static constexpr int kSharedBytes = 2 * kPhaseBytes;
-    static_assert(kCluster == 1 || kTeams == 1, "the blocks of a cluster share one row");
-    static_assert(kWarps == 1 || kTeams <= 15, "each team of several warps has a barrier of its own");
+  static constexpr int kLanes = kThreads < 32 ? kThreads : 32;
+  static constexpr int kWarps = kThreads <= 32 ? 1 : kThreads / 32;
+  static constexpr int kSlots = kWarps * kCluster;
+  static constexpr int kBytes = static_cast<int>(sizeof(Compute));
+  static constexpr int kValueBytes = kTeams * kSlots * kBytes;
+  static constexpr int kPhaseBytes = kSlots > 1 ? kValues * kValueBytes : 0;
+  static constexpr int kSharedBytes = 2 * kPhaseBytes;
+  static_assert(kCluster == 1 || kTeams == 1, "the blocks of a cluster share one row");
+  static_assert(kWarps == 1 || kTeams <= 15, "each team of several warps has a barrier of its own");
 
-    unsigned slots;  // shared address of this team's first slot
-    int phase = 0;
+  unsigned slots;  // shared address of this team's first slot
+  int phase = 0;
 
-    __device__ __forceinline__ TeamSum(unsigned shared, int team) : slots(shared + team * kSlots * kBytes) {}
+  __device__ __forceinline__ TeamSum(unsigned shared, int team) : slots(shared + team * kSlots * kBytes) {}
 
-    /// No block writes to another before that one runs.
-    __device__ __forceinline__ void start() const {
+  /// No block writes to another before that one runs.
+  __device__ __forceinline__ void start() const {
 #if __CUDA_ARCH__ >= 900
-        if constexpr (kCluster > 1) {
-            ptx::cluster_arrive();
-            ptx::cluster_wait();
+    if constexpr (kCluster > 1) {
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+    }
+#endif
+  }
+
+  __device__ __forceinline__ void operator()(Compute (&values)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] = lanes_sum<kLanes>(values[i]);
+    if constexpr (kSlots > 1) {
+      const unsigned first = exchange(values);
+      constexpr int kWidth = kSlots < 32 ? kSlots : 32;
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        const unsigned mine = first + i * kValueBytes + threadIdx.x % kWidth * kBytes;
+        Compute sum = ptx::load_shared<Compute>(mine);
+#pragma unroll
+        for (int slot = kWidth; slot < kSlots; slot += kWidth) {
+          sum += ptx::load_shared<Compute>(mine + slot * kBytes);
         }
+        values[i] = lanes_sum<kWidth>(sum);
+      }
+    }
+  }
+
+  /// Makes each warp's values known to all: afterwards value i of warp w is in slot w of [value][team][slot].
+  /// Returns the shared address of this team's slots.
+  __device__ __forceinline__ unsigned exchange(const Compute (&values)[kValues]) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x % kThreads / 32;
+    const unsigned first = slots + phase * kPhaseBytes;
+    phase ^= 1;
+    if constexpr (kCluster == 1) {
+      if (lane == 0) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) ptx::store_shared(first + i * kValueBytes + warp * kBytes, values[i]);
+      }
+      ptx::barrier(1 + threadIdx.x / kThreads, kThreads);
+    } else {
+#if __CUDA_ARCH__ >= 900
+      if (lane < kCluster) {
+        const unsigned mine = first + (ptx::cluster_rank() * kWarps + warp) * kBytes;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          ptx::store_cluster(ptx::address_in_block(mine + i * kValueBytes, lane), values[i]);
+        }
+      }
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
 #endif
     }
-
-    __device__ __forceinline__ void operator()(Compute (&values)[kValues]) {
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) values[i] = lanes_sum<kLanes>(values[i]);
-        if constexpr (kSlots > 1) {
-            const unsigned first = exchange(values);
-            constexpr int kWidth = kSlots < 32 ? kSlots : 32;
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) {
-                const unsigned mine = first + i * kValueBytes + threadIdx.x % kWidth * kBytes;
-                Compute sum = ptx::load_shared<Compute>(mine);
-#pragma unroll
-                for (int slot = kWidth; slot < kSlots; slot += kWidth) {
-                    sum += ptx::load_shared<Compute>(mine + slot * kBytes);
-                }
-                values[i] = lanes_sum<kWidth>(sum);
-            }
-        }
-    }
-
-    /// Makes each warp's values known to all: afterwards value i of warp w is in slot w of [value][team][slot].
-    /// Returns the shared address of this team's slots.
-    __device__ __forceinline__ unsigned exchange(const Compute (&values)[kValues]) {
-        const int lane = threadIdx.x % 32;
-        const int warp = threadIdx.x % kThreads / 32;
-        const unsigned first = slots + phase * kPhaseBytes;
-        phase ^= 1;
-        if constexpr (kCluster == 1) {
-            if (lane == 0) {
-#pragma unroll
-                for (int i = 0; i < kValues; ++i) ptx::store_shared(first + i * kValueBytes + warp * kBytes, values[i]);
-            }
-            ptx::barrier(1 + threadIdx.x / kThreads, kThreads);
-        } else {
-#if __CUDA_ARCH__ >= 900
-            if (lane < kCluster) {
-                const unsigned mine = first + (ptx::cluster_rank() * kWarps + warp) * kBytes;
-#pragma unroll
-                for (int i = 0; i < kValues; ++i) {
-                    ptx::store_cluster(ptx::address_in_block(mine + i * kValueBytes, lane), values[i]);
-                }
-            }
-            ptx::cluster_arrive();
-            ptx::cluster_wait();
-#endif
-        }
-        return first;
-    }
+    return first;
+  }
 };
 
 /// Mean and sum of squared deviations over all numbers of a team, from those over the same count of numbers of each
-/// thread, in one exchange. Pairs of equal count merge by Chan, Golub and LeVeque's formula (1983), which like two passes
-/// over the numbers, and unlike their sum of squares, does not cancel.
+/// thread, in one exchange. Pairs of equal count merge by Chan, Golub and LeVeque's formula (1983), which like two
+/// passes over the numbers, and unlike the difference of sums of squares, does not cancel.
 template <int kWidth, class Compute>
 __device__ __forceinline__ void lanes_moments(Compute& mean, Compute& squares, Compute count) {
 #pragma unroll
-    for (int mask = kWidth / 2; mask > 0; mask /= 2) {
-        const Compute other = ptx::shuffle_xor(mean, mask);
-        const Compute apart = other - mean;
-        squares += ptx::shuffle_xor(squares, mask);
-        squares += apart * apart * (count * static_cast<Compute>(0.5));
-        mean = (mean + other) * static_cast<Compute>(0.5);
-        count += count;
-    }
+  for (int mask = kWidth / 2; mask > 0; mask /= 2) {
+    const Compute other = ptx::shuffle_xor(mean, mask);
+    const Compute apart = other - mean;
+    squares += ptx::shuffle_xor(squares, mask);
+    squares += apart * apart * (count * static_cast<Compute>(0.5));
+    mean = (mean + other) * static_cast<Compute>(0.5);
+    count += count;
+  }
 }
 
 template <class Sum, class Compute>
 __device__ __forceinline__ void team_moments(Sum& sum, Compute& mean, Compute& squares, int count) {
-    static_assert(Sum::kSlots <= 32, "a lane merges the moments of one warp");
-    lanes_moments<Sum::kLanes>(mean, squares, static_cast<Compute>(count));
-    if constexpr (Sum::kSlots > 1) {
-        const Compute values[2] = {mean, squares};
-        const unsigned mine = sum.exchange(values) + threadIdx.x % Sum::kSlots * Sum::kBytes;
-        mean = ptx::load_shared<Compute>(mine);
-        squares = ptx::load_shared<Compute>(mine + Sum::kValueBytes);
-        lanes_moments<Sum::kSlots>(mean, squares, static_cast<Compute>(count * Sum::kLanes));
-    }
+  static_assert(Sum::kSlots <= 32, "a lane merges the moments of one warp");
+  lanes_moments<Sum::kLanes>(mean, squares, static_cast<Compute>(count));
+  if constexpr (Sum::kSlots > 1) {
+    const Compute values[2] = {mean, squares};
+    const unsigned mine = sum.exchange(values) + threadIdx.x % Sum::kSlots * Sum::kBytes;
+    mean = ptx::load_shared<Compute>(mine);
+    squares = ptx::load_shared<Compute>(mine + Sum::kValueBytes);
+    lanes_moments<Sum::kSlots>(mean, squares, static_cast<Compute>(count * Sum::kLanes));
+  }
 }
 
 }  // namespace jaxdnn

@@ -13,24 +13,24 @@
 namespace jaxdnn {
 
 struct TilePosition {
-    int row, column, batch;
+  int row, column, batch;
 };
 
 struct TileOrder {
-    unsigned rows, columns, group;  // in tiles (of a whole cluster)
+  unsigned rows, columns, group;  // in tiles (of a whole cluster)
 
-    __device__ __forceinline__ TilePosition operator[](unsigned index) const {
-        const unsigned matrix = rows * columns;
-        const unsigned batch = index / matrix;
-        index -= batch * matrix;
-        const unsigned band = index / (group * columns);
-        index -= band * group * columns;
-        const unsigned left = rows - band * group;
-        const unsigned height = left < group ? left : group;
-        const unsigned column = index / height;
-        return {static_cast<int>(band * group + index - column * height), static_cast<int>(column),
-                static_cast<int>(batch)};
-    }
+  __device__ __forceinline__ TilePosition operator[](unsigned index) const {
+    const unsigned matrix = rows * columns;
+    const unsigned batch = index / matrix;
+    index -= batch * matrix;
+    const unsigned band = index / (group * columns);
+    index -= band * group * columns;
+    const unsigned left = rows - band * group;
+    const unsigned height = left < group ? left : group;
+    const unsigned column = index / height;
+    return {static_cast<int>(band * group + index - column * height), static_cast<int>(column),
+            static_cast<int>(batch)};
+  }
 };
 
 }  // namespace jaxdnn

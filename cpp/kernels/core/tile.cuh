@@ -16,56 +16,56 @@ namespace jaxdnn {
 
 template <class T, int kExtent, bool kAlongExtent, int kSharers>
 struct OperandTile {
-    static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
-    static constexpr int kDepth = 128 / kBytesOfT;  // elements of K
-    static constexpr int kBytes = kExtent * 128;
-    static constexpr int kChunkBytes = 8192;
-    static constexpr int kSteps = 4;                                             // multiplies along K
-    static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
-    static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
-    static_assert(!kAlongExtent || kExtent % 64 == 0, "chunks have 64 elements");
-    static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
+  static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
+  static constexpr int kDepth = 128 / kBytesOfT;  // elements of K
+  static constexpr int kBytes = kExtent * 128;
+  static constexpr int kChunkBytes = 8192;
+  static constexpr int kSteps = 4;                                             // multiplies along K
+  static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
+  static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
+  static_assert(!kAlongExtent || kExtent % 64 == 0, "chunks have 64 elements");
+  static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
-    /// By one thread: this block's part of the tile, for the blocks whose bits are in `blocks`.
-    static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
-                                                unsigned short blocks, int k, int start, int batch) {
-        const int line = share * kLines;
-        if constexpr (kAlongExtent) {
+  /// By one thread: this block's part of the tile, for the blocks whose bits are in `blocks`.
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
+                                              unsigned short blocks, int k, int start, int batch) {
+    const int line = share * kLines;
+    if constexpr (kAlongExtent) {
 #pragma unroll
-            for (int chunk = 0; chunk < kExtent / 64; ++chunk) {
-                box(map, tile + chunk * kChunkBytes + line * 128, barrier, blocks, start + chunk * 64, k + line, batch);
-            }
-        } else {
-            box(map, tile + line * 128, barrier, blocks, k, start + line, batch);
-        }
+      for (int chunk = 0; chunk < kExtent / 64; ++chunk) {
+        box(map, tile + chunk * kChunkBytes + line * 128, barrier, blocks, start + chunk * 64, k + line, batch);
+      }
+    } else {
+      box(map, tile + line * 128, barrier, blocks, k, start + line, batch);
     }
+  }
 
-    /// The descriptor of the tile at shared address `tile`, which is a multiple of 1024.
-    ///
-    ///   bits 0-13    address / 16
-    ///   bits 16-29   along the extent: distance of chunks / 16; else unused
-    ///   bits 32-45   distance of groups of 8 lines / 16
-    ///   bits 62-63   1: 128-byte swizzle
-    static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
-        constexpr unsigned long long kLeading = kAlongExtent ? kChunkBytes / 16 : 1;
-        return 1ull << 62 | 1024ull / 16 << 32 | kLeading << 16 | (tile & 0x3ffff) >> 4;
+  /// The descriptor of the tile at shared address `tile`, which is a multiple of 1024.
+  ///
+  ///   bits 0-13    address / 16
+  ///   bits 16-29   along the extent: distance of chunks / 16; else unused
+  ///   bits 32-45   distance of groups of 8 lines / 16
+  ///   bits 62-63   1: 128-byte swizzle
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
+    constexpr unsigned long long kLeading = kAlongExtent ? kChunkBytes / 16 : 1;
+    return 1ull << 62 | 1024ull / 16 << 32 | kLeading << 16 | (tile & 0x3ffff) >> 4;
+  }
+
+  /// What to add to a descriptor to come to `step` along K: 32 bytes in a line, or 16 lines.
+  static constexpr unsigned step(int step) { return step * (kAlongExtent ? 16 * 128 : 32) / 16; }
+
+  /// What to add to come to block `block` of 64 rows.
+  static constexpr unsigned block(int block) { return block * kChunkBytes / 16; }
+
+ private:
+  static __device__ __forceinline__ void box(const TensorMap* map, unsigned destination, unsigned barrier,
+                                             unsigned short blocks, int x, int y, int z) {
+    if constexpr (kSharers > 1) {
+      ptx::tensor_load_multicast(destination, map, barrier, blocks, x, y, z);
+    } else {
+      ptx::tensor_load(destination, map, barrier, x, y, z);
     }
-
-    /// What to add to a descriptor to come to `step` along K: 32 bytes in a line, or 16 lines.
-    static constexpr unsigned step(int step) { return step * (kAlongExtent ? 16 * 128 : 32) / 16; }
-
-    /// What to add to come to block `block` of 64 rows.
-    static constexpr unsigned block(int block) { return block * kChunkBytes / 16; }
-
-private:
-    static __device__ __forceinline__ void box(const TensorMap* map, unsigned destination, unsigned barrier,
-                                               unsigned short blocks, int x, int y, int z) {
-        if constexpr (kSharers > 1) {
-            ptx::tensor_load_multicast(destination, map, barrier, blocks, x, y, z);
-        } else {
-            ptx::tensor_load(destination, map, barrier, x, y, z);
-        }
-    }
+  }
 };
 
 }  // namespace jaxdnn

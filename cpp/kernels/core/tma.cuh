@@ -9,38 +9,38 @@ namespace jaxdnn {
 
 /// A CUtensorMap, passed by value as a `__grid_constant__` parameter.
 struct alignas(64) TensorMap {
-    unsigned long long words[16];
+  unsigned long long words[16];
 };
 
 namespace ptx {
 
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 __device__ __forceinline__ void tensor_load(unsigned destination, const TensorMap* map, unsigned barrier, int x, int y,
                                             int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
-            "r"(destination),
-        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-        : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
 }
 
 /// Writes at `destination`, and signals `barrier`, in every block of the cluster that `blocks` has a bit for.
 __device__ __forceinline__ void tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
                                                       unsigned short blocks, int x, int y, int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
-        "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z)
-        : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z)
+      : "memory");
 }
 
 __device__ __forceinline__ void tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-                 "r"(source), "r"(x), "r"(y), "r"(z)
-                 : "memory");
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(source), "r"(x), "r"(y), "r"(z)
+               : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -48,7 +48,7 @@ __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.comm
 /// Waits until all but this thread's last `kPending` groups of stores have read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 /// Makes this thread's ordinary writes to shared memory visible to the copy engine and the tensor cores.
@@ -56,13 +56,13 @@ __device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.
 
 /// Four 8x8 matrices of 16-bit elements; lane i's `address` is row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&words)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
-                 "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
 }
 
 __device__ __forceinline__ void store_shared_8(unsigned address, unsigned first, unsigned second) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
 }
 
 }  // namespace ptx

@@ -13,11 +13,11 @@
 namespace jaxdnn {
 
 struct float8_e4m3fn {
-    unsigned char bits;
+  unsigned char bits;
 };
 
 struct float8_e5m2 {
-    unsigned char bits;
+  unsigned char bits;
 };
 
 namespace ptx {
@@ -30,14 +30,14 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 /// Waits until at most `kPending` groups of multiplies are unfinished.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
 /// Keeps the compiler from moving uses of a sum across this place: it can't know that multiplies run behind its back.
 template <int kCount>
 __device__ __forceinline__ void keep_in_place(float (&d)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 }  // namespace ptx
@@ -84,41 +84,41 @@ struct Wgmma;
 #define JAXDNN_LIST_OF_256 JAXDNN_LIST_TO_110, JAXDNN_LIST10(11), JAXDNN_LIST8(12)
 
 // a, b, p, s, t: the numbers of the operands that follow the registers.
-#define JAXDNN_ISSUE(n, k, types, a, b, p)                                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n k types \
-                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1;\n}"                                   \
-                 : JAXDNN_LIST_OF_##n                                                                         \
-                 : "l"(a_tile), "l"(b_tile), "r"(accumulate))
-#define JAXDNN_ISSUE_16(n, types, a, b, p, s, t)                                                                  \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types \
-                 " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                     \
-                 : JAXDNN_LIST_OF_##n                                                                             \
-                 : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kAlongM ? 1 : 0), "n"(kAlongN ? 1 : 0))
+#define JAXDNN_ISSUE(n, k, types, a, b, p)                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n k types \
+               " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1;\n}"                                   \
+               : JAXDNN_LIST_OF_##n                                                                         \
+               : "l"(a_tile), "l"(b_tile), "r"(accumulate))
+#define JAXDNN_ISSUE_16(n, types, a, b, p, s, t)                                                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types \
+               " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                     \
+               : JAXDNN_LIST_OF_##n                                                                             \
+               : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kAlongM ? 1 : 0), "n"(kAlongN ? 1 : 0))
 
-#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                                    \
-    template <>                                                                                           \
-    struct Wgmma<n> {                                                                                     \
-        template <class A, class B, bool kAlongM, bool kAlongN>                                           \
-        static __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a_tile,     \
-                                                        unsigned long long b_tile, int accumulate) {      \
-            if constexpr (is_same<A, bfloat16> && is_same<B, bfloat16>) {                                 \
-                JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                      \
-            } else if constexpr (is_same<A, float16> && is_same<B, float16>) {                            \
-                JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                        \
-            } else if constexpr (is_same<A, float32> && is_same<B, float32>) {                            \
-                JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                         \
-            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e4m3fn>) {                \
-                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                        \
-            } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e5m2>) {                  \
-                JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                        \
-            } else if constexpr (is_same<A, float8_e5m2> && is_same<B, float8_e4m3fn>) {                  \
-                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                        \
-            } else {                                                                                      \
-                static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction"); \
-                JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                        \
-            }                                                                                             \
-        }                                                                                                 \
-    }
+#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                            \
+  template <>                                                                                     \
+  struct Wgmma<n> {                                                                               \
+    template <class A, class B, bool kAlongM, bool kAlongN>                                       \
+    static __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a_tile, \
+                                                    unsigned long long b_tile, int accumulate) {  \
+      if constexpr (is_same<A, bfloat16> && is_same<B, bfloat16>) {                               \
+        JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                      \
+      } else if constexpr (is_same<A, float16> && is_same<B, float16>) {                          \
+        JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                        \
+      } else if constexpr (is_same<A, float32> && is_same<B, float32>) {                          \
+        JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                         \
+      } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e4m3fn>) {              \
+        JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                        \
+      } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e5m2>) {                \
+        JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                        \
+      } else if constexpr (is_same<A, float8_e5m2> && is_same<B, float8_e4m3fn>) {                \
+        JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                        \
+      } else {                                                                                    \
+        static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction"); \
+        JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                        \
+      }                                                                                           \
+    }                                                                                             \
+  }
 
 JAXDNN_WGMMA(64, 32, 33, 34, 35, 36);
 JAXDNN_WGMMA(96, 48, 49, 50, 51, 52);
