@@ -107,8 +107,8 @@ class _Wide:
             unit = 2.0**-53 if dtype == "float64" else 2.0**-24
             error = _ERRORS.get(dtype, _ERROR) * unit
             value = value * (1 + error * self.random.uniform(-1, 1, value.shape))
-        narrows = equation.primitive.name == "convert_element_type" and equation.invars[0].aval.dtype.name == "float64"
-        if dtype in NARROW_FLOATS or (dtype == "float32" and narrows):
+        rounds = equation.primitive.name == "convert_element_type" and equation.invars[0].aval.dtype.name != "float32"
+        if dtype in NARROW_FLOATS or (dtype == "float32" and rounds):
             value = np.asarray(value).astype(jnp.dtype(dtype)).astype(np.float64)
         return jnp.asarray(value)
 

@@ -204,7 +204,7 @@ def test_every_configuration_is_right(direction, case):
                 error = np.max(np.abs(np.asarray(got, np.float64) - want)) / np.max(np.abs(want))
                 assert error <= 4 * unit, f"{engine.name} {config}: {name} is off by {error:.2g}"
             served += 1
-    assert served > 1
+    assert served, "no native engine offers a configuration"
 
 
 @needs_native
