@@ -16,6 +16,10 @@ from jaxdnn.lowering import register as _register
 from jaxdnn.planning.autotune import autotune as autotune
 from jaxdnn.planning.explain import explain as explain
 from jaxdnn.planning.select import NoEngineError as NoEngineError
+from jaxdnn.pointwise import UnsupportedOperation as UnsupportedOperation
+from jaxdnn.primitives.matmul import dot_general as dot_general
+from jaxdnn.primitives.matmul import gated_linear_unit as gated_linear_unit
+from jaxdnn.primitives.matmul import matmul as matmul
 from jaxdnn.primitives.norm import layer_norm as layer_norm
 from jaxdnn.primitives.norm import rms_norm as rms_norm
 

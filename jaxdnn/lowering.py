@@ -9,7 +9,7 @@ from jax.core import ShapedArray
 from jaxlib import xla_client
 
 from jaxdnn import _native
-from jaxdnn.plan import Argument, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
+from jaxdnn.plan import Argument, Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
 
@@ -46,11 +46,13 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
       kernel: the name
       geometry: grid, block and cluster (x, y, z each), then the bytes of dynamic shared memory
       arguments: three numbers each: 0, index, offset for an operand; 1, index, offset for a result; 2, size, bits for a
-        scalar; 3, index, 0 for a tensor map
+        scalar; 3, index, 0 for a tensor map; 4, index, 0 for a constant
     tensor_maps: a dictionary "0", "1", ...: the buffer as above, data type, rank, dimensions, strides, box, element
       strides, interleave, swizzle, L2 promotion, fill
+    constants: a dictionary "0", "1", ... of 64-bit integers, each list once
     """
     maps: list[TensorMap] = []
+    constants: dict[Constant, int] = {}
 
     def words(argument: Argument) -> tuple[int, int, int]:
         match argument:
@@ -62,6 +64,8 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
                 return 1, results + index, offset
             case Scalar():
                 return 2, argument.size, argument.bits
+            case Constant():
+                return 4, constants.setdefault(argument, len(constants)), 0
             case TensorMap():
                 maps.append(argument)
                 return 3, len(maps) - 1, 0
@@ -92,6 +96,8 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
     encoded = {"op": plan.op, "unit": plan.unit, "arch": plan.arch, "launches": launches}
     if maps:
         encoded["tensor_maps"] = {str(i): encode(tensor) for i, tensor in enumerate(maps)}
+    if constants:
+        encoded["constants"] = {str(i): _int64(*constant.words) for constant, i in constants.items()}
     return encoded
 
 

@@ -54,6 +54,13 @@ class Scalar:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """The address of numbers that travel with the plan: 64-bit integers, aligned to 8 bytes. On the host only."""
+
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A CUtensorMap passed by value, as `cuTensorMapEncodeTiled` takes it; the first dimension is the innermost.
 
@@ -73,7 +80,7 @@ class TensorMap:
     fill: int = 0
 
 
-Argument = Operand | Result | Scratch | Scalar | TensorMap
+Argument = Operand | Result | Scratch | Scalar | Constant | TensorMap
 
 
 @dataclass(frozen=True)

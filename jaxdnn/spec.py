@@ -1,6 +1,6 @@
 """`Spec`, the one static parameter of every primitive, and `Signature`, the arrays it is applied to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar, Literal, Self
@@ -134,10 +134,19 @@ class Spec:
         del outputs
         return self, inputs, tangents
 
-    def absorbs(self, mapped: Mapping[str, bool]) -> bool:
-        """Whether an axis that these operands carry is but one more axis of the op's own, in front of all others."""
-        del mapped
-        return False
+    def mapped(
+        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
+    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
+        """The call for every element of one more mapped axis, of which `axes` is the place in each of `operands`.
+
+        Returns:
+          The spec; for each operand that is to carry the axis, the place at which the spec wants it; the place at which
+          each result has it.
+        """
+        del operands
+        levels = (tuple(axis is not None for axis in axes.values()), *self.batch)
+        places = {name: 0 for name, axis in axes.items() if axis is not None}
+        return self.replace(batch=levels), places, (0,) * len(self.results)
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
         """How dimensions correspond: for each array a name for each of its (unbatched) dimensions, and the names of

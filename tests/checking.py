@@ -2,12 +2,13 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from tolerance import around, exact_and_tolerance, tolerated
 
 import jaxdnn
@@ -24,6 +25,11 @@ def engines(op: str = "norm", on: str | None = None) -> list[str]:
     """Names of the engines of the table that serve `op` on this machine (or the platform `on`)."""
     here = ("any", on or platform())
     return [engine.name for engine in ENGINES if engine.platform in here and engine.op in (op, "any")]
+
+
+def runs(cases: Iterable[Any]) -> list[Any]:
+    """Every case with every engine that serves its op here, as parameters of a test."""
+    return [pytest.param(case, engine, id=f"{case}-{engine}") for case in cases for engine in engines(case.op)]
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
@@ -106,8 +112,9 @@ def difference(got: np.ndarray, want: np.ndarray, spread: np.ndarray) -> str:
         finite = np.isfinite(want)
         right = np.where(finite, error <= allowed, np.isnan(want) == np.isnan(wide))
         # What is beyond the dtype's largest number is rounded to infinity.
-        overflow = (np.abs(want) + allowed >= float(jnp.finfo(got.dtype).max)) & (wide == np.copysign(np.inf, want))
-        right |= finite & overflow
+        if jnp.issubdtype(got.dtype, jnp.floating):
+            largest = float(jnp.finfo(got.dtype).max)
+            right |= finite & (np.abs(want) + allowed >= largest) & (wide == np.copysign(np.inf, want))
     if right.all():
         return ""
     ratio = np.where(right, 0, np.where(np.isfinite(error / allowed), error / allowed, np.inf))

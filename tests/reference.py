@@ -8,7 +8,9 @@ tolerance (see tolerance.py). Derivatives of all orders are JAX's derivatives of
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from epilogues import EPILOGUES
 
 
 def norm(
@@ -47,3 +49,25 @@ def norm(
 def terms(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
     """How many terms a sum over `axes` has."""
     return prod(shape[axis] for axis in axes)
+
+
+def matmul(case: Any, rounding: Any, a: Any, *arrays: Any) -> Any:
+    """The product of a with one or two arrays, as `jax.numpy` defines it, and the case's epilogue of it."""
+    count = 2 if case.kind == "gated_linear_unit" else 1
+
+    def multiplied(a: Any, b: Any) -> Any:
+        if case.numbers is None:
+            return jnp.matmul(a, b)
+        return jax.lax.dot_general(a, b, case.numbers)
+
+    wide = [array.astype(jnp.float64) for array in (a, *arrays[:count])]
+    sums = [rounding.product(multiplied, wide[0], b, case.length, case.input_unit) for b in wide[1:]]
+    if case.kind == "gated_linear_unit":
+        activation = getattr(jax.nn, case.epilogue or "silu")
+
+        def epilogue(gate: Any, up: Any, gate_bias: Any = 0.0, up_bias: Any = 0.0) -> Any:
+            return activation(gate + gate_bias) * (up + up_bias)
+
+    else:
+        epilogue = EPILOGUES[case.epilogue] if case.epilogue else lambda sums: sums
+    return rounding.epilogue(epilogue, sums, arrays[count:], case.multiplied)

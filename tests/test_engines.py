@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from calls import calls_of, configurations, native
-from cases import BF16, CASES, EMPTY, F32, F64, NormCase
+from cases import BF16, CASES, EMPTY, F16, F32, F64, NormCase
 from checking import as_tuple, platform
+from dtypes import E4M3
+from matmul_cases import product
 from test_vjp import arguments, vjp
 
 import jaxdnn
@@ -24,7 +26,8 @@ from jaxdnn.planning.select import select
 GOLDEN = Path(__file__).parent / "golden"
 HOST = device.Target("cpu", "avx2", "CPU", 8)
 # Data, not hardware: what is planned for these is the same on every machine.
-TARGETS = {"host": [HOST], "direct": [device._NAMED[80], device._NAMED[90]]}
+TARGETS = {"cpu": [HOST], "cuda": [device._NAMED[80], device._NAMED[90]], "any": [HOST]}
+NATIVE = [pytest.param(engine, id=f"{engine.op}-{engine.name}") for engine in ENGINES if engine.op != "any"]
 CASE = NormCase("layer_norm", (64, 256), scale=F32, bias=F32)
 
 
@@ -55,7 +58,7 @@ def test_names_are_unique():
 def test_an_engine_gives_a_reason_and_never_raises(case):
     for call in calls_of(case):
         for engine in engines_for(call.spec):
-            for target in TARGETS.get(engine.name, [HOST]):
+            for target in TARGETS[engine.platform]:
                 reason = engine.supports(call.spec, call.signature, target)
                 assert reason is None or (isinstance(reason, str) and reason)
 
@@ -65,7 +68,7 @@ def test_a_configuration_makes_a_plan(case):
     """Every configuration that is offered plans, and its knobs survive being set by name."""
     for call in calls_of(case):
         for engine in engines_for(call.spec):
-            for target in TARGETS.get(engine.name, [HOST]):
+            for target in TARGETS[engine.platform]:
                 offered = configurations(engine, call, target)
                 assert len(set(offered)) == len(offered)
                 for config in offered:
@@ -237,6 +240,14 @@ PLANNED = [
     NormCase("rms_norm", (7, 262_144), x=BF16, scale=BF16),
     NormCase("layer_norm", (1000, 13), x=BF16, scale=F32, bias=F32, statistics=True),
     NormCase("layer_norm", (512, 512), x=F64, scale=F64, bias=F64),
+    product((8192, 4096), (4096, 14_336), BF16, epilogue="bias gelu", extras=(((14_336,), BF16),)),
+    product((8192, 4096), (4096, 14_336), BF16).replace(kind="gated_linear_unit"),
+    product((16, 8192), (8192, 8192), BF16),
+    product((4096, 4096), (4096, 4096), E4M3, out_dtype=BF16),
+    product((4096, 4096), (4096, 4096), F32, precision="highest"),
+    product((4096, 128, 64), (4096, 64, 128), BF16),
+    product((1000, 1000), (1000, 1000), F16, epilogue="largest"),
+    product((512, 512), (512, 512), F64),
 ]
 
 
@@ -255,27 +266,25 @@ def planned(engine, call, target):
     return "\n".join([*lines, f"    workspace {plan.workspace}"]) + "\n"
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_golden_plans(name):
-    (engine,) = [engine for engine in ENGINES if engine.name == name and engine.op == "norm"]
+@pytest.mark.parametrize("engine", NATIVE)
+def test_golden_plans(engine):
     text = ""
-    for case in PLANNED:
+    for case in [case for case in PLANNED if case.op == engine.op]:
         for call in calls_of(case):
             text += f"{call.spec.title} {case}\n"
-            for target in TARGETS[name]:
+            for target in TARGETS[engine.platform]:
                 text += textwrap.indent(planned(engine, call, target), "    ")
-    same_as_golden(f"plans_{name}.txt", text)
+    same_as_golden(f"plans_{engine.op}_{engine.name}.txt", text)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_golden_coverage(name):
+@pytest.mark.parametrize("engine", NATIVE)
+def test_golden_coverage(engine):
     """Which rows of the table an engine leaves to the next one, and why: coverage must not shrink unnoticed."""
-    (engine,) = [engine for engine in ENGINES if engine.name == name and engine.op == "norm"]
     lines = []
-    for case in [*CASES, *EMPTY]:
-        for call in calls_of(case):
-            for target in TARGETS[name]:
+    for case in [case for case in (*CASES, *EMPTY) if case.op == engine.op]:
+        for number, call in enumerate(calls_of(case)):
+            for target in TARGETS[engine.platform]:
                 reason = engine.supports(call.spec, call.signature, target)
                 if reason:
-                    lines.append(f"{target.arch} {case} {call.spec.direction}: {reason}\n")
-    same_as_golden(f"coverage_{name}.txt", "".join(lines))
+                    lines.append(f"{target.arch} {case} {call.spec.title} {number}: {reason}\n")
+    same_as_golden(f"coverage_{engine.op}_{engine.name}.txt", "".join(lines))

@@ -60,6 +60,7 @@ def test_reload():
 def test_public_names():
     source = "import jaxdnn; print(*sorted(name for name in vars(jaxdnn) if not name.startswith('_')))"
     names = set(run_python(source).split())
-    functions = {"CUSTOM_CALLS", "NoEngineError", "autotune", "explain", "layer_norm", "options", "rms_norm"}
+    functions = {"CUSTOM_CALLS", "NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain"}
+    functions |= {"gated_linear_unit", "layer_norm", "matmul", "options", "rms_norm"}
     modules = {"config", "device", "engines", "lowering", "plan", "planning", "pointwise", "primitives", "spec"}
     assert functions <= names <= functions | modules

@@ -2,8 +2,8 @@
 
 import jax
 import pytest
-from cases import CASES, EMPTY, SMALL
-from checking import check, engines
+from cases import DIFFERENTIABLE, EMPTY, SMALL
+from checking import check, runs
 
 
 def jvp(function, primals, tangents):
@@ -20,13 +20,11 @@ def linearized(function, primals, tangents):
     return outputs, tangent(*tangents), jax.linear_transpose(tangent, *primals)(outputs)
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize(("case", "engine"), runs(SMALL))
 def test_linearize(case, engine):
     check(linearized, case, arguments, engine)
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("case", [*CASES, *EMPTY], ids=str)
+@pytest.mark.parametrize(("case", "engine"), runs([*DIFFERENTIABLE, *EMPTY]))
 def test_jvp(case, engine):
     check(jvp, case, arguments, engine)

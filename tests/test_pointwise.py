@@ -128,9 +128,16 @@ def test_registers_are_used_again():
         return acc
 
     words = bytecode(collapsed(long))
-    width, registers, literals, instructions, outputs = words[:5]
-    assert (width, literals, instructions, outputs) == (4, 1, 101, 1)
+    width, registers, literals, steady, instructions, outputs = words[:6]
+    assert (width, literals, steady, instructions, outputs) == (4, 1, 0, 101, 1)
     assert registers <= 4
+
+
+def test_what_is_the_same_in_every_row_is_computed_once():
+    column = jax.ShapeDtypeStruct((4, 1), "float32")
+    words = bytecode(collapsed(lambda acc, b, c: (acc + 2 * b) * c, ROW, column))
+    literals, steady, instructions = words[2:5]
+    assert (literals, steady, instructions) == (1, 2, 4)
 
 
 # ---- A program is the function, and nothing else ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxdnn import _native, lowering
-from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar, TensorMap
+from jaxdnn.plan import Constant, Launch, Operand, Plan, Result, Scalar, TensorMap
 
 KERNEL = "norm_forward_float32"
 GOOD = Launch(KERNEL, (Operand(0), Result(0)), (0, 1, 1))
@@ -37,6 +37,19 @@ def test_plan_without_tasks_runs():
     after = _native.counters()
     assert after["instantiates"] == before["instantiates"] + 1
     assert after["executes"] == before["executes"] + 1
+
+
+def test_constants_are_stored_once():
+    one, other = Constant((1, -(2**63), 2**63 - 1)), Constant(())
+    launch = replace(GOOD, arguments=(one, other, one))
+    attributes = lowering.attributes(host_plan(launch, launch), results=1)
+    assert {name: list(words) for name, words in attributes["constants"].items()} == {
+        "0": [1, -(2**63), 2**63 - 1],
+        "1": [],
+    }
+    for encoded in attributes["launches"].values():
+        assert encoded["arguments"].tolist() == [4, 0, 0, 4, 1, 0, 4, 0, 0]
+    call_host(attributes)
 
 
 TENSOR_MAP = TensorMap(Operand(0), 7, (8, 4), (32,), (8, 4), (1, 1))
@@ -117,9 +130,18 @@ BAD_ATTRIBUTES = {
     "geometry of 32 bits": (with_launch(geometry=np.ones(10, np.int32)), 'attribute "geometry": Wrong array data type'),
     "geometry too short": (with_launch(geometry=np.arange(1, 10)), "geometry has 9 numbers; it must have 10"),
     "argument cut off": (with_launch(arguments=np.arange(4)), "arguments have 4 words; each takes 3"),
-    "unknown argument kind": (with_launch(arguments=np.array([4, 0, 0])), "argument kind 4; it must be 0 to 3"),
+    "unknown argument kind": (with_launch(arguments=np.array([5, 0, 0])), "argument kind 5; it must be 0 to 4"),
     "scalar of 2 bytes": (with_launch(arguments=np.array([2, 2, 0])), "scalar of 2 bytes; it must have 4 or 8"),
     "no such tensor map": (with_launch(arguments=np.array([3, 0, 0])), "tensor map 0 of 0"),
+    "no such constant": (with_launch(arguments=np.array([4, 0, 0])), "constant 0 of 0"),
+    "constant of 32 bits": (
+        {**with_launch(), "constants": {"0": np.ones(3, np.int32)}},
+        'constant 0: attribute "0": Wrong array data type',
+    ),
+    "constant on CUDA": (
+        {**with_launch(arguments=np.array([4, 0, 0])), "unit": "// CUDA", "constants": {"0": np.ones(3, np.int64)}},
+        "constants are for host kernels, and this plan has a CUDA unit",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cases import SMALL
-from checking import check, engines
+from checking import check, engines, runs
 
 
 def arguments(case):
@@ -72,8 +72,7 @@ def grad_of_one_grad(operand, function, arrays):
 ORDERS = [jacrev_of_grad, jacfwd_of_grad, hessian, grad_of_jvp, jvp_of_jvp]
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize(("case", "engine"), runs(SMALL))
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
 def test_second_derivative(order, case, engine):
     check(order, case, arguments, engine, surroundings=True)

@@ -3,8 +3,8 @@
 import jax
 import pytest
 from calls import expected_native_calls, native_calls
-from cases import CASES, EMPTY, NOT_FINITE
-from checking import check, engines
+from cases import DIFFERENTIABLE, EMPTY, NOT_FINITE
+from checking import check, runs
 
 
 def vjp(function, primals, cotangents):
@@ -16,8 +16,7 @@ def arguments(case):
     return case.primals(), case.cotangents()
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("case", [*CASES, *EMPTY, *NOT_FINITE], ids=str)
+@pytest.mark.parametrize(("case", "engine"), runs([*DIFFERENTIABLE, *EMPTY, *NOT_FINITE]))
 def test_vjp(case, engine):
     text = check(vjp, case, arguments, engine)
     assert native_calls(text) == expected_native_calls(case, engine, differentiated=True)

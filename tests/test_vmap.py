@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from calls import native_calls
 from cases import BF16, F32, F64, SMALL, NormCase
-from checking import as_tuple, check, engines, platform
+from checking import as_tuple, check, engines, platform, runs
 
 MAPPED = 3
 
@@ -131,8 +131,7 @@ def jacobians(function, arrays):
     return jax.jacrev(function, every)(*arrays), jax.jacfwd(function, every)(*arrays)
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize(("case", "engine"), runs(SMALL))
 def test_jacobians(case, engine):
     check(jacobians, case, lambda case: (case.primals(),), engine, surroundings=True)
 

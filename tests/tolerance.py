@@ -20,7 +20,7 @@ with 6 standard deviations: one more source of error of equal size for the steps
 way (a reciprocal and a product for a quotient, say), and room for the largest of 10^6 elements.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -71,6 +71,40 @@ class Rounding:
         """A conversion from `dtype`, to which cotangents are therefore rounded."""
         return self._derivative(value, float(jnp.finfo(dtype).eps) / 2)
 
+    def product(self, multiply: Callable[..., Any], a: Any, b: Any, length: int, unit: float) -> Any:
+        """Sums of `length` products of elements that are rounded to `unit` before they are multiplied.
+
+        Each factor is perturbed, since it is a term of the sums in the other one's gradient.
+        """
+        growth = self._unit * np.sqrt(length) + unit
+        a, b = (array * (1 + self._noise(growth, array.shape)) for array in (a, b))
+        sums = multiply(a, b)
+        return sums * (1 + self._noise(growth, sums.shape))
+
+    def epilogue(self, function: Callable[..., Any], sums: Sequence[Any], operands: Sequence[Any], unit: float) -> Any:
+        """A pointwise function of sums, whose derivatives see the sums, and get cotangents, rounded to `unit`.
+
+        Some 8 operations each err relatively to an argument, to one, or to a sum of such.
+        """
+        fixed = jax.lax.stop_gradient((*sums, *operands))
+        shape, count = sums[0].shape, sums[0].size
+        size = 1 + sum(jnp.max(jnp.abs(jnp.nan_to_num(a, posinf=0, neginf=0)), initial=0.0) for a in fixed)
+        # An operand's gradient is a sum over all the elements that it is broadcast to.
+        repeated = max((count // max(1, operand.size) for operand in operands), default=1)
+        growth = 8 * self._unit * np.sqrt(max(1, repeated))
+        off = [one * self._noise(unit, shape) + size * self._noise(8 * self._unit, shape) for one in fixed[: len(sums)]]
+        moving = [self._derivative(one, unit) + added for one, added in zip(sums, off, strict=True)]
+        moving += [operand * (1 + self._noise(growth, operand.shape)) for operand in operands]
+
+        def perturbed(value: Any, moved: Any) -> Any:
+            added = 8 * self._unit * np.sqrt(max(1, count // max(1, value.size)))
+            moved = moved * (1 + self._noise(growth, moved.shape))
+            if value.shape == shape:
+                moved = moved + sum(self._noise(growth, shape) * one for one in sums)
+            return _with_derivative_of(value + size * self._noise(added, value.shape), moved)
+
+        return jax.tree.map(perturbed, function(*fixed), function(*moving))
+
     def _derivative(self, value: Any, unit: float) -> Any:
         deviation = self._noise(unit, value.shape) * (value - jax.lax.stop_gradient(value))
         # A value that is not finite has no deviation from itself either.
@@ -83,6 +117,18 @@ class Rounding:
         fraction = jnp.sin(index * 12.9898 + self._calls * 78.233 + self._replay * 37.719) * 43758.5453
         uniform = 2 * (fraction - jnp.floor(fraction)) - 1
         return self._amplitude * unit * np.sqrt(3.0) * uniform
+
+
+@jax.custom_jvp
+def _with_derivative_of(value: Any, other: Any) -> Any:
+    """`value`, which need not be finite, with the derivatives of `other`."""
+    del other
+    return value
+
+
+@_with_derivative_of.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _with_derivative_of(*primals), tangents[1]
 
 
 def exact_and_tolerance(transform: Callable[..., Any], case: Any, arguments: Any) -> tuple[Any, Any]:
@@ -119,6 +165,8 @@ def around(unit: float, exact: np.ndarray, deviation: np.ndarray) -> np.ndarray:
 
 def tolerated(exact: np.ndarray, deviation: np.ndarray, dtype: Any) -> np.ndarray:
     """The distance from `exact` at which an element of a result of `dtype` may be."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.zeros_like(deviation)
     info = jnp.finfo(dtype)
     # A little more than half a unit in the last place: what is rounded is not the exact value. And what is below the
     # smallest normal number may be flushed to zero.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "pointwise_operations.h"
+#include "thread_memory.h"
 
 JAXDNN_ISA_BEGIN
 
@@ -106,18 +107,25 @@ inline void reduce(Reduction reduction, const T* values, const Array& array, con
   }
 }
 
-Interpreter::Interpreter(const int64_t* words, const Array* operands, const Array* results)
-    : literals_(words + 5),
-      instructions_(literals_ + 2 * words[2]),
-      outputs_(instructions_ + 2 * words[3]),
-      output_end_(outputs_ + words[4]),
-      operands_(operands),
-      results_(results),
-      registers_(new Registers(words[1], words[0])) {
-  for (const int64_t* word = literals_; word < instructions_; word += 2) registers_->execute(Instruction(word), kBlock);
+Registers::Registers(int64_t count, int64_t element_bytes) : slot_bytes_(kBlock * element_bytes) {
+  static thread_local ThreadMemory memory;
+  // Slots first, which are cache lines.
+  slots_ = memory.reserve(size_t(count) * (size_t(slot_bytes_) + sizeof(void*)));
+  places_ = reinterpret_cast<const void**>(slots_ + count * slot_bytes_);
 }
 
-Interpreter::~Interpreter() { delete registers_; }
+Interpreter::Interpreter(const int64_t* words, const Array* operands, const Array* results)
+    : literals_(words + 6),
+      steady_(literals_ + 2 * words[2]),
+      instructions_(steady_ + 2 * words[3]),
+      outputs_(instructions_ + 2 * words[4]),
+      output_end_(outputs_ + words[5]),
+      operands_(operands),
+      results_(results),
+      registers_(words[1], words[0]) {
+  const Processor processor(registers_);
+  for (const int64_t* word = literals_; word < steady_; word += 2) processor.execute(Instruction(word), kBlock);
+}
 
 void Interpreter::initialize(const Tile& tile) const {
   for (const int64_t* word = outputs_; word < output_end_; ++word) {
@@ -138,45 +146,66 @@ void Interpreter::initialize(const Tile& tile) const {
 void Interpreter::run(const Rows* sums, const Tile& tile) const {
   // A block is a piece of one row, or several rows of a narrow tile.
   const int64_t width = std::min(tile.columns, kBlock);
-  const int64_t height = kBlock / std::max<int64_t>(1, width);
-  for (int64_t row = 0; row < tile.rows; row += height) {
-    for (int64_t column = 0; column < tile.columns; column += width) {
-      run_block(sums, tile, {row, column, std::min(height, tile.rows - row), std::min(width, tile.columns - column)});
+  const int64_t height = std::min(tile.rows, kBlock / width);
+  for (int64_t column = 0; column < tile.columns; column += width) {
+    Tile block{tile.batch, tile.row, tile.column + column, height, std::min(width, tile.columns - column)};
+    execute(steady_, instructions_, sums, {0, column}, block);
+    for (int64_t row = 0; row < tile.rows; row += height) {
+      block.row = tile.row + row;
+      block.rows = std::min(height, tile.rows - row);
+      execute(instructions_, outputs_, sums, {row, column}, block);
+      store(block);
     }
   }
 }
 
-void Interpreter::run_block(const Rows* sums, const Tile& tile, const Piece& piece) const {
-  const Tile block{tile.batch, tile.row + piece.row, tile.column + piece.column, piece.rows, piece.columns};
-  for (const int64_t* word = instructions_; word < outputs_; word += 2) {
+void Interpreter::execute(const int64_t* begin, const int64_t* end, const Rows* sums, const Origin& origin,
+                          const Tile& block) const {
+  const Processor processor(registers_);
+  // Elements that lie as a register would have them are read where they are.
+  const auto read = [&](uint16_t index, const auto* from, int64_t row_stride, int64_t column_stride, auto type,
+                        bool in_place) {
+    using R = decltype(type);
+    if (std::is_same_v<decltype(from), const R*> && in_place && block.rows == 1 && column_stride == 1 &&
+        block.columns % kRun == 0) {
+      registers_.place(index, from);
+    } else {
+      fetch(from, row_stride, column_stride, registers_.slot<R>(index), block);
+    }
+  };
+  for (const int64_t* word = begin; word < end; word += 2) {
     const Instruction code(word);
     switch (code.operation) {
       case Operation::accumulator:
         with_element(code.dtype, [&](auto element, auto type) {
           const Rows& rows = sums[code.immediate];
-          const auto* from = static_cast<const decltype(element)*>(rows.data) + piece.row * rows.stride + piece.column;
-          fetch(from, rows.stride, 1, registers_->at<decltype(type)>(code.result), block);
+          const auto* from = static_cast<const decltype(element)*>(rows.data);
+          read(code.result, from + origin.row * rows.stride + origin.column, rows.stride, 1, type, true);
         });
         break;
       case Operation::operand:
         with_element(code.dtype, [&](auto element, auto type) {
           const Array& array = operands_[code.immediate];
-          const auto* from = array.at<const decltype(element)>(block.batch, block.row, block.column);
-          fetch(from, array.row, array.column, registers_->at<decltype(type)>(code.result), block);
+          // A result may take the place of an operand of its shape, and another one still want to read it.
+          read(code.result, array.at<const decltype(element)>(block.batch, block.row, block.column), array.row,
+               array.column, type, word < instructions_);
         });
         break;
       case Operation::index:
-        with_register(code.type, [&](auto type) { count(code, registers_->at<decltype(type)>(code.result), block); });
+        with_register(code.type, [&](auto type) { count(code, registers_.slot<decltype(type)>(code.result), block); });
         break;
       default:
-        registers_->execute(code, block.rows * block.columns);
+        processor.execute(code, block.rows * block.columns);
     }
   }
+}
+
+void Interpreter::store(const Tile& block) const {
   for (const int64_t* word = outputs_; word < output_end_; ++word) {
     const OutputInstruction output(*word);
     const Array& array = results_[word - outputs_];
     with_register(output.type, [&](auto type) {
-      const auto* values = registers_->at<const decltype(type)>(output.result);
+      const auto* values = registers_.at<decltype(type)>(output.result);
       if (output.reduction == Reduction::none) {
         write(output.dtype, values, array, block);
       } else {
@@ -218,6 +247,44 @@ void pointwise_program(const void* const* arguments, int64_t task) {
   program.run(sums, tile);
 }
 
+// Combines the parts of a reduced result that tasks have left, in their order.
+//
+// Arguments: words (the type of the parts, the result's dtype, the reduction, elements of a task; how many parts there
+// are along batch, row and column; how many of them the result keeps, all or one; its strides); the parts; the result.
+void pointwise_reduce(const void* const* arguments, int64_t task) {
+  using pointwise::Dtype;
+  const int64_t* words = static_cast<const int64_t*>(arguments[0]);
+  const auto reduction = pointwise::Reduction(words[2]);
+  const int64_t* parts = words + 4;
+  const int64_t* kept = words + 7;
+  const int64_t* strides = words + 10;
+  const pointwise::Array result{const_cast<void*>(arguments[2]), strides[0], strides[1], strides[2]};
+  const int64_t end = std::min((task + 1) * words[3], kept[0] * kept[1] * kept[2]);
+  pointwise::with_register(Dtype(words[0]), [&](auto type) {
+    using T = decltype(type);
+    // The longest sums are these, so floats are added in double.
+    using Sum = std::conditional_t<pointwise::kFloating<T>, double, T>;
+    constexpr int64_t kTogether = 64;
+    Sum sums[kTogether];
+    T values[kTogether];
+    for (int64_t start = task * words[3], count; start < end; start += count) {
+      const int64_t column = start % kept[2], row = start / kept[2] % kept[1], batch = start / kept[2] / kept[1];
+      count = std::min({kTogether, kept[2] - column, end - start});
+      std::fill_n(sums, count, pointwise::identity<Sum>(reduction));
+      for (int64_t b = 0; b < (kept[0] == 1 ? parts[0] : 1); ++b) {
+        for (int64_t r = 0; r < (kept[1] == 1 ? parts[1] : 1); ++r) {
+          const T* from = static_cast<const T*>(arguments[1]) + ((batch + b) * parts[1] + row + r) * parts[2] + column;
+          for (int64_t c = 0; c < (kept[2] == 1 ? parts[2] : 1); ++c) {
+            for (int64_t i = 0; i < count; ++i) sums[i] = combined(reduction, sums[i], Sum(from[c + i]));
+          }
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) values[i] = T(sums[i]);
+      write(Dtype(words[1]), values, result, {batch, row, column, 1, count});
+    }
+  });
+}
+
 JAXDNN_ISA_END
 
-JAXDNN_HOST_KERNELS({"pointwise", pointwise_program})
+JAXDNN_HOST_KERNELS({"pointwise", pointwise_program}, {"pointwise_reduce", pointwise_reduce})

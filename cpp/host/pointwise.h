@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "host_kernel.h"
+#include "pointwise_code.h"
 
 JAXDNN_ISA_BEGIN
 
@@ -40,13 +40,35 @@ struct Tile {
   int64_t rows, columns;
 };
 
-class Registers;
+// The values of a program for the elements of a block, in memory of the thread.
+class Registers {
+ public:
+  Registers(int64_t count, int64_t element_bytes);
+
+  // A register's elements: in its own slot, or where `place` has put them.
+  template <typename T>
+  const T* at(int64_t index) const {
+    return static_cast<const T*>(places_[index]);
+  }
+  // The register's own slot, to be written.
+  template <typename T>
+  T* slot(int64_t index) const {
+    unsigned char* own = slots_ + index * slot_bytes_;
+    places_[index] = own;
+    return reinterpret_cast<T*>(own);
+  }
+  void place(int64_t index, const void* elements) const { places_[index] = elements; }
+
+ private:
+  int64_t slot_bytes_;
+  const void** places_;
+  unsigned char* slots_;
+};
 
 class Interpreter {
  public:
-  // `operands` and `results` must live as long as this.
+  // `operands` and `results` must live as long as this. A thread has one at a time: its registers are the thread's.
   Interpreter(const int64_t* words, const Array* operands, const Array* results);
-  ~Interpreter();
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
 
@@ -58,18 +80,21 @@ class Interpreter {
 
  private:
   // Where a block begins in its tile.
-  struct Piece {
-    int64_t row, column, rows, columns;
+  struct Origin {
+    int64_t row, column;
   };
-  void run_block(const Rows* sums, const Tile& tile, const Piece& piece) const;
+  void execute(const int64_t* begin, const int64_t* end, const Rows* sums, const Origin& origin,
+               const Tile& block) const;
+  void store(const Tile& block) const;
 
   const int64_t* literals_;
+  const int64_t* steady_;  // instructions whose values are the same in every row
   const int64_t* instructions_;
   const int64_t* outputs_;
   const int64_t* output_end_;
   const Array* operands_;
   const Array* results_;
-  Registers* registers_;
+  const Registers registers_;
 };
 
 }  // namespace pointwise

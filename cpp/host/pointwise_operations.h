@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "float8.h"
-#include "pointwise_code.h"
+#include "pointwise.h"
 #include "vector_math.h"
 
 JAXDNN_ISA_BEGIN
@@ -63,6 +63,13 @@ inline void with_element(Dtype dtype, Body body) {
     default:
       return with_register(dtype, [&](auto type) { body(type, type); });
   }
+}
+
+// Of an array's element.
+inline int64_t element_bytes(Dtype dtype) {
+  int64_t bytes = 0;
+  with_element(dtype, [&](auto element, auto) { bytes = sizeof(element); });
+  return bytes;
 }
 
 template <typename T>
@@ -178,22 +185,10 @@ inline To converted(From x) {
 
 // ---- Instructions ---------------------------------------------------------------------------------------------------
 
-// The registers of a program, and its arithmetic on the first `count` elements of them.
-class Registers {
+// A program's arithmetic on the first `count` elements of its registers.
+class Processor {
  public:
-  Registers(int64_t count, int64_t element_bytes)
-      : slot_bytes_(kBlock * element_bytes),
-        bytes_(static_cast<unsigned char*>(std::aligned_alloc(64, size_t(count * slot_bytes_)))) {
-    std::memset(bytes_, 0, size_t(count * slot_bytes_));
-  }
-  ~Registers() { std::free(bytes_); }
-  Registers(const Registers&) = delete;
-  Registers& operator=(const Registers&) = delete;
-
-  template <typename T>
-  T* at(uint16_t index) const {
-    return reinterpret_cast<T*>(bytes_ + index * slot_bytes_);
-  }
+  explicit Processor(const Registers& registers) : registers_(registers) {}
 
   // What lies beyond `count` elements may be computed too.
   void execute(const Instruction& code, int64_t count) const {
@@ -365,7 +360,7 @@ class Registers {
         });
       default: {  // literal
         using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-        std::fill_n(at<T>(code.result), count, bit_cast<T>(Bits(code.immediate)));
+        std::fill_n(registers_.slot<T>(code.result), count, bit_cast<T>(Bits(code.immediate)));
       }
     }
   }
@@ -380,33 +375,33 @@ class Registers {
 
   template <typename T, typename To = T, typename Function>
   void unary(const Instruction& code, int64_t count, Function function) const {
-    const T* __restrict x = at<T>(code.arguments[0]);
-    To* __restrict to = at<To>(code.result);
+    const T* __restrict x = registers_.at<T>(code.arguments[0]);
+    To* __restrict to = registers_.slot<To>(code.result);
     for_elements(count, [&](int64_t i) { to[i] = To(function(x[i])); });
   }
 
   template <typename T, typename To = T, typename Function>
   void binary(const Instruction& code, int64_t count, Function function) const {
-    const T* __restrict x = at<T>(code.arguments[0]);
-    const T* __restrict y = at<T>(code.arguments[1]);
-    To* __restrict to = at<To>(code.result);
+    const T* __restrict x = registers_.at<T>(code.arguments[0]);
+    const T* __restrict y = registers_.at<T>(code.arguments[1]);
+    To* __restrict to = registers_.slot<To>(code.result);
     for_elements(count, [&](int64_t i) { to[i] = To(function(x[i], y[i])); });
   }
 
   template <typename T>
   void select(const Instruction& code, int64_t count) const {
-    const int32_t* __restrict condition = at<int32_t>(code.arguments[0]);
-    const T* __restrict on_true = at<T>(code.arguments[1]);
-    const T* __restrict on_false = at<T>(code.arguments[2]);
-    T* __restrict to = at<T>(code.result);
+    const int32_t* __restrict condition = registers_.at<int32_t>(code.arguments[0]);
+    const T* __restrict on_true = registers_.at<T>(code.arguments[1]);
+    const T* __restrict on_false = registers_.at<T>(code.arguments[2]);
+    T* __restrict to = registers_.slot<T>(code.result);
     for_elements(count, [&](int64_t i) { to[i] = condition[i] != 0 ? on_true[i] : on_false[i]; });
   }
 
   template <typename T, typename Single, typename Double>
   void vector(const Instruction& code, int64_t count, Single single, Double both) const {
     if constexpr (std::is_same_v<T, float>) {
-      const float* x = at<float>(code.arguments[0]);
-      float* to = at<float>(code.result);
+      const float* x = registers_.at<float>(code.arguments[0]);
+      float* to = registers_.slot<float>(code.result);
       for (int64_t i = 0; i < count; i += kLanes<float>) store(to + i, single(load(x + i)));
     } else {
       unary<T>(code, count, both);
@@ -418,13 +413,12 @@ class Registers {
   void narrow_to(const Instruction& code, int64_t count) const {
     if constexpr (!std::is_arithmetic_v<S>) {
       S rounded[kBlock];
-      narrow_row<S>(at<T>(code.arguments[0]), rounded, count);
-      widen_row<T>(rounded, at<T>(code.result), count);
+      narrow_row<S>(registers_.at<T>(code.arguments[0]), rounded, count);
+      widen_row<T>(rounded, registers_.slot<T>(code.result), count);
     }
   }
 
-  const int64_t slot_bytes_;
-  unsigned char* const bytes_;
+  const Registers& registers_;
 };
 
 }  // namespace pointwise

@@ -19,7 +19,11 @@
 //                                  4 x (kPingpong ? 1 : kConsumers) x (kClusterM + kClusterN - 1)
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
 //   shared memory    | stages of (A tile | B tile) | the warps' slots for results | barriers |
-//   registers        a consumer holds its sums: 64 x kTileN / 128 floats a thread for each 64 rows
+//   registers        a consumer holds its sums: 64 x kTileN / 128 a thread for each 64 rows
+//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest: of 4096 positive products, 7%
+//                    are lost. With kPromotion they sum so many stages only, in as many registers again, which are then
+//                    added to the sums in float32. The consumers do that at different times, so that the tensor cores
+//                    always have work
 //
 // Flops 2 m n k, bytes (m k + k n) of operands + m n of results. A tile of kTileM x kTileN takes
 // 128 (kTileM + kTileN) bytes from L2 for each 128 bytes of k.
@@ -143,10 +147,21 @@ struct MatmulBlock {
     }
   }
 
+  /// to += from.
+  template <int kRegisters>
+  static __device__ __forceinline__ void promote(float (&to)[kRegisters], float (&from)[kRegisters]) {
+    ptx::keep_in_place(from);
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) to[i] += from[i];
+  }
+
   /// Multiplies and writes this consumer's tiles.
   __device__ __forceinline__ void consume(int consumer) const {
     constexpr int kBlocks = Call::kRows / 64;
+    constexpr bool kPromotes = Config::kPromotion > 0;
+    static_assert(!kPromotes || kBlocks == 1, "there are registers for 64 rows of sums twice");
     using Multiply = Wgmma<Config::kTileN>;
+    using Sum = typename Config::Sum;
     const int warp = ptx::uniform(threadIdx.x / 32 % 4);
     ResultWriter<Config> writer{call.operands, call.results, call.m, call.n,
                                 shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
@@ -166,9 +181,12 @@ struct MatmulBlock {
       if (consumer > 0 && depth_blocks > Config::kStagger) mbarrier_wait(barriers.full(Config::kStagger), 0);
     }
     for (; index < tiles; index += step) {
-      float sums[kBlocks][Config::kTileN / 2];
+      Sum sums[kBlocks][Config::kTileN / 2];
+      Sum promoted[kPromotes ? Config::kTileN / 2 : 1] = {};
       if constexpr (Config::kPingpong) ptx::barrier(1 + consumer, 256);
       int previous = 0;
+      int starts = 0;  // the first block of K in `sums`
+      int promotion = Config::kPromotion - consumer * Config::kPromotion / Config::kConsumers;  // the first block after
       for (int block = 0; block < depth_blocks; ++block) {
         mbarrier_wait(barriers.full(position.stage), position.parity);
         const unsigned offset = position.stage * (Call::kStageBytes / 16);
@@ -179,14 +197,23 @@ struct MatmulBlock {
           for (int rows = 0; rows < kBlocks; ++rows) {
             Multiply::template multiply<typename Config::A, typename Config::B, Config::kAlongM, Config::kAlongN>(
                 sums[rows], a_first + (offset + Call::ATile::block(rows) + Call::ATile::step(i)),
-                b_first + (offset + Call::BTile::step(i)), block > 0 || i > 0);
+                b_first + (offset + Call::BTile::step(i)), block > starts || i > 0);
           }
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
-        if (block > 0) release(previous);
+        if (block > starts) release(previous);
         previous = position.stage;
         position.advance();
+        if constexpr (kPromotes) {
+          if (block + 1 == promotion && promotion < depth_blocks) {
+            ptx::wgmma_wait<0>();
+            release(previous);
+            promote(promoted, sums[0]);
+            starts = promotion;
+            promotion += Config::kPromotion;
+          }
+        }
       }
       if constexpr (Config::kPingpong) {
         ptx::barrier_arrive(2 - consumer, 256);
@@ -196,6 +223,7 @@ struct MatmulBlock {
 #pragma unroll
       for (int rows = 0; rows < kBlocks; ++rows) ptx::keep_in_place(sums[rows]);
       release(previous);
+      if constexpr (kPromotes) promote(sums[0], promoted);
 
       const TilePosition tile = order[index];
 #pragma unroll

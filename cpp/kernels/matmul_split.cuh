@@ -17,7 +17,7 @@ struct MatmulSplit {
   static constexpr int kResults = Config::Results::kCount;
   static constexpr int kThreads = 256;
 
-  const float* sums[Config::kSums] = {};  // [batch, split, m, n]
+  const typename Config::Sum* sums[Config::kSums] = {};  // [batch, split, m, n]
   OperandAddress operands[kOperands];
   ResultAddress results[kResults];
   int m = 0, n = 0, splits = 1;
@@ -31,13 +31,14 @@ __device__ __forceinline__ void matmul_split(const MatmulSplit<Config>& call) {
   const long long matrix = static_cast<long long>(call.m) * call.n;
   for (int row = blockIdx.y; row < call.m; row += gridDim.y) {
     const long long element = static_cast<long long>(row) * call.n + column;
-    float sum[Config::kSums], operand[MatmulSplit<Config>::kOperands], result[MatmulSplit<Config>::kResults];
+    typename Config::Sum sum[Config::kSums];
+    Register operand[MatmulSplit<Config>::kOperands], result[MatmulSplit<Config>::kResults];
 #pragma unroll
     for (int s = 0; s < Config::kSums; ++s) {
-      const float* from = call.sums[s] + batch * call.splits * matrix + element;
+      const typename Config::Sum* from = call.sums[s] + batch * call.splits * matrix + element;
       sum[s] = from[0];
 #pragma unroll 4
-      for (int split = 1; split < call.splits; ++split) sum[s] += from[split * matrix];
+      for (int split = 1; split < call.splits; ++split) sum[s] = combine<Reduction::sum>(sum[s], from[split * matrix]);
     }
     const Place place{row, column, batch};
     operands_at<0, typename Config::Operands>(call.operands, place, operand);

@@ -123,7 +123,9 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     scale.load(team);
     bias.load(team);
   };
-  if constexpr (!kOneTurn || kRing) load_parameters();
+  // After the row, which is needed first, unless they are kept for several rows.
+  constexpr bool kLoadsEachTurn = (kOneTurn && !kRing) || Config::kParameters == Place::memory;
+  if constexpr (!kLoadsEachTurn) load_parameters();
 
   constexpr int kThreads = RowTeam<Config>::kThreads;
   using XRing = Ring<X, kVector, kVectors, kThreads, kStages>;
@@ -176,7 +178,18 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
       }
     }
 
-    if constexpr (kOneTurn && !kRing) load_parameters();  // after the row, which is needed first
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Config::kPrefetch > 0) {
+      const long long later = row + static_cast<long long>(Config::kPrefetch) * Config::kTurns * Config::kRowsPerBlock;
+      if (team.lane == 0 && later < call.rows) {
+        const long long from = later * columns + team.first;
+        const unsigned count = team.end - team.first;
+        ptx::prefetch_to_l2(x + from, count * sizeof(X));
+        if constexpr (kAdds) ptx::prefetch_to_l2(residual + from, count * sizeof(Residual));
+      }
+    }
+#endif
+    if constexpr (kLoadsEachTurn) load_parameters();
 
     // What is normalized: x, or x + residual rounded to the type it is returned in.
     Vector<Sum, kVector> packed[kVectors];
@@ -277,6 +290,8 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
       Vector<Y, kVector> rounded;
       rounded.pack(values);
       if (valid && team.holds(v)) rounded.store(y + offset + team.column(v));
+      scale.advance(team, v);
+      bias.advance(team, v);
     }
     if constexpr (kOneTurn) break;
   }

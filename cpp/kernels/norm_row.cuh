@@ -79,38 +79,51 @@ __device__ __forceinline__ double reciprocal_square_root(double value) {
 /// Where a thread finds its columns of a parameter, row after row.
 enum class Place { registers, shared, memory };
 
+/// A thread's columns of a parameter. From memory, which is the L1 cache once a multiprocessor's first block has read
+/// them, the vectors that come next wait in registers: `kAhead` of them, so that no vector waits for its own loads.
 template <class T, class Config, bool kPresent>
 struct Parameter {
   static constexpr bool kInRegisters = kPresent && Config::kParameters == Place::registers;
   static constexpr bool kInShared = kPresent && Config::kParameters == Place::shared;
+  static constexpr int kAhead = kPresent && Config::kParameters == Place::memory ? Config::kAhead : 0;
+  static constexpr int kKept = kInRegisters ? Config::kVectors : kAhead;
   using Slots = Ring<T, Config::kVector, Config::kVectors, RowTeam<Config>::kThreads, kInShared ? 1 : 0>;
   static constexpr int kSharedBytes = Slots::kSharedBytes;
 
   const T* source;
   Slots slots;
-  Vector<T, Config::kVector> kept[kInRegisters ? Config::kVectors : 1];
+  Vector<T, Config::kVector> kept[kKept > 0 ? kKept : 1];
 
   __device__ __forceinline__ Parameter(const T* array, unsigned shared) : source(array), slots(shared) {}
 
-  /// Before the first row is fetched: its arrival then says that the parameters have arrived too.
+  /// Before the first row is fetched: its arrival then says that the parameters have arrived too. From memory, before
+  /// the first vector of each row.
   __device__ __forceinline__ void load(const RowTeam<Config>& team) {
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
-      if constexpr (kInRegisters) {
-        kept[v].clear();
-        if (team.holds(v)) kept[v].load(source + team.column(v));
-      }
+      if (v < kKept) load_vector(team, v);
       if constexpr (kInShared) slots.fetch(0, v, source + team.column(v), team.holds(v));
     }
+  }
+
+  /// After the last use of vector `v` in a row.
+  __device__ __forceinline__ void advance(const RowTeam<Config>& team, int v) {
+    if (kAhead > 0 && v + kAhead < Config::kVectors) load_vector(team, v + kAhead);
+  }
+
+  __device__ __forceinline__ void load_vector(const RowTeam<Config>& team, int v) {
+    Vector<T, Config::kVector>& vector = kept[kKept > 0 ? v % kKept : 0];
+    vector.clear();
+    if (team.holds(v)) vector.load(source + team.column(v));
   }
 
   template <class Compute>
   __device__ __forceinline__ void get(const RowTeam<Config>& team, int v, Compute (&values)[Config::kVector]) const {
     if constexpr (kPresent) {
       Vector<T, Config::kVector> vector;
-      if constexpr (kInRegisters) {
+      if constexpr (kKept > 0) {
         // Opaque to the compiler, which would otherwise widen all of them ahead of the rows, and spill.
-        vector = kept[v];
+        vector = kept[v % kKept];
         vector.keep_packed();
       } else if constexpr (kInShared) {
         slots.read(vector, 0, v);

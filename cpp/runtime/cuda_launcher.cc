@@ -95,11 +95,13 @@ void launch_kernel(const Driver& driver, CUstream stream, const Plan& plan, cons
         parameters[i] = const_cast<int64_t*>(&argument.bits);
         break;
       case Argument::Kind::tensor_map: {
-        const TensorMap& map = plan.tensor_maps[argument.map_index];
+        const TensorMap& map = plan.tensor_maps[argument.index];
         encode(driver, launch, map, buffers.address(map.buffer), &maps[used_maps]);
         parameters[i] = &maps[used_maps++];
         break;
       }
+      case Argument::Kind::constant:
+        break;  // decode_plan refuses them
     }
   }
 

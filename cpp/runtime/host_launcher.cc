@@ -71,6 +71,17 @@ ffi::ErrorOr<std::unique_ptr<HostPlan>> instantiate(ffi::Dictionary attributes) 
   }
 }
 
+const void* address(const Plan& plan, const Argument& argument, const CallBuffers& buffers) {
+  switch (argument.kind) {
+    case Argument::Kind::buffer:
+      return buffers.address(argument.buffer);
+    case Argument::Kind::constant:
+      return plan.constants[argument.index].data();
+    default:
+      return &argument.bits;
+  }
+}
+
 ffi::Error execute(ffi::ThreadPool pool, HostPlan* state, ffi::RemainingArgs operands, ffi::RemainingRets results) {
   try {
     CallBuffers buffers(operands, results);
@@ -80,8 +91,7 @@ ffi::Error execute(ffi::ThreadPool pool, HostPlan* state, ffi::RemainingArgs ope
       const Launch& launch = state->plan.launches[i];
       const void* arguments[kMaxArguments];
       for (size_t j = 0; j < launch.arguments.size(); ++j) {
-        const Argument& argument = launch.arguments[j];
-        arguments[j] = argument.kind == Argument::Kind::buffer ? buffers.address(argument.buffer) : &argument.bits;
+        arguments[j] = address(state->plan, launch.arguments[j], buffers);
       }
       run_tasks(pool, state->kernels[i], arguments, launch.grid[0]);
     }

@@ -98,10 +98,17 @@ Argument decode_argument(const Decoder& at, Plan& plan, const int64_t* word) {
       argument.kind = Argument::Kind::tensor_map;
       at.require(word[1] >= 0 && word[1] < static_cast<int64_t>(plan.tensor_maps.size()),
                  "tensor map " + std::to_string(word[1]) + " of " + std::to_string(plan.tensor_maps.size()));
-      argument.map_index = word[1];
+      argument.index = word[1];
+      return argument;
+    case 4:
+      argument.kind = Argument::Kind::constant;
+      at.require(plan.unit.empty(), "constants are for host kernels, and this plan has a CUDA unit");
+      at.require(word[1] >= 0 && word[1] < static_cast<int64_t>(plan.constants.size()),
+                 "constant " + std::to_string(word[1]) + " of " + std::to_string(plan.constants.size()));
+      argument.index = word[1];
       return argument;
     default:
-      at.fail("argument kind " + std::to_string(word[0]) + "; it must be 0 to 3");
+      at.fail("argument kind " + std::to_string(word[0]) + "; it must be 0 to 4");
   }
 }
 
@@ -148,6 +155,13 @@ Plan decode_plan(const ffi::Dictionary& attributes) {
     for (size_t i = 0; i < maps.size(); ++i) {
       Decoder map = at.inside("tensor map " + std::to_string(i));
       plan.tensor_maps.push_back(decode_tensor_map(map, plan, map.get<Words>(maps, std::to_string(i))));
+    }
+  }
+  if (attributes.contains("constants")) {
+    auto constants = at.get<ffi::Dictionary>(attributes, "constants");
+    for (size_t i = 0; i < constants.size(); ++i) {
+      Words words = at.inside("constant " + std::to_string(i)).get<Words>(constants, std::to_string(i));
+      plan.constants.emplace_back(words.begin(), words.end());
     }
   }
   auto launches = at.get<ffi::Dictionary>(attributes, "launches");

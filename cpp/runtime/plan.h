@@ -31,11 +31,11 @@ struct TensorMap {
 };
 
 struct Argument {
-  enum class Kind { buffer, scalar, tensor_map };
+  enum class Kind { buffer, scalar, tensor_map, constant };
   Kind kind;
   Buffer buffer;
-  int64_t bits;       // the scalar's value, at the low end
-  int64_t map_index;  // into the plan's tensor maps
+  int64_t bits;   // the scalar's value, at the low end
+  int64_t index;  // into the plan's tensor maps or constants
 };
 
 struct Launch {
@@ -49,6 +49,7 @@ struct Plan {
   std::string op, unit, arch;
   std::vector<Launch> launches;
   std::vector<TensorMap> tensor_maps;
+  std::vector<std::vector<int64_t>> constants;
   // The fewest operands and results that a call must have.
   int64_t operands = 0, results = 0;
 };

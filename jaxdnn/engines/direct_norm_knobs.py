@@ -27,6 +27,9 @@ class NormKnobs:
       join: how these add their sums: as one cluster, or in two launches.
       parameters: where a block's threads find scale and bias: in their registers, in shared memory, or row after row
         in the caches.
+      ahead: vectors of each parameter that a thread of the forward pass loads from the caches before it needs them.
+      prefetch: the block, this many after this one in the order of the rows, whose rows a block of the forward pass
+        asks into the L2 cache; 0 for none.
       hold: whether the backward pass keeps a row in registers between its two passes, or reads the stage again.
     """
 
@@ -40,6 +43,8 @@ class NormKnobs:
     parts: int = 1
     join: Literal["cluster", "launches"] = "cluster"
     parameters: Literal["registers", "shared", "memory"] = "registers"
+    ahead: int = 0
+    prefetch: int = 0
     hold: bool = True
 
     def __post_init__(self) -> None:
@@ -52,6 +57,10 @@ class NormKnobs:
         for name in ("stages", "turns"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"direct norm: {name} is {value}; expected at least 0")
+        if not 0 <= self.ahead <= (self.vectors if self.parameters == "memory" else 0):
+            raise ValueError(
+                f"direct norm: ahead is {self.ahead}; expected up to `vectors` with parameters = 'memory', or else 0"
+            )
         if self.threads % 32 or self.threads > 1024:
             raise ValueError(
                 f"direct norm: threads_per_row x rows_per_block is {self.threads}; expected a multiple of 32 up to 1024"

@@ -58,6 +58,10 @@ class Call:
             raise ValueError("direct norm: stages need accesses of at least 4 bytes; expected stages = 0")
         if knobs.parameters == "shared" and (not knobs.stages or not self.copyable("scale", "bias")):
             raise ValueError("direct norm: parameters = 'shared' needs stages and accesses of at least 4 bytes")
+        if not self.forward and (knobs.ahead or knobs.prefetch):
+            raise ValueError("direct norm: ahead and prefetch are knobs of the forward pass; expected 0")
+        if knobs.prefetch:
+            self.check_prefetch()
         if knobs.stages and knobs.parts > 1 and knobs.join == "launches":
             raise ValueError("direct norm: join = 'launches' needs stages = 0")
         if knobs.cluster > 1 and self.target.compute_capability < 90:
@@ -67,6 +71,14 @@ class Call:
                 f"direct norm: these knobs need {self.shared_memory} bytes of shared memory, and a block of "
                 f"{self.target.name} has {self.target.shared_memory}"
             )
+
+    def check_prefetch(self) -> None:
+        if self.target.compute_capability < 90:
+            raise ValueError(f"direct norm: {self.target.name} has no bulk prefetch; expected prefetch = 0")
+        if not self.knobs.turns:
+            raise ValueError("direct norm: prefetch needs blocks in the order of the rows; expected turns > 0")
+        if any(self.slice * self.itemsize(name) % 16 or self.problem.columns % self.slice for name in self.streamed):
+            raise ValueError("direct norm: prefetch needs rows of a multiple of 16 bytes; expected prefetch = 0")
 
     def itemsize(self, name: str) -> int:
         return np.dtype(self.arrays[name].dtype).itemsize
@@ -185,6 +197,8 @@ class Call:
             "Cluster": knobs.cluster,
             "Turns": self.turns,
             "Stages": knobs.stages,
+            "Ahead": knobs.ahead,
+            "Prefetch": knobs.prefetch,
         }
         lines = [f"    using {name} = jaxdnn::{dtype};" for name, dtype in types.items()]
         lines += [f"    static constexpr int k{name} = {value};" for name, value in numbers.items()]

@@ -1,7 +1,8 @@
 """A program as bytecode: `bytecode`, for the interpreter of the host engines (cpp/host/pointwise.h).
 
-Words of 64 bits. Five say how many bytes the element of a register takes, and how many registers, literals, other
-instructions and outputs there are; then come two words for each literal and instruction, and one for each output:
+Words of 64 bits. Six say how many bytes the element of a register takes, and how many registers, literals, steady
+instructions (whose values are the same in every row), other instructions and outputs there are; then come two words for
+each literal and instruction, in that order, and one for each output:
 
   instruction   operation | type << 16 | result << 32 | dtype << 48, then its arguments, 16 bits each, or its immediate
   output        register | type << 16 | dtype << 24 | reduction << 32
@@ -66,12 +67,13 @@ def bytecode(program: Program) -> tuple[int, ...]:
         raise ValueError(f"bytecode: the program has {program.rank} dimensions; collapse it to batch, row and column")
     steps, values = _Steps(program).steps()
     outputs = {values[output.value] for output in program.outputs}
-    registers, count = _registers(steps, outputs)
-    wide = any(register_type(step.dtype).endswith("64") for step in steps)
     literals = [step for step in steps if step.operation == "literal"]
-    others = [step for step in steps if step.operation != "literal"]
-    words = [8 if wide else 4, count, len(literals), len(others), len(program.outputs)]
-    for step in (*literals, *others):
+    steady = _steady(steps, program)
+    others = [step for step in steps if step not in literals and step not in steady]
+    registers, count = _registers(steps, {step.result for step in (*literals, *steady)}, outputs)
+    wide = any(register_type(step.dtype).endswith("64") for step in steps)
+    words = [8 if wide else 4, count, len(literals), len(steady), len(others), len(program.outputs)]
+    for step in (*literals, *steady, *others):
         head = (_CODES[step.operation], DTYPES.index(step.type), registers[step.result], DTYPES.index(step.dtype))
         words.append(_packed(head))
         words.append(_packed(registers[a] for a in step.arguments) if step.arguments else step.immediate)
@@ -90,21 +92,44 @@ def _packed(fields: Iterable[int]) -> int:
     return sum(field << (16 * i) for i, field in enumerate(fields))
 
 
-def _registers(steps: Sequence[_Step], outputs: Collection[int]) -> tuple[list[int], int]:
-    """A register for each value, and how many there are. A result never shares a register with its arguments."""
-    # Outputs are stored after the last step, and literals are set once for many blocks.
-    kept = {step.result for step in steps if step.operation == "literal"} | set(outputs)
-    last = {argument: step.result for step in steps for argument in step.arguments if argument not in kept}
+def _steady(steps: Sequence[_Step], program: Program) -> list[_Step]:
+    """The steps besides literals whose values are the same in every row."""
+    same = {step.result for step in steps if step.operation == "literal"}
+    found: list[_Step] = []
+    for step in steps:
+        match step.operation:
+            case "literal" | "accumulator":
+                continue
+            case "operand":
+                steady = not program.loads[step.immediate].varies[1]
+            case "index":
+                steady = step.immediate != 1
+            case _:
+                steady = same.issuperset(step.arguments)
+        if steady:
+            same.add(step.result)
+            found.append(step)
+    return found
+
+
+def _registers(steps: Sequence[_Step], early: Collection[int], outputs: Collection[int]) -> tuple[list[int], int]:
+    """A register for each value, and how many there are. A result never shares a register with its arguments.
+
+    Values in `early` are computed before all others, once for many blocks; `outputs` are stored after the last step.
+    """
+    last = {argument: step.result for step in steps for argument in step.arguments}
+    kept = {*early, *outputs}
     registers: list[int] = []
     free: list[int] = []
     count = 0
     for step in steps:
-        if free and step.operation != "literal":
+        if free and step.result not in early:
             registers.append(free.pop())
         else:
             registers.append(count)
             count += 1
-        free += [registers[value] for value in set(step.arguments) if last.get(value) == step.result]
+        ended = {value for value in step.arguments if value not in kept and last[value] == step.result}
+        free += [registers[value] for value in sorted(ended)]
     return registers, count
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdnn.pointwise.operations import NARROW_FLOATS, TABLE, kind
+from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, TABLE, kind
 from jaxdnn.pointwise.program import Index, Instruction, Load, Program
 
 # Names that an argument of the user's function can't keep: C++'s own, and those of the emitted source.
@@ -18,7 +18,7 @@ register reinterpret_cast return short signed sizeof static static_assert static
 thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
 xor_eq
 """
-_RESERVED = frozenset((*_KEYWORDS.split(), "apply", "batch", "column", "compute", "math", "round_to", "row"))
+_RESERVED = frozenset((*_KEYWORDS.split(), *DTYPES, "apply", "batch", "column", "compute", "math", "round_to", "row"))
 
 _COORDINATES = ("batch", "row", "column")
 
@@ -110,6 +110,8 @@ class _Emitter:
         self.outputs = [self._unique(f"out{i}" if several else "out") for i in range(len(program.outputs))]
         self.results = tuple(register_type(program.instructions[output.value].dtype) for output in program.outputs)
         used = {i.immediate.dimension for i in program.instructions if isinstance(i.immediate, Index)}
+        # What is off by 2^-17 rounds to the same 16 bits, or next to a tie to a neighbour.
+        self.coarse = all(np.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
         self.coordinates = [_COORDINATES[dimension] for dimension in sorted(used)]
 
     def functor(self) -> Functor:
@@ -141,11 +143,25 @@ class _Emitter:
         self.taken.add(name)
         return name
 
+    def _shifted_tanh(self) -> dict[int, int]:
+        """Sums of 1 and a tanh, as in gelu, which cancel where the tanh is near -1: position to the tanh's argument."""
+        found, instructions = {}, self.program.instructions
+        for i, instruction in enumerate(instructions):
+            if instruction.operation == "add" and instruction.dtype in ("float32", "float64"):
+                for one, other in (instruction.arguments, instruction.arguments[::-1]):
+                    is_one = instructions[one].operation == "literal" and instructions[one].literal == 1
+                    if is_one and instructions[other].operation == "tanh":
+                        found[i] = instructions[other].arguments[0]
+        return found
+
     def _statements(self) -> Iterable[str]:
         names: list[str] = []
+        shifted = self._shifted_tanh()
+        used = {a for i, one in enumerate(self.program.instructions) if i not in shifted for a in one.arguments}
+        used |= {output.value for output in self.program.outputs} | {*shifted.values()}
         operands = iter(self.operands)
         computed = 0
-        for instruction in self.program.instructions:
+        for position, instruction in enumerate(self.program.instructions):
             arguments = [names[argument] for argument in instruction.arguments]
             dtypes = [self.program.instructions[argument].dtype for argument in instruction.arguments]
             match instruction.operation:
@@ -158,10 +174,18 @@ class _Emitter:
                     expression = _literal(instruction)
                 case "convert" if _widens(dtypes[0], instruction.dtype):
                     expression = arguments[0]
+                case "tanh" if position not in used:
+                    expression = ""
                 case _:
                     expression = f"v{computed}"
                     computed += 1
-                    value = _expression(instruction, arguments, dtypes)
+                    approximate = "approximate_" if self.coarse and instruction.dtype == "float32" else ""
+                    if position in shifted:
+                        value = f"math::{approximate}one_plus_tanh({names[shifted[position]]})"
+                    elif instruction.operation == "logistic" and approximate:
+                        value = f"math::approximate_logistic({arguments[0]})"
+                    else:
+                        value = _expression(instruction, arguments, dtypes)
                     yield f"const {register_type(instruction.dtype)} {expression} = {value};"
             names.append(expression)
         for name, output in zip(self.outputs, self.program.outputs, strict=True):

@@ -1,12 +1,16 @@
 """Makes JAX primitives of a `Spec`: the only file that knows JAX's interpreters, and what differs between its versions.
 
-An op is three primitives (see `Spec`): `forward`, whose JVP rule binds `tangent`, which is linear in the tangents, and
-whose transpose is `backward`. `Spec.evaluate` defines all three: abstract evaluation is the type of its trace, the
-portable lowering is that function, and the derivatives of tangent and backward are its derivatives. So derivatives of
-any order are right, and the first reverse-mode one is fused.
+`Spec.evaluate` defines every primitive: abstract evaluation is the type of its trace, and the portable lowering is that
+function. An op's derivatives come in one of two ways:
+
+Op            is three primitives (see `Spec`): `forward`, whose JVP rule binds `tangent`, which is linear in the
+              tangents, and whose transpose is `backward`. The derivatives of tangent and backward are those of the
+              function that defines them. So derivatives of any order are right, and the first reverse-mode one is
+              fused.
+MultilinearOp is one primitive, whose derivatives the spec writes in terms of the same primitive.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +21,7 @@ from jax._src import dispatch
 from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jaxdnn import lowering
@@ -31,34 +36,17 @@ class Op:
     """The primitives of one op, and the function that binds the forward one."""
 
     def __init__(self, spec_type: type[Spec]) -> None:
-        defined: dict[Direction, Primitive] = {
-            direction: self._define(spec_type.op, direction) for direction in _DIRECTIONS
-        }
-        spec_type.primitives = {direction: primitive.bind for direction, primitive in defined.items()}
+        forward, tangent, backward = (_define(f"{spec_type.op}_{direction}") for direction in _DIRECTIONS)
+        ad.primitive_jvps[forward] = self._forward_jvp
+        ad.primitive_jvps[tangent] = partial(_reference_jvp, tangent)
+        ad.primitive_jvps[backward] = partial(_reference_jvp, backward)
+        ad.primitive_transposes[tangent] = self._tangent_transpose
+        bound = (forward.bind, tangent.bind, backward.bind)
+        spec_type.primitives = dict(zip(_DIRECTIONS, bound, strict=True))
 
     def __call__(self, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Binds the primitive of the spec's direction: operands by name to results by name."""
-        operands = _vary_alike([arrays[name] for name in spec.operands])
-        return dict(zip(spec.results, spec.bind(*operands), strict=True))
-
-    def _define(self, op: str, direction: Direction) -> Primitive:
-        primitive = Primitive(f"jaxdnn_{op}_{direction}")
-        primitive.multiple_results = True
-        primitive.def_impl(jax.jit(primitive.bind, static_argnames="spec"))
-        primitive.def_abstract_eval(_abstract_evaluation)
-        batching.primitive_batchers[primitive] = partial(_batch, primitive)
-        if direction == "forward":
-            ad.primitive_jvps[primitive] = self._forward_jvp
-        else:
-            ad.primitive_jvps[primitive] = partial(_reference_jvp, primitive)
-        if direction == "tangent":
-            ad.primitive_transposes[primitive] = self._tangent_transpose
-        for platform in _PLATFORMS:
-            mlir.register_lowering(primitive, partial(_lower, primitive, platform), platform=platform)
-        mlir.register_lowering(primitive, _lower_reference)
-        # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
-        dispatch.prim_requires_devices_during_lowering.add(primitive)
-        return primitive
+        return _bind(spec, arrays)
 
     def _forward_jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: Spec) -> tuple[Any, Any]:
         spec_saving = spec.saving()
@@ -97,6 +85,68 @@ class Op:
         return [reduced(name) if ad.is_undefined_primal(arrays[name]) else None for name in spec.operands]
 
 
+class MultilinearOp:
+    """The primitive of an op that is linear in some of its inputs, and the function that binds it.
+
+    Its spec has two rules, from and to arrays by name: `differentiate(inputs, tangents)` returns outputs and their
+    tangents, and `transpose(cotangents, inputs)` the cotangents of those inputs that are None.
+    """
+
+    def __init__(self, spec_type: type[Any]) -> None:
+        primitive = _define(spec_type.op)
+        ad.primitive_jvps[primitive] = self._jvp
+        ad.primitive_transposes[primitive] = self._transpose
+        spec_type.primitives = {"forward": primitive.bind}
+
+    def __call__(self, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Binds the primitive: inputs by name to outputs by name."""
+        return _bind(spec, arrays)
+
+    def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: Any) -> tuple[Any, Any]:
+        moving = {name: t for name, t in zip(spec.inputs, tangents, strict=True) if type(t) is not ad.Zero}
+        outputs, d_outputs = spec.differentiate(dict(zip(spec.inputs, primals, strict=True)), moving)
+
+        def tangent(name: str) -> Any:
+            output, given = outputs[name], d_outputs.get(name)
+            constant = given is None or jax.dtypes.result_type(given) == jax.dtypes.float0
+            return ad.Zero(jax.typeof(output).to_tangent_aval()) if constant else given
+
+        return [outputs[name] for name in spec.outputs], [tangent(name) for name in spec.outputs]
+
+    def _transpose(self, cotangents: Sequence[Any], *operands: Any, spec: Any) -> list[Any]:
+        arrays = dict(zip(spec.inputs, operands, strict=True))
+        wanted = {name: x.aval for name, x in arrays.items() if ad.is_undefined_primal(x)}
+        seeds = {name: ct for name, ct in zip(spec.outputs, cotangents, strict=True) if type(ct) is not ad.Zero}
+        given = {name: None if name in wanted else array for name, array in arrays.items()}
+        gradients = spec.transpose(seeds, given, wanted) if seeds else {}
+        return [gradients.get(name, ad.Zero(wanted[name])) if name in wanted else None for name in spec.inputs]
+
+
+def is_used(function: Callable[..., Any], *avals: Any) -> list[bool]:
+    """Of each argument, whether what the function returns depends on it."""
+    jaxpr = jax.make_jaxpr(function)(*avals).jaxpr
+    return list(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
+
+
+def _define(op: str) -> Primitive:
+    primitive = Primitive(f"jaxdnn_{op}")
+    primitive.multiple_results = True
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames="spec"))
+    primitive.def_abstract_eval(_abstract_evaluation)
+    batching.primitive_batchers[primitive] = partial(_batch, primitive)
+    for platform in _PLATFORMS:
+        mlir.register_lowering(primitive, partial(_lower, primitive, platform), platform=platform)
+    mlir.register_lowering(primitive, _lower_reference)
+    # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    return primitive
+
+
+def _bind(spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    operands = _vary_alike([arrays[name] for name in spec.operands])
+    return dict(zip(spec.results, spec.bind(*operands), strict=True))
+
+
 def _abstract_evaluation(*avals: Any, spec: Spec) -> Any:
     # The trace's own types, since shape and dtype alone would drop shardings and the manual axes that vary.
     return jax.make_jaxpr(spec.evaluate)(*avals).out_avals
@@ -117,18 +167,20 @@ def _reference_jvp(primitive: Primitive, primals: Sequence[Any], tangents: Seque
 
 
 def _batch(primitive: Primitive, operands: Sequence[Any], axes: Sequence[int | None], *, spec: Spec) -> Any:
-    mapped = {name: axis is not None for name, axis in zip(spec.operands, axes, strict=True)}
-    levels = len(spec.batch)
-    absorbed = spec.absorbs(mapped)
+    names = spec.operands
+    size = next(array.shape[axis] for array, axis in zip(operands, axes, strict=True) if axis is not None)
+    arrays = dict(zip(names, operands, strict=True))
+    spec_mapped, places, of_results = spec.mapped(arrays, dict(zip(names, axes, strict=True)))
 
-    def placed(name: str, array: Any, axis: int | None) -> Any:
-        return array if axis is None else jnp.moveaxis(array, axis, sum(spec.carries[name]) if absorbed else 0)
+    def moved(name: str, axis: int | None) -> Any:
+        if name not in places:
+            return arrays[name]
+        if axis is None:
+            return jnp.moveaxis(jnp.broadcast_to(arrays[name], (size, *arrays[name].shape)), 0, places[name])
+        return jnp.moveaxis(arrays[name], axis, places[name])
 
-    moved = [placed(*triple) for triple in zip(spec.operands, operands, axes, strict=True)]
-    if not absorbed:
-        spec = spec.replace(batch=(tuple(mapped.values()), *spec.batch))
-    results = primitive.bind(*moved, spec=spec)
-    return results, (levels if absorbed else 0,) * len(results)
+    results = primitive.bind(*(moved(name, axis) for name, axis in zip(names, axes, strict=True)), spec=spec_mapped)
+    return results, of_results
 
 
 def _vary_alike(operands: Sequence[Any]) -> list[Any]:

@@ -117,11 +117,16 @@ class NormSpec(Spec):
         kept = {name: array for name, array in inputs.items() if name in _PARAMETERS}
         return self.replace(residual="added"), {"x": total, **kept}, {**moving, **parameters}
 
-    def absorbs(self, mapped: Mapping[str, bool]) -> bool:
+    def mapped(
+        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
+    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         # Rows of x mapped and the parameters not: more rows. A gradient of a parameter, however, is wanted for each
         # element of the mapped axis by itself.
         per_element = self.direction == "backward" and not _PARAMETERS.isdisjoint(self.results)
-        return not per_element and all(carried != (name in _PARAMETERS) for name, carried in mapped.items())
+        if per_element or any((axis is None) != (name in _PARAMETERS) for name, axis in axes.items()):
+            return super().mapped(operands, axes)
+        places = {name: sum(self.carries[name]) for name, axis in axes.items() if axis is not None}
+        return self, places, (len(self.batch),) * len(self.results)
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
         x = signature.operands["x"]

@@ -1,18 +1,23 @@
 // An epilogue's operands: where they lie, and the values of them that one thread needs.
 #pragma once
 
-#include "core/vector.cuh"
+#include "core/float8.cuh"
 
 namespace jaxdnn {
 
 /// Which coordinates of the result an operand varies with; each may vary with the batch too, by its stride.
 enum class Broadcast { scalar, row, column, full };  // row: one value a column; column: one value a row
 
-template <class T, Broadcast kBroadcastOf, bool kPairsOf>
+/// How neighbouring columns lie: one by one, or in pairs that are an aligned word (or two), or `strided` apart.
+enum class Columns { single, pairs, strided };
+
+template <class T, Broadcast kBroadcastOf, Columns kColumnsOf>
 struct EpilogueOperand {
   using Type = T;
   static constexpr Broadcast kBroadcast = kBroadcastOf;
-  static constexpr bool kPairs = kPairsOf;  // two neighbouring columns lie in one aligned word (or two)
+  static constexpr Columns kColumns = kColumnsOf;
+  static constexpr bool kByRow = kBroadcastOf == Broadcast::column || kBroadcastOf == Broadcast::full;
+  static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
 };
 
 template <class... Types>
@@ -36,29 +41,95 @@ struct Place {
 
 struct OperandAddress {
   const void* data = nullptr;
-  long long row_stride = 0, batch_stride = 0;  // in elements
+  long long row_stride = 0, column_stride = 0, batch_stride = 0;  // in elements
 };
+
+/// A register: a value of any type of at most 32 bits, which the functor's parameters name.
+union Register {
+  float real;
+  int32 signed_32;
+  uint32 unsigned_32;
+  int16 signed_16;
+  uint16 unsigned_16;
+  int8 signed_8;
+  uint8 unsigned_8;
+  bool boolean;
+
+  template <class T>
+  __device__ __forceinline__ operator T&() {
+    if constexpr (is_same<T, float>) return real;
+    if constexpr (is_same<T, int32>) return signed_32;
+    if constexpr (is_same<T, uint32>) return unsigned_32;
+    if constexpr (is_same<T, int16>) return signed_16;
+    if constexpr (is_same<T, uint16>) return unsigned_16;
+    if constexpr (is_same<T, int8>) return signed_8;
+    if constexpr (is_same<T, uint8>) return unsigned_8;
+    if constexpr (is_same<T, bool>) return boolean;
+  }
+
+  template <class T>
+  __device__ __forceinline__ operator T() const {
+    return static_cast<T&>(const_cast<Register&>(*this));
+  }
+};
+
+template <bool kFirst, class First, class Second>
+struct Choice {
+  using Type = First;
+};
+template <class First, class Second>
+struct Choice<false, First, Second> {
+  using Type = Second;
+};
+
+/// The type that a register holds a T as: floats as float, everything else as it is.
+template <class T>
+inline constexpr bool is_floating = is_same<T, float> || is_same<T, bfloat16> || is_same<T, float16> || is_float8<T>;
+template <class T>
+using HeldType = typename Choice<is_floating<T>, float, T>::Type;
 
 template <class T>
 struct Packed {
   static constexpr int kBytes = static_cast<int>(sizeof(T));
   static constexpr int kWords = kBytes == 4 ? 2 : 1;  // of a pair
+  using Type = HeldType<T>;
 
-  static __device__ __forceinline__ float widen(unsigned bits) {
-    if constexpr (is_same<T, float>) return ptx::float_of_bits(bits);
-    if constexpr (is_same<T, bfloat16>) return ptx::float_of_bits(bits << 16);
-    if constexpr (is_same<T, float16>) return ptx::float_of_half(bits & 0xffff);
+  static __device__ __forceinline__ Register widen(unsigned bits) {
+    Register value;
+    if constexpr (is_same<T, float>) {
+      value.real = ptx::float_of_bits(bits);
+    } else if constexpr (is_same<T, bfloat16>) {
+      value.real = ptx::float_of_bits(bits << 16);
+    } else if constexpr (is_same<T, float16>) {
+      value.real = ptx::float_of_half(bits & 0xffff);
+    } else if constexpr (is_float8<T>) {
+      value.real = float_of_float8<T>(bits & 0xff);
+    } else if constexpr (is_same<T, bool>) {
+      value.boolean = (bits & 0xff) != 0;
+    } else {
+      static_cast<T&>(value) = static_cast<T>(bits);
+    }
+    return value;
   }
 
   /// A pair as one word (two words when T has four bytes).
-  static __device__ __forceinline__ void round(float first, float second, unsigned (&words)[kWords]) {
+  static __device__ __forceinline__ void round(const Register& left, const Register& right, unsigned (&words)[kWords]) {
+    const Type first = left, second = right;
     if constexpr (is_same<T, float>) {
       words[0] = ptx::bits_of_float(first);
       words[1] = ptx::bits_of_float(second);
     } else if constexpr (is_same<T, bfloat16>) {
       words[0] = ptx::bfloats_of_floats(first, second);
-    } else {
+    } else if constexpr (is_same<T, float16>) {
       words[0] = ptx::halves_of_floats(first, second);
+    } else if constexpr (is_float8<T>) {
+      words[0] = float8s_of_floats<T>(first, second);
+    } else if constexpr (kBytes == 4) {
+      words[0] = static_cast<unsigned>(first);
+      words[1] = static_cast<unsigned>(second);
+    } else {
+      constexpr unsigned kMask = (1u << 8 * kBytes) - 1;
+      words[0] = (static_cast<unsigned>(first) & kMask) | (static_cast<unsigned>(second) & kMask) << 8 * kBytes;
     }
   }
 
@@ -66,10 +137,51 @@ struct Packed {
     unsigned word;
     if constexpr (kBytes == 4) {
       ptx::load_4(&word, address);
-    } else {
+    } else if constexpr (kBytes == 2) {
       ptx::load_2(&word, address);
+    } else {
+      ptx::load_1(&word, address);
     }
     return word;
+  }
+
+  static __device__ __forceinline__ void load_pair(unsigned (&words)[kWords], const T* address) {
+    if constexpr (kBytes == 4) {
+      ptx::load_8(words, address);
+    } else if constexpr (kBytes == 2) {
+      ptx::load_4(words, address);
+    } else {
+      ptx::load_2(words, address);
+    }
+  }
+
+  /// The left one of a pair.
+  static __device__ __forceinline__ void store(T* address, const unsigned* words) {
+    if constexpr (kBytes == 4) {
+      ptx::store_4(address, words);
+    } else if constexpr (kBytes == 2) {
+      ptx::store_2(address, words);
+    } else {
+      ptx::store_1(address, words);
+    }
+  }
+
+  static __device__ __forceinline__ void store_pair(T* address, const unsigned (&words)[kWords]) {
+    if constexpr (kBytes == 4) {
+      ptx::store_8(address, words);
+    } else if constexpr (kBytes == 2) {
+      ptx::store_4(address, words);
+    } else {
+      ptx::store_2(address, words);
+    }
+  }
+
+  static __device__ __forceinline__ unsigned right(const unsigned (&words)[kWords]) {
+    if constexpr (kBytes == 4) {
+      return words[1];
+    } else {
+      return words[0] >> 8 * kBytes;
+    }
   }
 };
 
@@ -77,11 +189,10 @@ struct Packed {
 template <class Operand, int kPairs>
 struct OperandPiece {
   using T = typename Operand::Type;
-  static constexpr bool kRows = Operand::kBroadcast == Broadcast::column || Operand::kBroadcast == Broadcast::full;
-  static constexpr bool kColumns = Operand::kBroadcast == Broadcast::row || Operand::kBroadcast == Broadcast::full;
-  static constexpr int kRowCount = kRows ? 2 : 1;
-  static constexpr int kPairCount = kColumns ? kPairs : 1;
-  static constexpr int kWords = kColumns && !(Operand::kPairs && sizeof(T) == 2) ? 2 : 1;
+  static constexpr bool kPaired = Operand::kByColumn && Operand::kColumns == Columns::pairs;
+  static constexpr int kRowCount = Operand::kByRow ? 2 : 1;
+  static constexpr int kPairCount = Operand::kByColumn ? kPairs : 1;
+  static constexpr int kWords = !Operand::kByColumn ? 1 : kPaired ? Packed<T>::kWords : 2;
 
   unsigned words[kRowCount][kPairCount][kWords];
 
@@ -89,39 +200,38 @@ struct OperandPiece {
   __device__ __forceinline__ void fetch(const OperandAddress& address, int row, int column, int batch, int rows,
                                         int columns) {
     const T* base = static_cast<const T*>(address.data) + batch * address.batch_stride;
+    const long long step = Operand::kColumns == Columns::strided ? address.column_stride : 1;
 #pragma unroll
     for (int r = 0; r < kRowCount; ++r) {
-      const bool inside = !kRows || row + 8 * r < rows;
-      const T* const line = base + (kRows ? (row + 8 * r) * address.row_stride : 0);
+      const bool inside = !Operand::kByRow || row + 8 * r < rows;
+      const T* const line = base + (Operand::kByRow ? (row + 8 * r) * address.row_stride : 0);
 #pragma unroll
       for (int pair = 0; pair < kPairCount; ++pair) {
         unsigned (&to)[kWords] = words[r][pair];
 #pragma unroll
         for (int i = 0; i < kWords; ++i) to[i] = 0;
         const int first = column + 8 * pair;
-        if constexpr (!kColumns) {
+        if constexpr (!Operand::kByColumn) {
           if (inside) to[0] = Packed<T>::load(line);
-        } else if constexpr (Operand::kPairs) {
-          if (inside && first < columns) {
-            if constexpr (kWords == 1) {
-              ptx::load_4(to, line + first);
-            } else {
-              ptx::load_8(to, line + first);
-            }
-          }
+        } else if constexpr (kPaired) {
+          if (inside && first < columns) Packed<T>::load_pair(to, line + first);
         } else {
-          if (inside && first < columns) to[0] = Packed<T>::load(line + first);
-          if (inside && first + 1 < columns) to[1] = Packed<T>::load(line + first + 1);
+          if (inside && first < columns) to[0] = Packed<T>::load(line + first * step);
+          if (inside && first + 1 < columns) to[1] = Packed<T>::load(line + (first + 1) * step);
         }
       }
     }
   }
 
-  __device__ __forceinline__ float value(int r, int pair, int side) const {
-    const unsigned (&from)[kWords] = words[kRows ? r : 0][kColumns ? pair : 0];
-    if constexpr (!kColumns) return Packed<T>::widen(from[0]);
-    if constexpr (kWords == 2) return Packed<T>::widen(from[side]);
-    return Packed<T>::widen(side == 0 ? from[0] & 0xffff : from[0] >> 16);
+  __device__ __forceinline__ Register value(int r, int pair, int side) const {
+    const unsigned (&from)[kWords] = words[Operand::kByRow ? r : 0][Operand::kByColumn ? pair : 0];
+    if constexpr (!Operand::kByColumn) {
+      return Packed<T>::widen(from[0]);
+    } else if constexpr (kWords == 2) {
+      return Packed<T>::widen(from[side]);
+    } else {
+      return Packed<T>::widen(from[0] >> 8 * Packed<T>::kBytes * side);
+    }
   }
 };
 
@@ -129,7 +239,7 @@ struct OperandPiece {
 template <int kIndex, class Operands, int kPairs>
 struct OperandPieces {
   __device__ __forceinline__ void fetch(const OperandAddress*, int, int, int, int, int) {}
-  __device__ __forceinline__ void values(int, int, int, float*) const {}
+  __device__ __forceinline__ void values(int, int, int, Register*) const {}
 };
 
 template <int kIndex, class First, class... Rest, int kPairs>
@@ -143,7 +253,7 @@ struct OperandPieces<kIndex, TypeList<First, Rest...>, kPairs> {
     rest.fetch(addresses, row, column, batch, rows, columns);
   }
 
-  __device__ __forceinline__ void values(int r, int pair, int side, float* to) const {
+  __device__ __forceinline__ void values(int r, int pair, int side, Register* to) const {
     to[kIndex] = piece.value(r, pair, side);
     rest.values(r, pair, side, to);
   }
@@ -151,17 +261,17 @@ struct OperandPieces<kIndex, TypeList<First, Rest...>, kPairs> {
 
 /// The values of all operands for one element.
 template <int kIndex, class Operands>
-__device__ __forceinline__ void operands_at(const OperandAddress* addresses, const Place& place, float* to) {
+__device__ __forceinline__ void operands_at(const OperandAddress* addresses, const Place& place, Register* to) {
   if constexpr (kIndex < Operands::kCount) {
     using Operand = typename TypeAt<kIndex, Operands>::Type;
     using T = typename Operand::Type;
-    constexpr Broadcast kBroadcast = Operand::kBroadcast;
-    long long offset = place.batch * addresses[kIndex].batch_stride;
-    if constexpr (kBroadcast == Broadcast::column || kBroadcast == Broadcast::full) {
-      offset += place.row * addresses[kIndex].row_stride;
+    const OperandAddress& address = addresses[kIndex];
+    long long offset = place.batch * address.batch_stride;
+    if constexpr (Operand::kByRow) offset += place.row * address.row_stride;
+    if constexpr (Operand::kByColumn) {
+      offset += Operand::kColumns == Columns::strided ? place.column * address.column_stride : place.column;
     }
-    if constexpr (kBroadcast == Broadcast::row || kBroadcast == Broadcast::full) offset += place.column;
-    to[kIndex] = Packed<T>::widen(Packed<T>::load(static_cast<const T*>(addresses[kIndex].data) + offset));
+    to[kIndex] = Packed<T>::widen(Packed<T>::load(static_cast<const T*>(address.data) + offset));
     operands_at<kIndex + 1, Operands>(addresses, place, to);
   }
 }

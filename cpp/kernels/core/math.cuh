@@ -107,6 +107,21 @@ __device__ __forceinline__ bool is_finite(double x) { return abs(x) < infinity<d
 __device__ __forceinline__ float logistic(float x) { return ptx::approximate_reciprocal(1.0f + exp(-x)); }
 __device__ __forceinline__ double logistic(double x) { return 1.0 / (1.0 + exp(-x)); }
 
+/// 1 + tanh(x), without the cancellation where that is near zero, and a third of the instructions. gelu is made of this.
+__device__ __forceinline__ float one_plus_tanh(float x) {
+  return ptx::approximate_reciprocal(0.5f + 0.5f * exp(-2.0f * x));
+}
+__device__ __forceinline__ double one_plus_tanh(double x) { return 2.0 / (1.0 + exp(-2.0 * x)); }
+
+/// For results of 16 bits or fewer, a third of the instructions: the right values for x (1 + e), |e| <= 2^-24, which is
+/// 2^-17 off at most.
+__device__ __forceinline__ float approximate_logistic(float x) {
+  return ptx::approximate_reciprocal(1.0f + ptx::approximate_exp2(-1.442695041f * x));
+}
+__device__ __forceinline__ float approximate_one_plus_tanh(float x) {
+  return ptx::approximate_reciprocal(0.5f + 0.5f * ptx::approximate_exp2(-2.885390082f * x));
+}
+
 /// Half the instructions of CUDA's own. The exact gelu is made of this.
 __device__ __forceinline__ float erfc(float x) {
   const float a = abs(x) > 11.0f ? 11.0f : abs(x);

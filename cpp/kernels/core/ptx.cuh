@@ -155,6 +155,14 @@ __device__ __forceinline__ void store_2(void* address, const unsigned* words) {
   asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(static_cast<unsigned short>(words[0])) : "memory");
 }
 
+__device__ __forceinline__ void load_1(unsigned* words, const void* address) {
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(words[0]) : "l"(address));
+}
+
+__device__ __forceinline__ void store_1(void* address, const unsigned* words) {
+  asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "r"(words[0]) : "memory");
+}
+
 // ----------------------------------------------------------------------------------------------------- shared memory
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -224,6 +232,13 @@ template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+
+#if __CUDA_ARCH__ >= 900
+/// Asks for memory, `bytes` of it, a multiple of 16, to come into the L2 cache.
+__device__ __forceinline__ void prefetch_to_l2(const void* address, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+}
+#endif
 
 // ------------------------------------------------------------------------------------------ lanes, barriers, clusters
 

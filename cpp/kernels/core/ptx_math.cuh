@@ -23,4 +23,11 @@ __device__ __forceinline__ float approximate_reciprocal(float value) {
   return result;
 }
 
+/// Within two units in the last place; zero where the result would be subnormal.
+__device__ __forceinline__ float approximate_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
 }  // namespace jaxdnn::ptx

@@ -61,6 +61,10 @@ __device__ __forceinline__ void store_matrices(unsigned address, const unsigned 
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_2(unsigned address, unsigned word) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(word)) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_8(unsigned address, unsigned first, unsigned second) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
 }

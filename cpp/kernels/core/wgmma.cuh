@@ -8,18 +8,9 @@
 //   d[4j+2], d[4j+3]    row 16w + l/4 + 8,    the same columns
 #pragma once
 
-#include "core/vector.cuh"
+#include "core/math.cuh"
 
 namespace jaxdnn {
-
-struct float8_e4m3fn {
-  unsigned char bits;
-};
-
-struct float8_e5m2 {
-  unsigned char bits;
-};
-
 namespace ptx {
 
 /// Orders earlier accesses of registers and shared memory before the multiplies that follow.
@@ -40,10 +31,17 @@ __device__ __forceinline__ void keep_in_place(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void keep_in_place(int (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
 }  // namespace ptx
 
 /// Multiplies of `kN` columns. `accumulate` of 0 starts a sum: D = A * B. `kAlongM` and `kAlongN`: the operand's rows
-/// in memory run along M or N instead of K, which only 16-bit elements allow. float32 elements are cut to tf32.
+/// in memory run along M or N instead of K, which only 16-bit elements allow. float32 elements are cut to tf32. Sums of
+/// int8 are int32, and wrap.
 template <int kN>
 struct Wgmma;
 
@@ -53,47 +51,53 @@ struct Wgmma;
 #define JAXDNN_TEXT6(t) JAXDNN_TEXT4(t) ", %" #t "4, %" #t "5"
 #define JAXDNN_TEXT8(t) JAXDNN_TEXT6(t) ", %" #t "6, %" #t "7"
 #define JAXDNN_TEXT10(t) JAXDNN_TEXT8(t) ", %" #t "8, %" #t "9"
-#define JAXDNN_LIST2(t) "+f"(d[t##0]), "+f"(d[t##1])
-#define JAXDNN_LIST4(t) JAXDNN_LIST2(t), "+f"(d[t##2]), "+f"(d[t##3])
-#define JAXDNN_LIST6(t) JAXDNN_LIST4(t), "+f"(d[t##4]), "+f"(d[t##5])
-#define JAXDNN_LIST8(t) JAXDNN_LIST6(t), "+f"(d[t##6]), "+f"(d[t##7])
-#define JAXDNN_LIST10(t) JAXDNN_LIST8(t), "+f"(d[t##8]), "+f"(d[t##9])
+#define JAXDNN_LIST2(c, t) c(d[t##0]), c(d[t##1])
+#define JAXDNN_LIST4(c, t) JAXDNN_LIST2(c, t), c(d[t##2]), c(d[t##3])
+#define JAXDNN_LIST6(c, t) JAXDNN_LIST4(c, t), c(d[t##4]), c(d[t##5])
+#define JAXDNN_LIST8(c, t) JAXDNN_LIST6(c, t), c(d[t##6]), c(d[t##7])
+#define JAXDNN_LIST10(c, t) JAXDNN_LIST8(c, t), c(d[t##8]), c(d[t##9])
 #define JAXDNN_TEXT_TO_30 JAXDNN_TEXT10() ", " JAXDNN_TEXT10(1) ", " JAXDNN_TEXT10(2)
-#define JAXDNN_LIST_TO_30 JAXDNN_LIST10(), JAXDNN_LIST10(1), JAXDNN_LIST10(2)
+#define JAXDNN_LIST_TO_30(c) JAXDNN_LIST10(c, ), JAXDNN_LIST10(c, 1), JAXDNN_LIST10(c, 2)
 #define JAXDNN_TEXT_TO_60 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT10(4) ", " JAXDNN_TEXT10(5)
-#define JAXDNN_LIST_TO_60 JAXDNN_LIST_TO_30, JAXDNN_LIST10(3), JAXDNN_LIST10(4), JAXDNN_LIST10(5)
+#define JAXDNN_LIST_TO_60(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST10(c, 3), JAXDNN_LIST10(c, 4), JAXDNN_LIST10(c, 5)
 #define JAXDNN_TEXT_TO_90 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT10(6) ", " JAXDNN_TEXT10(7) ", " JAXDNN_TEXT10(8)
-#define JAXDNN_LIST_TO_90 JAXDNN_LIST_TO_60, JAXDNN_LIST10(6), JAXDNN_LIST10(7), JAXDNN_LIST10(8)
+#define JAXDNN_LIST_TO_90(c) JAXDNN_LIST_TO_60(c), JAXDNN_LIST10(c, 6), JAXDNN_LIST10(c, 7), JAXDNN_LIST10(c, 8)
 #define JAXDNN_TEXT_TO_110 JAXDNN_TEXT_TO_90 ", " JAXDNN_TEXT10(9) ", " JAXDNN_TEXT10(10)
-#define JAXDNN_LIST_TO_110 JAXDNN_LIST_TO_90, JAXDNN_LIST10(9), JAXDNN_LIST10(10)
+#define JAXDNN_LIST_TO_110(c) JAXDNN_LIST_TO_90(c), JAXDNN_LIST10(c, 9), JAXDNN_LIST10(c, 10)
 
 // The registers of N columns.
 #define JAXDNN_TEXT_OF_64 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT2(3)
-#define JAXDNN_LIST_OF_64 JAXDNN_LIST_TO_30, JAXDNN_LIST2(3)
+#define JAXDNN_LIST_OF_64(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST2(c, 3)
 #define JAXDNN_TEXT_OF_96 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT8(4)
-#define JAXDNN_LIST_OF_96 JAXDNN_LIST_TO_30, JAXDNN_LIST10(3), JAXDNN_LIST8(4)
+#define JAXDNN_LIST_OF_96(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST10(c, 3), JAXDNN_LIST8(c, 4)
 #define JAXDNN_TEXT_OF_128 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT4(6)
-#define JAXDNN_LIST_OF_128 JAXDNN_LIST_TO_60, JAXDNN_LIST4(6)
+#define JAXDNN_LIST_OF_128(c) JAXDNN_LIST_TO_60(c), JAXDNN_LIST4(c, 6)
 #define JAXDNN_TEXT_OF_160 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT10(6) ", " JAXDNN_TEXT10(7)
-#define JAXDNN_LIST_OF_160 JAXDNN_LIST_TO_60, JAXDNN_LIST10(6), JAXDNN_LIST10(7)
+#define JAXDNN_LIST_OF_160(c) JAXDNN_LIST_TO_60(c), JAXDNN_LIST10(c, 6), JAXDNN_LIST10(c, 7)
 #define JAXDNN_TEXT_OF_192 JAXDNN_TEXT_TO_90 ", " JAXDNN_TEXT6(9)
-#define JAXDNN_LIST_OF_192 JAXDNN_LIST_TO_90, JAXDNN_LIST6(9)
+#define JAXDNN_LIST_OF_192(c) JAXDNN_LIST_TO_90(c), JAXDNN_LIST6(c, 9)
 #define JAXDNN_TEXT_OF_224 JAXDNN_TEXT_TO_110 ", " JAXDNN_TEXT2(11)
-#define JAXDNN_LIST_OF_224 JAXDNN_LIST_TO_110, JAXDNN_LIST2(11)
+#define JAXDNN_LIST_OF_224(c) JAXDNN_LIST_TO_110(c), JAXDNN_LIST2(c, 11)
 #define JAXDNN_TEXT_OF_256 JAXDNN_TEXT_TO_110 ", " JAXDNN_TEXT10(11) ", " JAXDNN_TEXT8(12)
-#define JAXDNN_LIST_OF_256 JAXDNN_LIST_TO_110, JAXDNN_LIST10(11), JAXDNN_LIST8(12)
+#define JAXDNN_LIST_OF_256(c) JAXDNN_LIST_TO_110(c), JAXDNN_LIST10(c, 11), JAXDNN_LIST8(c, 12)
 
 // a, b, p, s, t: the numbers of the operands that follow the registers.
 #define JAXDNN_ISSUE(n, k, types, a, b, p)                                                                  \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n k types \
                " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1;\n}"                                   \
-               : JAXDNN_LIST_OF_##n                                                                         \
+               : JAXDNN_LIST_OF_##n("+f")                                                                   \
                : "l"(a_tile), "l"(b_tile), "r"(accumulate))
 #define JAXDNN_ISSUE_16(n, types, a, b, p, s, t)                                                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types \
                " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                     \
-               : JAXDNN_LIST_OF_##n                                                                             \
+               : JAXDNN_LIST_OF_##n("+f")                                                                       \
                : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kAlongM ? 1 : 0), "n"(kAlongN ? 1 : 0))
+
+#define JAXDNN_ISSUE_INT8(n, a, b, p)                                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+               "k32.s32.s8.s8 {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p;\n}"                    \
+               : JAXDNN_LIST_OF_##n("+r")                                                           \
+               : "l"(a_tile), "l"(b_tile), "r"(accumulate))
 
 #define JAXDNN_WGMMA(n, a, b, p, s, t)                                                            \
   template <>                                                                                     \
@@ -117,6 +121,13 @@ struct Wgmma;
         static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction"); \
         JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                        \
       }                                                                                           \
+    }                                                                                             \
+                                                                                                  \
+    template <class A, class B, bool, bool>                                                       \
+    static __device__ __forceinline__ void multiply(int (&d)[n / 2], unsigned long long a_tile,   \
+                                                    unsigned long long b_tile, int accumulate) {  \
+      static_assert(is_same<A, int8> && is_same<B, int8>, "no such instruction");                 \
+      JAXDNN_ISSUE_INT8(n, a, b, p);                                                              \
     }                                                                                             \
   }
 

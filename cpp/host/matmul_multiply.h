@@ -1,0 +1,118 @@
+// Products of packed panels in registers:
+//
+//     sums[rows][columns] += (rows of a) x (columns of b), over `units` steps along k
+//
+// A unit is what one lane multiplies in one instruction: a float, a double, or a pair of 16-bit numbers that are
+// neighbours along k. A panel of a holds, for each step, one unit of each of its rows; a panel of b one unit of each of
+// its columns, which fill kPanelVectors vectors. The sums stay in registers over all of k.
+#pragma once
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "vector.h"
+
+JAXDNN_ISA_BEGIN
+
+namespace matmul {
+
+// Adds to what `sums` holds, or replaces it. The rows of sums are `stride` elements apart.
+using Multiply = void (*)(int64_t units, const void* a, const void* b, void* sums, int64_t stride, bool adds);
+
+constexpr int kPanelVectors = 2;
+
+// Sums in registers, beside two vectors of b, one of a and what an instruction needs on the way: AVX-512 has 32
+// registers, AVX2 and SSE2 16, and without FMA a product takes one too.
+#if defined(__AVX512F__)
+constexpr int kPanelRows = 14;
+#elif defined(__FMA__)
+constexpr int kPanelRows = 6;
+#else
+constexpr int kPanelRows = 4;
+#endif
+
+inline Vector<float> multiply_add(Vector<float> a, Vector<float> b, Vector<float> c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Vector<double> multiply_add(Vector<double> a, Vector<double> b, Vector<double> c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_pd(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_pd(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Products of pairs of 16-bit integers; those of numbers from -128 to 127 are exact, and their sums wrap.
+inline Vector<int32_t> multiply_add(Vector<int32_t> a, Vector<int32_t> b, Vector<int32_t> c) {
+#if defined(__AVX512F__)
+  const auto products = (Vector<uint32_t>)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  const auto products = (Vector<uint32_t>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  const auto products = (Vector<uint32_t>)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  const auto lower = [](Vector<int32_t> pair) { return (pair << 16) >> 16; };
+  const auto products = (Vector<uint32_t>)(lower(a) * lower(b) + (a >> 16) * (b >> 16));
+#endif
+  return (Vector<int32_t>)((Vector<uint32_t>)c + products);
+}
+
+// T: what a unit of vectors is loaded as, and the type of the sums.
+template <typename T, int rows>
+void multiply(int64_t units, const void* a_panel, const void* b_panel, void* sums_tile, int64_t stride, bool adds) {
+  constexpr int kWidth = kLanes<T>;
+  const T* a = static_cast<const T*>(a_panel);
+  const T* b = static_cast<const T*>(b_panel);
+  T* to = static_cast<T*>(sums_tile);
+  Vector<T> sums[rows][kPanelVectors] = {};
+  for (int64_t unit = 0; unit < units; ++unit, a += rows, b += kPanelVectors * kWidth) {
+    Vector<T> columns[kPanelVectors];
+    for (int j = 0; j < kPanelVectors; ++j) columns[j] = load_bytes<Vector<T>>(b + j * kWidth);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) {
+      const Vector<T> row = a[i] - Vector<T>{};
+      for (int j = 0; j < kPanelVectors; ++j) sums[i][j] = multiply_add(row, columns[j], sums[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i, to += stride) {
+    for (int j = 0; j < kPanelVectors; ++j) {
+      Vector<T> sum = sums[i][j];
+      if (adds) {
+        if constexpr (std::is_same_v<T, int32_t>) {
+          sum = (Vector<T>)((Vector<uint32_t>)sum + load_bytes<Vector<uint32_t>>(to + j * kWidth));
+        } else {
+          sum += load_bytes<Vector<T>>(to + j * kWidth);
+        }
+      }
+      std::memcpy(to + j * kWidth, &sum, sizeof(sum));
+    }
+  }
+}
+
+template <typename T, int... rows>
+constexpr std::array<Multiply, sizeof...(rows)> multiply_table(std::integer_sequence<int, rows...>) {
+  return {multiply<T, rows + 1>...};
+}
+
+// By the number of rows, less one.
+template <typename T>
+constexpr std::array<Multiply, kPanelRows> kMultiply = multiply_table<T>(std::make_integer_sequence<int, kPanelRows>());
+
+}  // namespace matmul
+
+JAXDNN_ISA_END

@@ -1,0 +1,113 @@
+// Tiles of a product's operands on their way from global memory, any layout and dtype, to shared memory, in the dtype
+// that sums are in.
+#pragma once
+
+#include "core/epilogue_element.cuh"
+
+namespace jaxdnn {
+
+/// One thread's share of the copies of an operand's tiles, each kExtent elements along M or N by kDepth along K.
+///
+///   kAlong   memory runs along M or N, and so do the tile's rows. Otherwise it runs along K: float64 tiles keep that,
+///            others are transposed on their way, so that their rows run along M or N
+///   kVector  neighbours in memory that are copied at a time
+///   async    elements that need no conversion are copied without passing through registers, if they stay neighbours
+///            or are copied one by one; the others wait there while the tile before them is multiplied
+///
+/// Rows past the end of M or N repeat the last one: their sums are never stored. Past the end of K there are zeros.
+template <class T, class Sum, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
+          class Offset>
+struct SimtTile {
+  static constexpr bool kTransposes = !kAlong && sizeof(Sum) < 8;
+  static constexpr bool kAsync = is_same<T, Sum> && sizeof(T) >= 4 && !(kTransposes && kVector > 1);
+  // Four more than a multiple of 32 words (64): the rows that a warp writes or reads together lie in different banks.
+  static constexpr int kPitch = (kAlong || kTransposes ? kAllExtents : kDepth) + 4;
+  static constexpr int kSize = (kAlong || kTransposes ? kDepth : kAllExtents) * kPitch;
+  static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
+  static constexpr int kRun = (kAlong ? kExtent : kDepth) / kVector;  // copies along memory
+  static constexpr int kPasses = kExtent * kDepth / kVector / kThreads;
+  static constexpr int kPassRows = kThreads / kRun;  // of memory, that all threads copy in one pass
+  // How far apart, in a tile, this thread's copies are.
+  static constexpr int kPassStep = kTransposes ? kPassRows : kPassRows * kPitch;
+  static_assert(kThreads % kRun == 0 && kPasses * kThreads * kVector == kExtent * kDepth, "all threads copy the same");
+
+  const char* source;  // the tile in memory, the same for all threads of a block
+  Offset offsets[kPasses];
+  long long step;  // bytes from one tile to the next
+  int first_row;   // in memory's order, of this thread's first copy
+  int place;       // of it in a tile
+
+  struct alignas(kBytes) Elements {
+    T values[kVector];
+  };
+  Elements waiting[kAsync ? 1 : kPasses];
+
+  /// `matrix` is the first element; memory's rows lie `stride` apart. The tile starts at `first` of `extent`, `k` of K.
+  __device__ __forceinline__ SimtTile(const T* matrix, long long stride, int first, int extent, int k) {
+    first_row = threadIdx.x / kRun;
+    source = reinterpret_cast<const char*>(matrix + (kAlong ? k * stride + first : first * stride + k));
+    step = static_cast<long long>(sizeof(T)) * kDepth * (kAlong ? stride : 1);
+    const int last = extent - first - (kAlong ? kVector : 1);
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int row = first_row + i * kPassRows;
+      const int along = kAlong ? (run() < last ? run() : last) : run();
+      const int across = kAlong ? row : (row < last ? row : last);
+      offsets[i] = static_cast<Offset>((static_cast<long long>(across) * stride + along) *
+                                       static_cast<long long>(sizeof(T)));
+      keep(offsets[i]);
+    }
+    place = kAlong ? place_of(run(), first_row) : place_of(first_row, run());
+    keep(place);
+  }
+
+  /// Makes the compiler hold a value rather than compute it again in each stage.
+  static __device__ __forceinline__ void keep(int& value) { asm volatile("" : "+r"(value)); }
+  static __device__ __forceinline__ void keep(unsigned& value) { asm volatile("" : "+r"(value)); }
+  static __device__ __forceinline__ void keep(long long& value) { asm volatile("" : "+l"(value)); }
+
+  /// Where in memory's row this thread's copies are.
+  static __device__ __forceinline__ int run() { return threadIdx.x % kRun * kVector; }
+
+  /// Where in a tile an element is: number `along` along M or N, `k` along K.
+  static constexpr __device__ __forceinline__ int place_of(int along, int k) {
+    return kAlong || kTransposes ? k * kPitch + along : along * kPitch + k;
+  }
+
+  /// Starts part `part` of `parts` of copying the next tile, of which `depth` rows are inside of K.
+  __device__ __forceinline__ void start(Sum* tile, int depth, int part = 0, int parts = 1) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      if (i * parts / kPasses != part) continue;
+      const int row = kAlong ? first_row + i * kPassRows : run();
+      const char* const from = source + offsets[i];
+      if constexpr (kAsync) {
+        const unsigned to = ptx::shared_address(tile + place) + i * kPassStep * static_cast<int>(sizeof(Sum));
+        const unsigned bytes = row < depth ? kBytes : 0;
+        if constexpr (kBytes == 16) ptx::copy_async_16(to, from, bytes);
+        if constexpr (kBytes == 8) ptx::copy_async_8(to, from, bytes);
+        if constexpr (kBytes == 4) ptx::copy_async_4(to, from, bytes);
+      } else {
+        waiting[i] = {};
+        if (row < depth) waiting[i] = *reinterpret_cast<const Elements*>(from);
+      }
+    }
+    if (part == parts - 1) source += step;
+  }
+
+  /// Puts what waits in registers into the tile.
+  __device__ __forceinline__ void finish(Sum* tile) const {
+    if constexpr (!kAsync) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          tile[place + i * kPassStep + j * (kTransposes ? kPitch : 1)] =
+              static_cast<Sum>(widen(waiting[i].values[j]));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace jaxdnn

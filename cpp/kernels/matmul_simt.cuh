@@ -1,0 +1,175 @@
+// D[b] = epilogue(A[b] * B[b]) exactly in float32, float64 or int32, for operands of any layout, dtype and alignment.
+//
+//   grid             one block a tile of kTileM x kTileN, in the order of core/scheduler.cuh; x splits of K
+//   block            threads of kThreadM x kThreadN sums each (float64: warps of as many). Two sums (A * B, A * B')
+//                    share a tile: the left half of its columns is of the first
+//   loop over K      kDepth at a time, through a ring of kStages tiles in shared memory:
+//                        copies   | 0 | 1 | 2 | 3 | ...        (core/simt_tile.cuh)
+//                        multiply             | 0 | 1 | ...    (core/simt_multiply.cuh)
+//                    copies are started a few at a time, between the multiplies. Factors are loaded one step ahead, so
+//                    the one __syncthreads of a stage comes before its last step: after it the next stage's copies are
+//                    there, and this stage's place is free
+//   epilogue         the sums go through shared memory in pieces of some rows, so that each thread handles one element
+//                    at a time, neighbours in neighbouring columns, and the epilogue's code is there once
+//   shared memory    | stages of (tile of A | tiles of B) |, then the pieces in the same place
+//
+// Flops 2 m n k at one fused multiply-add a lane and cycle: arithmetic bounds it. Of 128 x 128 sums and 8 x 16 a
+// thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
+#pragma once
+
+#include "core/epilogue_element.cuh"
+#include "core/scheduler.cuh"
+#include "core/simt_multiply.cuh"
+#include "core/simt_tile.cuh"
+
+namespace jaxdnn {
+
+template <bool kFirst, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+
+template <class Config>
+struct MatmulSimt {
+  using Sum = typename Config::Sum;
+  static constexpr int kSums = Config::kSums;
+  static constexpr bool kDouble = is_same<Sum, double>;
+  using Multiply = typename Either<kDouble, DoubleTile<Config>, FmaTile<Config>>::Type;
+  using Offset = typename Either<Config::kFar, long long, unsigned>::Type;
+
+  const typename Config::A* a = nullptr;
+  const typename Config::B* b[kSums] = {};
+  long long a_stride = 0, a_batch = 0;  // elements between memory's rows, and between matrices
+  long long b_stride[kSums] = {}, b_batch[kSums] = {};
+  ElementOperand operands[kElementOperands<Config>];
+  ElementResult results[Config::Results::kCount];
+  int m = 0, n = 0, k = 0, batches = 1;
+  int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
+  int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (matmul_sums.cuh)
+
+  static constexpr int kThreads = kDouble ? 32 * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN)
+                                          : Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
+  static constexpr int kWidth = Config::kTileN / kSums;  // columns of a result's tile
+  using TileA = SimtTile<typename Config::A, Sum, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
+                         Config::kAlongM, Config::kVectorA, Offset>;
+  using TileB = SimtTile<typename Config::B, Sum, kWidth, Config::kTileN, Config::kDepth, kThreads, Config::kAlongN,
+                         Config::kVectorB, Offset>;
+  static constexpr int kStage = TileA::kSize + TileB::kSize;
+  static constexpr int kPiecePitch = Config::kTileN + 4;
+  static constexpr int kPiece = Multiply::kPieceRows * kPiecePitch;
+  static constexpr int kSharedBytes =
+      sizeof(Sum) * (Config::kStages * kStage > kPiece ? Config::kStages * kStage : kPiece);
+  static constexpr int kSteps = Config::kDepth / Multiply::kStep;
+  // Stages that asynchronous copies are ahead; those that wait in registers are one.
+  static constexpr bool kAsync = TileA::kAsync || TileB::kAsync;
+  static constexpr int kAhead = kAsync ? Config::kStages - 1 : 1;
+  static_assert(Config::kStages >= 2, "one stage is multiplied while another one arrives");
+  static_assert(kSteps % 2 == 0, "the first step of each stage uses the first set of registers");
+};
+
+template <class Config>
+__device__ __forceinline__ void matmul_simt(const MatmulSimt<Config>& call) {
+  using Call = MatmulSimt<Config>;
+  using Sum = typename Call::Sum;
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  Sum* const shared = reinterpret_cast<Sum*>(shared_memory);
+
+  const TileOrder order{static_cast<unsigned>((call.m + Config::kTileM - 1) / Config::kTileM),
+                        static_cast<unsigned>((call.n + Call::kWidth - 1) / Call::kWidth),
+                        static_cast<unsigned>(call.group)};
+  const TilePosition tile = order[blockIdx.x];
+  const int row0 = tile.row * Config::kTileM, column0 = tile.column * Call::kWidth;
+  const int batch = tile.batch / call.splits;
+  const int k0 = (tile.batch - batch * call.splits) * call.split_depth;
+  const int depth = call.splits == 1 || call.k - k0 < call.split_depth ? call.k - k0 : call.split_depth;
+  const int stages = (depth + Config::kDepth - 1) / Config::kDepth;
+
+  typename Call::TileA a(call.a + batch * call.a_batch, call.a_stride, row0, call.m, k0);
+  typename Call::TileB b0(call.b[0] + batch * call.b_batch[0], call.b_stride[0], column0, call.n, k0);
+  typename Call::TileB b1(call.b[Call::kSums - 1] + batch * call.b_batch[Call::kSums - 1],
+                          call.b_stride[Call::kSums - 1], column0, call.n, k0);
+  // Where the tile of B' begins.
+  constexpr int kSecondB = Call::TileA::kSize + (Config::kSums == 2 ? Call::TileB::place_of(Call::kWidth, 0) : 0);
+  // Part `part` of `parts` of the copies to start while `stage` is multiplied; `next` is the place of what follows it.
+  const auto start_one = [&](auto& tile, int place, int stage, int next, int last, int part, int parts) {
+    const bool async = tile.kAsync;
+    const int ahead = async ? Call::kAhead : 1;
+    tile.start(shared + (async ? last : next) * Call::kStage + place, depth - (stage + ahead) * Config::kDepth, part,
+               parts);
+  };
+  const auto start = [&](int stage, int next, int last, int part, int parts) {
+    start_one(a, 0, stage, next, last, part, parts);
+    start_one(b0, Call::TileA::kSize, stage, next, last, part, parts);
+    if constexpr (Call::kSums == 2) start_one(b1, kSecondB, stage, next, last, part, parts);
+  };
+  // All copies of the stage in `slot` are there, for all threads.
+  const auto wait = [&](int slot) {
+    Sum* const to = shared + slot * Call::kStage;
+    a.finish(to);
+    b0.finish(to + Call::TileA::kSize);
+    if constexpr (Call::kSums == 2) b1.finish(to + kSecondB);
+    if constexpr (Call::kAsync) ptx::copy_async_wait<Call::kAhead - 1>();
+    __syncthreads();
+  };
+
+  typename Call::Multiply multiply;
+  const auto fetch = [&](int slot, int step, int buffer) {
+    const Sum* const from = shared + slot * Call::kStage;
+    multiply.template fetch<typename Call::TileA, typename Call::TileB>(from, from + Call::TileA::kSize, step, buffer);
+  };
+#pragma unroll
+  for (int stage = -Call::kAhead; stage < 0; ++stage) {
+    const auto begin = [&](auto& tile, int place) {
+      if (tile.kAsync || stage == -1) start_one(tile, place, stage, 0, stage + Call::kAhead, 0, 1);
+    };
+    begin(a, 0);
+    begin(b0, Call::TileA::kSize);
+    if constexpr (Call::kSums == 2) begin(b1, kSecondB);
+    if constexpr (Call::kAsync) ptx::copy_async_commit();
+  }
+  wait(0);
+  fetch(0, 0, 0);
+  int slot = 0, last = Call::kAhead;  // the places of the stage that is multiplied, and of the last one that is copied
+#pragma unroll 1
+  for (int stage = 0; stage < stages; ++stage) {
+    const int next = slot + 1 == Config::kStages ? 0 : slot + 1;
+#pragma unroll
+    for (int step = 0; step < Call::kSteps; ++step) {
+      start(stage, next, last, step, Call::kSteps);
+      if (step + 1 < Call::kSteps) {
+        fetch(slot, step + 1, (step + 1) % 2);
+      } else {
+        if constexpr (Call::kAsync) ptx::copy_async_commit();
+        wait(next);
+        fetch(next, 0, 0);
+      }
+      multiply.multiply(step % 2);
+    }
+    slot = next;
+    last = last + 1 == Config::kStages ? 0 : last + 1;
+  }
+
+#pragma unroll 1
+  for (int piece = 0; piece < Call::Multiply::kPieces; ++piece) {
+    __syncthreads();
+    multiply.template put<Call::kPiecePitch>(piece, shared);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Call::Multiply::kPieceRows * Call::kWidth; i += Call::kThreads) {
+      const int row = row0 + Call::Multiply::row(piece, i / Call::kWidth), column = column0 + i % Call::kWidth;
+      if (row >= call.m || column >= call.n) continue;
+      Sum sums[Call::kSums];
+#pragma unroll
+      for (int s = 0; s < Call::kSums; ++s) {
+        sums[s] = shared[i / Call::kWidth * Call::kPiecePitch + s * Call::kWidth + i % Call::kWidth];
+      }
+      apply_epilogue<Config>(call.operands, call.results, {row, column, tile.batch}, sums);
+    }
+  }
+}
+
+}  // namespace jaxdnn

@@ -1,0 +1,230 @@
+"""What matmul kernels share whose epilogue works on one element at a time (cpp/kernels/core/epilogue_element.cuh).
+
+Operands and results may be of any dtype and anywhere in memory. A result that the epilogue reduces is left whole in
+scratch memory, and reduced from there one axis at a time (cpp/kernels/matmul_reduce_axis.cuh).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced, identity
+from jaxdnn.plan import Argument, Launch, Operand, Result, Scalar, Scratch, TensorMap
+from jaxdnn.pointwise import Functor, functor
+from jaxdnn.pointwise.cuda import register_type
+
+MAX_GRID = 2**31 - 1
+SUMS_THREADS = 256  # of matmul_sums.cuh
+REDUCE_THREADS = 256  # of matmul_reduce_axis.cuh
+REDUCE_COLUMNS = 32
+_REDUCTIONS = {"sum": "SumOf", "max": "MaximumOf", "min": "MinimumOf"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel's entry point: its declaration, what it sets in the kernel's call, its argument.
+
+    An argument that is a plain number is written into the code.
+    """
+
+    ctype: str
+    name: str
+    field: str
+    argument: Argument | int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a result goes, in the C++ type that it lies there as. Strides count elements; columns are dense."""
+
+    buffer: Operand | Result | Scratch
+    ctype: str
+    row_stride: int
+    batch_stride: int
+
+
+@dataclass(frozen=True)
+class ElementEpilogue:
+    """A functor, and where its operands and results lie."""
+
+    functor: Functor
+    operands: tuple[EpilogueOperand, ...]
+    results: tuple[Stored, ...]
+
+    def text(self) -> str:
+        """The functor's definition."""
+        return f"namespace jaxdnn {{\n{self.functor.source}}}  // namespace jaxdnn\n"
+
+    def config(self) -> list[str]:
+        """Lines of a `Config` that name the types."""
+        operands = ", ".join(ctype(operand.dtype) for operand in self.operands)
+        results = ", ".join(result.ctype for result in self.results)
+        return [
+            f"using Epilogue = jaxdnn::{self.functor.name};",
+            f"using Operands = jaxdnn::ElementTypes<{operands}>;",
+            f"using Results = jaxdnn::ElementTypes<{results}>;",
+            f"using Registers = jaxdnn::ElementTypes<{', '.join(map(ctype, self.functor.results))}>;",
+        ]
+
+    def parameters(self) -> list[Parameter]:
+        """The addresses, with those strides that are not zero."""
+        found = []
+        for i, operand in enumerate(self.operands):
+            pointer = f"const {ctype(operand.dtype)}*"
+            found.append(Parameter(pointer, f"operand{i}", f"operands[{i}].data", operand.buffer))
+            strides = (operand.row_stride, operand.column_stride, operand.batch_stride)
+            found += _strides(f"operand{i}", f"operands[{i}]", strides)
+        for i, result in enumerate(self.results):
+            found.append(Parameter(f"{result.ctype}*", f"result{i}", f"results[{i}].data", result.buffer))
+            found += _strides(f"result{i}", f"results[{i}]", (result.row_stride, 1, result.batch_stride))
+        return found
+
+
+def ctype(dtype: str) -> str:
+    """The C++ type of elements of `dtype`."""
+    return dtype if dtype in ("bool", "float", "double") else f"jaxdnn::{dtype}"
+
+
+def _itemsize(ctype: str) -> int:
+    name = ctype.removeprefix("jaxdnn::")
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name)).itemsize
+
+
+def _strides(name: str, field: str, strides: tuple[int, int, int]) -> list[Parameter]:
+    named = zip(("row_stride", "column_stride", "batch_stride"), strides, strict=True)
+    return [
+        Parameter("long long", f"{name}_{kind}", f"{field}.{kind}", Scalar("int64", stride) if stride > 1 else stride)
+        for kind, stride in named
+        if stride
+    ]
+
+
+def numbers(dtype: str = "int32", **values: int) -> list[Parameter]:
+    """Integers of the kernel's call."""
+    word = {"int32": "int", "int64": "long long"}[dtype]
+    return [Parameter(word, name, name, Scalar(dtype, value)) for name, value in values.items()]  # type: ignore[arg-type]
+
+
+def entry_text(kernel: str, call: str, bounds: str, found: Sequence[Parameter], name: str = "") -> str:
+    """An entry point, named `name` if not as the kernel, that fills in the kernel's call."""
+    passed = [parameter for parameter in found if not isinstance(parameter.argument, int)]
+
+    def value(parameter: Parameter) -> str:
+        if isinstance(parameter.argument, int):
+            return str(parameter.argument)
+        return f"{'&' if isinstance(parameter.argument, TensorMap) else ''}{parameter.name}"
+
+    return (
+        f'extern "C" __global__ void __launch_bounds__({bounds})\n{name or kernel}('
+        + ", ".join(f"{parameter.ctype} {parameter.name}" for parameter in passed)
+        + f") {{\n    {call} call;\n"
+        + "".join(f"    call.{parameter.field} = {value(parameter)};\n" for parameter in found)
+        + f"    jaxdnn::{kernel}(call);\n}}\n"
+    )
+
+
+def arguments(found: Sequence[Parameter]) -> tuple[Argument, ...]:
+    """What an entry point is launched with."""
+    return tuple(parameter.argument for parameter in found if not isinstance(parameter.argument, int))
+
+
+def config_text(name: str, lines: Sequence[str]) -> str:
+    """A structure of `lines`."""
+    return f"struct {name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one step of a plan adds to it: headers, text, launches, and sizes of scratch buffers."""
+
+    headers: tuple[str, ...] = ()
+    text: str = ""
+    launches: tuple[Launch, ...] = ()
+    scratch: tuple[int, ...] = ()
+
+
+def element_epilogue(product: Product, scratch: int) -> tuple[ElementEpilogue, Stage]:
+    """The product's epilogue, and the steps after it; their scratch buffers are numbered from `scratch`."""
+    emitted = functor(product.program)
+    stored: list[Stored] = []
+    stages: list[Stage] = []
+    for result, register in zip(product.results, emitted.results, strict=True):
+        if isinstance(result, Matrix):
+            stored.append(Stored(result.buffer, ctype(result.dtype), result.row_stride, result.batch_stride))
+            continue
+        used = scratch + sum(len(stage.scratch) for stage in stages)
+        stored.append(Stored(Scratch(used), ctype(register), product.n, product.m * product.n))
+        stages.append(_reduce(product, result, ctype(register), used, sum(len(s.launches) for s in stages)))
+    return ElementEpilogue(emitted, product.operands, tuple(stored)), joined(stages)
+
+
+def joined(stages: Sequence[Stage]) -> Stage:
+    """The stages as one, in order."""
+    headers = dict.fromkeys(header for stage in stages for header in stage.headers)
+    return Stage(
+        tuple(headers),
+        "".join(stage.text for stage in stages),
+        tuple(launch for stage in stages for launch in stage.launches),
+        tuple(size for stage in stages for size in stage.scratch),
+    )
+
+
+def _reduce(product: Product, result: Reduced, register: str, scratch: int, number: int) -> Stage:
+    """Reduces the values in a scratch buffer, an axis at a time, the innermost first."""
+    sizes = [product.batch, product.m, product.n]
+    source, texts, launches, buffers = Scratch(scratch), [], [], [math.prod(sizes) * _itemsize(register)]
+    axes = sorted(result.axes, reverse=True)
+    if not axes:  # over dimensions of one element: nothing is left to combine
+        axes = [2] if product.n == 1 else [1] if product.m == 1 else [0]
+    for axis in axes:
+        length, kept, outer = sizes[axis], math.prod(sizes[axis + 1 :]), math.prod(sizes[:axis])
+        sizes[axis] = 1
+        last = axis == axes[-1]
+        to = result.buffer if last else Scratch(scratch + len(buffers))
+        if not last:
+            buffers.append(math.prod(sizes) * _itemsize(register))
+        to_type = ctype(result.dtype) if last else register
+        columns = REDUCE_COLUMNS if kept > 1 else 1
+        name = f"matmul_reduce_axis{number + len(launches)}"
+        call = f"jaxdnn::MatmulReduceAxis<jaxdnn::{_REDUCTIONS[result.reduction]}<{register}>, {to_type}, {columns}>"
+        found = [
+            Parameter(f"const {register}*", "values", "values", source),
+            Parameter(f"{to_type}*", "result", "result", to),
+            *numbers("int64", length=length, kept=kept),
+        ]
+        texts.append(entry_text("matmul_reduce_axis", call, str(REDUCE_THREADS), found, name))
+        grid = outer * math.ceil(kept / columns)
+        launches.append(Launch(name, arguments(found), (grid, 1, 1), (REDUCE_THREADS, 1, 1)))
+        source = to
+    return Stage(("matmul_reduce_axis.cuh",), "\n" + "\n".join(texts), tuple(launches), tuple(buffers))
+
+
+def identity_sums(product: Product) -> ElementEpilogue:
+    """The epilogue that leaves the sums of each split of K in scratch buffers, [batch, split, m, n]."""
+    register = register_type(product.accumulator)
+    emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Sums")
+    stored = tuple(Stored(Scratch(i), ctype(register), product.n, product.m * product.n) for i in range(len(product.b)))
+    return ElementEpilogue(emitted, (), stored)
+
+
+def sums_stage(product: Product, epilogue: ElementEpilogue, splits: int) -> Stage:
+    """Adds the splits' sums and applies the epilogue (cpp/kernels/matmul_sums.cuh)."""
+    register = ctype(register_type(product.accumulator))
+    lines = [*epilogue.config(), f"using Sum = {register};", f"static constexpr int kSums = {len(product.b)};"]
+    elements = product.batch * product.m * product.n
+    found = [Parameter(f"const {register}*", f"sums{i}", f"sums[{i}]", Scratch(i)) for i in range(len(product.b))]
+    found += epilogue.parameters()
+    found += numbers("int64", elements=elements) + numbers(m=product.m, n=product.n, splits=splits)
+    text = f"\n{epilogue.text()}\n{config_text('SumsConfig', lines)}\n" + entry_text(
+        "matmul_sums", "jaxdnn::MatmulSums<SumsConfig>", str(SUMS_THREADS), found
+    )
+    launch = Launch(
+        "matmul_sums",
+        arguments(found),
+        (math.ceil(elements / SUMS_THREADS), 1, 1),
+        (SUMS_THREADS, 1, 1),
+    )
+    sizes = (elements * splits * _itemsize(register),) * len(product.b)
+    return Stage(("matmul_sums.cuh",), text, (launch,), sizes)

@@ -1,0 +1,142 @@
+"""Knobs of the Hopper matmul kernel (cpp/kernels/matmul_sm90.cuh), and which of them fit a product."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from jaxdnn.engines.product import Product
+from jaxdnn.engines.sm90_tensors import DEPTH_BYTES, copied, depth, reduced, stored, tma_reason
+
+CHUNK = 64  # elements of a row that runs along M or N, in one box
+WARP_ROWS = 16  # of a result's box
+TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that core/wgmma.cuh has
+MAX_GRID_YZ = 65535
+
+
+@dataclass(frozen=True)
+class Sm90Knobs:
+    """How a product is cut into tiles, and who works on them; cpp/kernels/matmul_sm90.cuh draws it.
+
+    Attributes:
+      tile_m, tile_n: rows and columns of a result's tile.
+      stages: parts of K in flight, 128 bytes of each row.
+      cluster_m, cluster_n: neighbouring tiles whose thread blocks share what they load.
+      consumers: warp groups that multiply.
+      schedule: "cooperative": they share a tile. "pingpong": two take every other tile, and one's epilogue runs behind
+        the other's multiplies.
+      stagger: stages that the other consumers of a shared tile start behind the first, which hides a part of each one's
+        epilogue.
+      group: rows of clusters' tiles that are worked through together, for the L2 cache.
+      split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
+      promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
+        the sums; 0 for all of K.
+      store: "tma": results leave through shared memory and the copy engine. "direct": straight from registers.
+      slots: pieces of results, each 16 rows of a warp, that wait for the copy engine.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    stages: int = 4
+    cluster_m: int = 2
+    cluster_n: int = 1
+    consumers: int = 2
+    schedule: Literal["cooperative", "pingpong"] = "cooperative"
+    stagger: int = 0
+    group: int = 8
+    split_k: int = 1
+    promotion: int = 0
+    store: Literal["tma", "direct"] = "tma"
+    slots: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "group", "split_k", "slots"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"sm90 matmul: {name} is {getattr(self, name)}; expected at least 1")
+        if self.consumer_rows not in (64, 128):
+            raise ValueError(
+                f"sm90 matmul: a warp group would have {self.consumer_rows} rows of the tile; expected 64 or 128"
+            )
+        if self.schedule == "pingpong" and self.consumers != 2:
+            raise ValueError(f"sm90 matmul: consumers is {self.consumers}; expected 2 with pingpong")
+        if not 0 <= self.stagger < self.stages or (self.stagger and self.schedule == "pingpong"):
+            raise ValueError(
+                f"sm90 matmul: stagger is {self.stagger}; expected less than the stages, and 0 with pingpong"
+            )
+        if self.promotion < 0 or (self.promotion and self.consumer_rows != 64):
+            raise ValueError(
+                f"sm90 matmul: promotion is {self.promotion} with {self.consumer_rows} rows a warp group; expected at "
+                "least 0, and 64 rows, for which there are registers to sum them twice"
+            )
+        if self.consumers > 3:
+            raise ValueError(f"sm90 matmul: consumers is {self.consumers}; expected at most 3")
+        if self.cluster_m * self.cluster_n not in (1, 2, 4):
+            raise ValueError(f"sm90 matmul: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2 or 4")
+
+    @property
+    def consumer_rows(self) -> int:
+        return self.tile_m if self.schedule == "pingpong" else self.tile_m // self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+def sum_registers(product: Product, knobs: Sm90Knobs) -> int:
+    """Registers of a consumer's thread that hold sums."""
+    width = knobs.tile_n * len(product.b)
+    return width // 2 * (knobs.consumer_rows // 64 + bool(knobs.promotion))
+
+
+def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
+    """Why the knobs don't fit the product, or None."""
+    product, _ = copied(product)
+    width = knobs.tile_n * len(product.b)
+    if width not in TILE_WIDTHS:
+        return f"its tiles multiply {width} columns at once; expected one of {TILE_WIDTHS}"
+    if not product.b_transposed and knobs.tile_n % CHUNK:
+        return f"tile_n is {knobs.tile_n}; b of (k, n) needs a multiple of {CHUNK}"
+    for name, along, extent, sharers in (
+        ("cluster_n", product.a_transposed, knobs.tile_m, knobs.cluster_n),
+        ("cluster_m", not product.b_transposed, knobs.tile_n, knobs.cluster_m),
+    ):
+        if (depth(product) if along else extent) % (8 * sharers):
+            return f"{name} is {sharers}; its blocks can't share a tile of {extent} in groups of 8 lines"
+    if knobs.promotion and "float8" not in product.a.dtype:
+        return f"promotion is for 8-bit floats, and a is {product.a.dtype}"
+    if knobs.split_k > ceil(product.k / depth(product)):
+        return f"split_k is {knobs.split_k}; k has {ceil(product.k / depth(product))} parts"
+    if knobs.split_k > 1 and product.batch * knobs.split_k > MAX_GRID_YZ:
+        return f"split_k x batch is {product.batch * knobs.split_k}; expected at most {MAX_GRID_YZ}"
+    if knobs.split_k > 1 and reduced(product):
+        return f"split_k is {knobs.split_k}; a product with a reduction can't be split"
+    most = 128 if knobs.consumers == 3 else 192
+    if sum_registers(product, knobs) > most:
+        held = f"{sum_registers(product, knobs)} sums"
+        return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
+    if knobs.store == "tma":
+        if knobs.split_k > 1 and product.n % 4:
+            return f"n is {product.n}, and TMA needs rows of sums of a multiple of 16 bytes; expected store = 'direct'"
+        for result in stored(product):
+            if knobs.split_k == 1 and (reason := tma_reason(result, "a result")):
+                return f"{reason}; expected store = 'direct'"
+    if (needed := shared_memory(product, knobs)) > shared_memory_limit:
+        return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return None
+
+
+def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
+    """Of each result that the multiplying kernel stores, the bytes of an element."""
+    return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in stored(product)]
+
+
+def store_columns(product: Product, knobs: Sm90Knobs) -> int:
+    """Columns of a piece of results."""
+    return 64 if knobs.tile_n % 64 == 0 and max(stored_sizes(product, knobs), default=4) <= 2 else 32
+
+
+def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
+    stage = DEPTH_BYTES * (knobs.tile_m + knobs.tile_n * len(product.b))
+    piece = WARP_ROWS * store_columns(product, knobs) * sum(stored_sizes(product, knobs))
+    slots = 4 * knobs.consumers * knobs.slots * piece if knobs.store == "tma" else 0
+    return knobs.stages * stage + slots + knobs.stages * 16

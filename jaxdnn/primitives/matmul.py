@@ -1,0 +1,340 @@
+"""Products of matrices with fused epilogues: `matmul`, `dot_general` and `gated_linear_unit`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxdnn.config import current_options
+from jaxdnn.pointwise import UnsupportedOperation
+from jaxdnn.primitives.contraction import MatmulSpec
+from jaxdnn.primitives.contraction import matmul as _matmul
+from jaxdnn.primitives.epilogue import Epilogue
+from jaxdnn.primitives.layout import Labels, arrange
+
+
+def matmul(
+    a: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike,
+    *operands: jax.typing.ArrayLike,
+    epilogue: Callable[..., Any] | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    precision: Any = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> Any:
+    """The product of two arrays, as `jax.numpy.matmul` defines it, with a function of it computed in the same kernel.
+
+    Products are summed in float32 (float64 for float64, int32 for small integers), and `epilogue` is applied to the
+    sums before anything is rounded or stored.
+
+    Args:
+      a: array of shape (..., m, k), or (k,).
+      b: array of shape (..., k, n), or (k,). Dimensions in front of the matrices broadcast.
+      *operands: further arrays for the epilogue: scalars, biases, residuals, scales, ...
+      epilogue: called as `epilogue(sums, *operands)`, once, with tracers. `sums` has the product's whole shape; JAX's
+        elementwise functions and broadcasts become part of the kernel. It returns one array or a pytree of them, each
+        of the product's shape, or as its last step a sum, maximum or minimum of such an array over rows, columns or
+        everything. What can't be fused runs after the kernel instead; `explain` tells, and `options(fallback=False)`
+        makes it an error.
+      out_dtype: what results that the epilogue leaves in the sums' dtype are rounded to; reductions, and results that
+        it casts itself, keep theirs. None for `preferred_element_type`, or else the promoted dtype of a and b.
+      precision: as `jax.lax.dot_general` takes it. For float32, DEFAULT allows tf32 on GPUs and HIGHEST does not.
+      preferred_element_type: the result's dtype; sums are taken in at least this one.
+      out_sharding: as `jax.numpy.matmul` takes it. With it, the call is XLA's.
+
+    Returns:
+      The product, or what the epilogue returns.
+
+    Raises:
+      TypeError: a or b is no array of numbers, or the epilogue returns no array or closes over one.
+      ValueError: shapes do not fit, or the epilogue has side effects or returns another shape.
+      jaxdnn.NoEngineError, jaxdnn.UnsupportedOperation: under `options(fallback=False)`, no kernel serves the call.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxdnn
+      >>> x, w, bias = jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.zeros(16)
+      >>> y = jaxdnn.matmul(x, w, bias, epilogue=lambda sums, bias: jax.nn.gelu(sums + bias))
+      >>> y, largest = jaxdnn.matmul(x, w, epilogue=lambda sums: (sums, jnp.max(jnp.abs(sums))))
+      >>> y.shape, float(largest)
+      ((4, 16), 8.0)
+    """
+    preferred = preferred_element_type
+    if preferred is None and _both_float8(a, b):
+        preferred = _product_dtype(a, b)  # which numpy's promotion rules do not know
+    function = partial(jnp.matmul, precision=precision, preferred_element_type=preferred)
+    if out_sharding is not None:
+        y = jnp.matmul(a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding)
+        return _after(y, operands, epilogue, out_dtype)
+    dtype = jax.eval_shape(function, a, b).dtype
+    a, b = _promoted(a, b)
+
+    count = max(a.ndim, b.ndim, 2) - 2
+    of_a, of_b = (_matmul_labels(array, count, side) for side, array in enumerate((a, b)))
+    a, of_a = _without_stretched(a, of_a, b, of_b)
+    b, of_b = _without_stretched(b, of_b, a, of_a)
+    leading = tuple(label for label in range(count) if label in of_a or label in of_b)
+    # Dimensions of a alone that come after all of b's are more rows.
+    batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
+    result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
+    spec = _spec(a.dtype, b.dtype, dtype, precision, preferred)
+    return _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype)
+
+
+def dot_general(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    *,
+    operands: Sequence[jax.typing.ArrayLike] = (),
+    epilogue: Callable[..., Any] | None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> Any:
+    """The contraction that `jax.lax.dot_general` defines, with a function of it computed in the same kernel.
+
+    Args:
+      lhs: array.
+      rhs: array.
+      dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`, each a sequence of dimensions.
+      precision: as `jax.lax.dot_general` takes it.
+      preferred_element_type: the result's dtype; sums are taken in at least this one.
+      operands: further arrays for the epilogue.
+      epilogue: as in `matmul`. The sums have the result's shape: batch dimensions, then those left of lhs, then those
+        left of rhs.
+      out_dtype: as in `matmul`.
+      out_sharding: as `jax.lax.dot_general` takes it. With it, the call is XLA's.
+
+    Returns:
+      The contraction, or what the epilogue returns.
+
+    Raises:
+      TypeError, ValueError: as `jax.lax.dot_general` and `matmul` do.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxdnn
+      >>> queries, keys = jnp.ones((2, 5, 8)), jnp.ones((2, 7, 8))
+      >>> numbers = (((2,), (2,)), ((0,), (0,)))
+      >>> jaxdnn.dot_general(queries, keys, numbers, epilogue=lambda sums: sums / 8.0).shape
+      (2, 5, 7)
+    """
+    function = partial(
+        lax.dot_general,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    if out_sharding is not None:
+        return _after(function(lhs, rhs), operands, epilogue, out_dtype)
+    dtype = jax.eval_shape(function, lhs, rhs).dtype
+    lhs, rhs = _promoted(lhs, rhs)
+
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
+    of_lhs: list[Any] = [("lhs", i) for i in range(lhs.ndim)]
+    of_rhs: list[Any] = [("rhs", i) for i in range(rhs.ndim)]
+    for i, (left, right) in enumerate(zip(lhs_contracted, rhs_contracted, strict=True)):
+        of_lhs[left] = of_rhs[right] = ("contracted", i)
+    batch = tuple(("batch", i) for i in range(len(lhs_batch)))
+    for label, left, right in zip(batch, lhs_batch, rhs_batch, strict=True):
+        of_lhs[left] = of_rhs[right] = label
+    result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
+    spec = _spec(lhs.dtype, rhs.dtype, dtype, precision, preferred_element_type)
+    return _apply(spec, (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))], result, batch, operands, epilogue, out_dtype)
+
+
+def gated_linear_unit(
+    x: jax.typing.ArrayLike,
+    gate: jax.typing.ArrayLike,
+    up: jax.typing.ArrayLike,
+    gate_bias: jax.typing.ArrayLike | None = None,
+    up_bias: jax.typing.ArrayLike | None = None,
+    *,
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    precision: Any = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
+    """A gated linear unit, `activation(x @ gate + gate_bias) * (x @ up + up_bias)`, in one kernel that reads x once.
+
+    With silu, the default, it is SwiGLU. See Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
+
+    Args:
+      x: array of shape (..., m, k), or (k,).
+      gate: array of shape (k, n).
+      up: array of gate's shape and dtype.
+      gate_bias: array of shape (n,), or None for zero.
+      up_bias: likewise.
+      activation: an elementwise function, as `matmul` takes epilogues.
+      out_dtype: as in `matmul`.
+      precision: as in `matmul`.
+      preferred_element_type: as in `matmul`.
+
+    Returns:
+      Array of shape (..., m, n).
+
+    Raises:
+      TypeError, ValueError: as `matmul` does; or gate and up differ in shape or dtype, or a bias has another shape.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxdnn
+      >>> jaxdnn.gated_linear_unit(jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((8, 16))).shape
+      (4, 16)
+    """
+    title = "gated_linear_unit"
+    dtype = jax.eval_shape(
+        partial(jnp.matmul, precision=precision, preferred_element_type=preferred_element_type), x, gate
+    ).dtype
+    gate, up = jnp.asarray(gate), jnp.asarray(up)
+    if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
+        types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
+        raise ValueError(f"{title}: gate and up must be two matrices of one shape (k, n) and one dtype; got {types}")
+    biases = {name: jnp.asarray(b) for name, b in (("gate_bias", gate_bias), ("up_bias", up_bias)) if b is not None}
+    for name, bias in biases.items():
+        if bias.shape != gate.shape[1:]:
+            raise ValueError(f"{title}: {name} must have shape {gate.shape[1:]}; got {bias.shape}")
+
+    def gated(gate: jax.Array, up: jax.Array, *rest: jax.Array) -> jax.Array:
+        added = dict(zip(biases, rest, strict=True))
+        gate = gate + added["gate_bias"].astype(gate.dtype) if "gate_bias" in added else gate
+        up = up + added["up_bias"].astype(up.dtype) if "up_bias" in added else up
+        return activation(gate) * up
+
+    name = getattr(activation, "__name__", type(activation).__name__)
+    gated.__name__ = f"{name}(gate) * up"
+    x, gate = _promoted(x, gate)
+    _, up = _promoted(x, up)
+    of_x = (*range(x.ndim - 1), "contracted")
+    of_b = ("contracted", "columns")
+    spec = _spec(x.dtype, gate.dtype, dtype, precision, preferred_element_type)
+    rights = [(gate, of_b), (up, of_b)]
+    result = (*of_x[:-1], "columns")
+    return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype)
+
+
+def _apply(
+    spec: MatmulSpec,
+    left: tuple[jax.Array, Labels],
+    rights: Sequence[tuple[jax.Array, Labels]],
+    result: Labels,
+    batch: Labels,
+    operands: Sequence[Any],
+    epilogue: Callable[..., Any] | None,
+    out_dtype: Any,
+) -> Any:
+    """Binds the primitive for arrays with labels: see `arrange`."""
+    dtype = spec.dtype if out_dtype is None else _dtype(out_dtype)
+    if epilogue is None:
+        if operands:
+            raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
+        spec, arrays = arrange(spec.replace(dtype=dtype), left, rights, result, batch)
+        return _matmul(spec, dict(zip(spec.inputs, arrays, strict=True)))["y"]
+    spec, arrays = arrange(spec.replace(dtype=spec.accumulator), left, rights, result, batch)
+    fused = spec.replace(operand_count=len(operands))
+    inputs = dict(zip(fused.inputs, [*arrays, *map(jnp.asarray, operands)], strict=True))
+    try:
+        program = fused.traced(epilogue, inputs)
+    except UnsupportedOperation as error:
+        if not spec.options.fallback:
+            raise
+        sums = _matmul(spec.replace(unfused=str(error)), inputs)
+        return _after(list(sums.values()), operands, epilogue, dtype)
+
+    # Results that the epilogue leaves in the sums' dtype have the call's.
+    rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
+
+    def rounding(*arrays: Any) -> tuple[Any, ...]:
+        leaves = jax.tree.leaves(epilogue(*arrays))
+        return tuple(leaf.astype(dtype) if own else leaf for leaf, own in zip(leaves, rounds, strict=True))
+
+    fused = fused.replace(epilogue=Epilogue(rounding, program.with_output_dtype(dtype)))
+    outputs = _matmul(fused, inputs)
+    return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.outputs])
+
+
+def _after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:
+    """The epilogue as a JAX function of its own."""
+    sums = sums if isinstance(sums, list) else [sums]
+    returned = sums[0] if epilogue is None else epilogue(*sums, *map(jnp.asarray, operands))
+    if out_dtype is None:
+        return returned
+
+    def rounded(leaf: Any) -> Any:
+        return leaf.astype(out_dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
+
+    return jax.tree.map(rounded, returned)
+
+
+def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulSpec:
+    """What is known of a call before its dimensions: the dtypes and the algorithm."""
+    vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
+    dot = partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())), precision=precision)
+    traced = jax.make_jaxpr(partial(dot, preferred_element_type=preferred))(*vectors)
+    return MatmulSpec(
+        accumulator=_accumulator(a, jnp.dtype(dtype)).name,
+        dtype=jnp.dtype(dtype).name,
+        algorithm=next(e.params["precision"] for e in traced.eqns if e.primitive is lax.dot_general_p),
+        options=current_options(),
+    )
+
+
+def _accumulator(operands: Any, result: Any) -> Any:
+    """The dtype to sum products in: wide enough for the operands and for the result."""
+    if jnp.issubdtype(operands, jnp.floating):
+        if not jnp.issubdtype(result, jnp.floating):
+            return result
+        return jnp.dtype("float64" if "float64" in (operands.name, result.name) else "float32")
+    if jnp.issubdtype(operands, jnp.signedinteger) and jnp.issubdtype(result, jnp.signedinteger):
+        return jnp.promote_types(jnp.int32, result)
+    return result
+
+
+def _promoted(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    if a.dtype == b.dtype or _both_float8(a, b):
+        return a, b
+    dtype = _product_dtype(a, b)
+    return a.astype(dtype), b.astype(dtype)
+
+
+def _product_dtype(a: Any, b: Any) -> Any:
+    """The dtype that `lax.dot_general` gives a product."""
+    vectors = [jax.ShapeDtypeStruct((1,), jnp.result_type(array)) for array in (a, b)]
+    return jax.eval_shape(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))), *vectors).dtype
+
+
+def _both_float8(a: Any, b: Any) -> bool:
+    dtypes = [getattr(array, "dtype", None) for array in (a, b)]
+    return all(dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1 for dtype in dtypes)
+
+
+def _dtype(out_dtype: Any) -> str:
+    return jax.eval_shape(lambda: jnp.zeros((), out_dtype)).dtype.name
+
+
+def _matmul_labels(array: jax.Array, count: int, side: int) -> Labels:
+    """Leading dimensions are numbered from the left of the result; the others have names."""
+    own = (("rows", "contracted"), ("contracted", "columns"))[side]
+    if array.ndim == 1:
+        return ("contracted",)
+    return (*range(count - (array.ndim - 2), count), *own)
+
+
+def _without_stretched(array: jax.Array, of: Labels, other: jax.Array, of_other: Labels) -> tuple[jax.Array, Labels]:
+    """The array without the leading dimensions of size one that stretch to the other's."""
+    sizes = dict(zip(of_other, other.shape, strict=True))
+    stretched = [
+        i
+        for i, label in enumerate(of)
+        if isinstance(label, int) and _is_one(array.shape[i]) and label in sizes and not _is_one(sizes[label])
+    ]
+    return lax.squeeze(array, stretched), tuple(label for i, label in enumerate(of) if i not in stretched)
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1

@@ -1,0 +1,174 @@
+"""Products of matrices as an engine sees them, made directly: their plans, how to run one, and what is right."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxdnn import lowering
+from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced, identity
+from jaxdnn.plan import Operand, Plan, Result
+from jaxdnn.pointwise import Program, collapse, trace
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """epilogue(a @ b, ...) for a batch of matrices.
+
+    Attributes:
+      a_transposed, b_transposed: how they lie in memory.
+      padding: columns after each row of a and b.
+      sums: how many matrices b there are.
+      epilogue: of (sums..., operands...), over (batch, row, column); None returns the sums.
+      operands: dtype and shape of each.
+      shared: which of "a" and "b" is one matrix for the whole batch.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float32"
+    b_dtype: str = ""
+    out: str = ""
+    batch: int = 1
+    a_transposed: bool = False
+    b_transposed: bool = False
+    padding: int = 0
+    sums: int = 1
+    epilogue: Callable[..., Any] | None = None
+    operands: tuple[tuple[str, tuple[int, int, int]], ...] = ()
+    shared: str = ""
+    precision: Any = "highest"
+
+    @property
+    def accumulator(self) -> str:
+        return {"float64": "float64", "int8": "int32"}.get(self.dtype, "float32")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.batch, self.m, self.n
+
+    def product(self) -> Product:
+        out = self.out or ("int32" if self.dtype == "int8" else self.dtype)
+        program = identity(self.sums, self.accumulator, out)
+        if self.epilogue is not None:
+            avals = [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in self.operands]
+            traced = trace(self.epilogue, self.shape, (self.accumulator,) * self.sums, avals).with_output_dtype(out)
+            collapsed = collapse(traced, self.shape, [shape for _, shape in self.operands], (1, 1, 1))
+            assert isinstance(collapsed, Program), collapsed
+            program = collapsed
+        operands = []
+        for load in program.loads:
+            dtype, shape = self.operands[load.operand]
+            _, row, column = load.varies
+            broadcast = ("full" if row else "row") if column else ("column" if row else "scalar")
+            buffer = Operand(1 + self.sums + load.operand)
+            operands.append(EpilogueOperand(buffer, dtype, broadcast, *load.strides(shape)))
+        results: list[Matrix | Reduced] = []
+        for i, output in enumerate(program.outputs):
+            strides, step = [0, 0, 0], 1
+            for axis in (2, 1, 0):
+                if axis not in output.axes:
+                    strides[axis] = step
+                    step *= self.shape[axis]
+            if output.reduction is None:
+                results.append(Matrix(Result(i), output.dtype, self.m, self.n, self.n, self.m * self.n))
+            else:
+                results.append(Reduced(Result(i), output.dtype, output.reduction, *strides, output.axes))
+        return Product(
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            batch=self.batch,
+            a=self._matrix(0),
+            b=tuple(self._matrix(1 + i) for i in range(self.sums)),
+            program=program,
+            results=tuple(results),
+            operands=tuple(operands),
+            a_transposed=self.a_transposed,
+            b_transposed=self.b_transposed,
+            precision=self.precision,
+        )
+
+    def _matrix(self, index: int) -> Matrix:
+        rows, columns = (self.m, self.k) if index == 0 else (self.k, self.n)
+        if self.a_transposed if index == 0 else self.b_transposed:
+            rows, columns = columns, rows
+        stride = columns + self.padding
+        batch = rows * stride if self.batch > 1 and ("a" if index == 0 else "b") not in self.shared else 0
+        dtype = self.dtype if index == 0 else self.b_dtype or self.dtype
+        return Matrix(Operand(index), dtype, rows, columns, stride, batch)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Random operands, a function of the case alone."""
+        random = np.random.default_rng(zlib.crc32(repr((*self.shape, self.k, self.dtype, self.padding)).encode()))
+        matrices = [self._matrix(i) for i in range(1 + self.sums)]
+        shapes = [(m.dtype, (self.batch if m.batch_stride else 1, m.rows, m.row_stride)) for m in matrices]
+        return [_random(random, dtype, shape) for dtype, shape in (*shapes, *self.operands)]
+
+    def expected(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """In float64 (int32 for int8)."""
+        a, *bs = (array[..., : self._matrix(i).columns] for i, array in enumerate(arrays[: 1 + self.sums]))
+        a = np.swapaxes(a, 1, 2) if self.a_transposed else a
+        sums = []
+        for b in bs:
+            b = np.swapaxes(b, 1, 2) if self.b_transposed else b
+            exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+            sums.append(np.broadcast_to(exact, self.shape).astype("int32" if self.dtype == "int8" else "float64"))
+        if self.epilogue is None:
+            return sums
+        wide = [x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in arrays[1 + self.sums :]]
+        with jax.default_device(jax.devices("cpu")[0]):
+            return [np.asarray(leaf) for leaf in jax.tree.leaves(self.epilogue(*sums, *wide))]
+
+
+def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    if dtype == "bool":
+        return random.random(shape) < 0.5
+    if "int" in dtype:
+        return random.integers(-100, 100, shape).astype(dtype)
+    return random.standard_normal(shape).astype(jnp.dtype(dtype))
+
+
+def run(plan: Plan, product: Product, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of a plan, on the default device; a reduced one without the dimensions that are gone."""
+    types = []
+    for output in product.program.outputs:
+        sizes = enumerate((product.batch, product.m, product.n))
+        types.append(jax.ShapeDtypeStruct(tuple(n for axis, n in sizes if axis not in output.axes), output.dtype))
+    results = jax.jit(lambda *operands: _plan_p.bind(*operands, plan=plan, types=tuple(types)))(*arrays)
+    return [np.asarray(result) for result in results]
+
+
+_plan_p = Primitive("product_plan")
+_plan_p.multiple_results = True
+_plan_p.def_abstract_eval(lambda *_, types, **__: [ShapedArray(t.shape, t.dtype) for t in types])
+mlir.register_lowering(_plan_p, lambda ctx, *operands, plan, **_: lowering.custom_call(ctx, plan, operands))
+
+
+def check(case: ProductCase, product: Product, results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    """Compares with the exact results: sums of k terms err by sqrt(k) roundings, and results are rounded once."""
+    tf32 = case.dtype == "float32" and case.precision == "default"
+    unit = 2.0**-11 if tf32 else float(jnp.finfo(case.accumulator).eps) if "float" in case.accumulator else 0.0
+    for output, result, exact in zip(product.program.outputs, results, expected, strict=True):
+        assert result.shape == exact.shape
+        if not jnp.issubdtype(result.dtype, jnp.floating):
+            # What a float that is off by a rounding becomes may differ by one step.
+            steps = 0 if case.accumulator == "int32" else 1
+            wrong = np.abs(result.astype(np.float64) - exact.astype(result.dtype).astype(np.float64)) > steps
+            assert np.mean(wrong) <= (0.002 if result.dtype == bool else 0.0), output
+            continue
+        rounded = exact.astype(result.dtype).astype(np.float64)
+        ours, fine = result.astype(np.float64), np.isfinite(rounded)
+        assert np.mean(np.isfinite(ours) != fine) < 0.002, output
+        fine &= np.isfinite(ours)
+        error = np.linalg.norm((ours - rounded)[fine]) / max(1e-300, np.linalg.norm(rounded[fine]))
+        tolerance = 12 * unit * case.k**0.5 + 1.5 * float(jnp.finfo(result.dtype).eps)
+        assert error <= tolerance, f"{output}: the relative error is {error:.1e}; expected at most {tolerance:.1e}"

@@ -1,0 +1,194 @@
+"""The exact matmul engine: what it plans and refuses, that it all compiles, and that a GPU computes what is right."""
+
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from product_calls import ProductCase, check, run
+from test_kernels import REGISTERS, kernels, launch_bounds
+
+from jaxdnn import _native, device
+from jaxdnn.engines.simt_matmul import Simt, SimtKnobs, knobs_reason
+
+ENGINE = Simt()
+H100, A100 = device._NAMED[90], device._NAMED[80]
+GPU = jax.default_backend() == "gpu"
+
+
+def gelu(sums, bias):
+    return jax.nn.gelu(sums + bias)
+
+
+def several(sums, row, full, column, scalar):
+    index = jax.lax.broadcasted_iota(sums.dtype, sums.shape, 2)
+    return sums * scalar + row + full * column, (sums + index).astype(jnp.float16), sums > 0
+
+
+def reductions(sums, bias):
+    return (
+        sums + bias,
+        jnp.max(jnp.abs(sums)),
+        jnp.sum(sums, axis=1),
+        jnp.min(sums, axis=2),
+        jnp.sum(sums, axis=0),
+        jnp.sum(sums, axis=(0, 1)),
+    )
+
+
+def gated(gate, up):
+    return jax.nn.silu(gate) * up
+
+
+def narrow(sums):
+    return sums.astype(jnp.float8_e4m3fn), sums.astype(jnp.float8_e5m2), sums.astype(jnp.int8), sums.astype(jnp.uint16)
+
+
+def cases():
+    """By name."""
+    found = {}
+    for dtype in ("float32", "bfloat16", "float16", "float64", "int8", "float8_e4m3fn", "float8_e5m2"):
+        out = "float32" if "float8" in dtype else ""
+        accumulator = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
+        for a, b in itertools.product((False, True), repeat=2):
+            name = f"{dtype} {'nt'[a]}{'nt'[b]}"
+            layout = {"a_transposed": a, "b_transposed": b, "out": out}
+            found[name] = ProductCase(100, 72, 136, dtype, **layout)
+            found[f"{name} odd"] = ProductCase(37, 131, 61, dtype, **layout)
+            shared = "a" if a else "b"
+            found[f"{name} batch"] = ProductCase(70, 50, 33, dtype, batch=3, padding=3, shared=shared, **layout)
+        found[f"{dtype} one"] = ProductCase(1, 1, 1, dtype, out=out)
+        found[f"{dtype} deep"] = ProductCase(40, 30, 9000, dtype, out=out)
+        bias = ((accumulator, (1, 1, 72)),)
+        found[f"{dtype} reductions"] = ProductCase(
+            100, 72, 136, dtype, epilogue=reductions, batch=3, operands=bias, out=out
+        )
+        found[f"{dtype} deep reductions"] = ProductCase(
+            40, 72, 9000, dtype, epilogue=reductions, operands=bias, out=out
+        )
+        if dtype != "int8":
+            found[f"{dtype} gelu"] = ProductCase(100, 72, 136, dtype, epilogue=gelu, operands=bias, out=out)
+            found[f"{dtype} gated"] = ProductCase(100, 72, 136, dtype, epilogue=gated, sums=2, out=out)
+            found[f"{dtype} narrow"] = ProductCase(100, 75, 40, dtype, epilogue=narrow, out=out)
+            operands = (
+                (accumulator, (1, 1, 72)),
+                ("float32", (2, 100, 72)),
+                ("int8", (1, 100, 1)),
+                ("bool", (1, 1, 1)),
+            )
+            found[f"{dtype} several"] = ProductCase(
+                100, 72, 136, dtype, epilogue=several, batch=2, operands=operands, out=out
+            )
+    found["mixed float8"] = ProductCase(100, 72, 136, "float8_e4m3fn", b_dtype="float8_e5m2", out="bfloat16")
+    found["large"] = ProductCase(1024, 1024, 1024)
+    return found
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", [name for name in CASES if "odd" not in name and "batch" not in name])
+def test_configurations_compile(name, target):
+    product = CASES[name].product()
+    assert ENGINE.reason(product, target) is None
+    found = {replace(knobs, split_k=min(knobs.split_k, 2)): 0 for knobs in ENGINE.configurations(product, target)}
+    assert found
+    try:
+        _native.compiler()
+    except _native.Unavailable as unavailable:
+        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
+    for knobs in found:
+        plan = ENGINE.build(knobs, product, target, name)
+        bounds = launch_bounds(plan.unit)
+        for launch in plan.launches:
+            assert launch.block == (bounds[launch.kernel][0], 1, 1)
+        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
+            threads, blocks = bounds[kernel]
+            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+            assert registers * threads * blocks <= REGISTERS
+
+
+def test_a_plan_is_what_it_is():
+    plan = ENGINE.build(SimtKnobs(split_k=4), ProductCase(300, 200, 4096, "float32").product(), H100, "matmul")
+    first, second = plan.launches
+    assert plan.arch == "sm_90a"
+    assert (first.kernel, first.grid, first.block) == ("matmul_simt", (3 * 2 * 4, 1, 1), (128, 1, 1))
+    assert (second.kernel, second.grid) == ("matmul_sums", (-(-300 * 200 // 256), 1, 1))
+    assert plan.scratch == (4 * 300 * 200 * 4,)
+    assert len(plan.unit.splitlines()) < 120
+
+
+def test_reductions_take_one_launch_an_axis():
+    product = CASES["float32 reductions"].product()
+    plan = ENGINE.build(SimtKnobs(), product, H100, "matmul")
+    assert [launch.kernel for launch in plan.launches] == ["matmul_simt", *(f"matmul_reduce_axis{i}" for i in range(8))]
+
+
+def test_sizes_are_not_in_the_code():
+    units = {
+        ENGINE.build(SimtKnobs(), ProductCase(m, 512, 4 * k).product(), H100, "matmul").unit
+        for m in (7, 300)
+        for k in (7, 300)
+    }
+    assert len(units) == 1
+
+
+@pytest.mark.parametrize(
+    ("product", "target", "said"),
+    [
+        (ProductCase(8, 8, 8).product(), replace(A100, arch="sm_75"), "compute capability 8.0"),
+        (replace(ProductCase(8, 8, 8).product(), m=2**31), H100, "32-bit index"),
+        (ProductCase(8, 8, 8, "float64", b_dtype="float32").product(), H100, "does not multiply float64 by float32"),
+    ],
+)
+def test_reasons(product, target, said):
+    assert said in (ENGINE.reason(product, target) or "")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        (SimtKnobs(thread_n=12), "multiples of 4 x 4"),
+        (SimtKnobs(stages=9), "bytes of shared memory"),
+        (SimtKnobs(split_k=64), "split_k is 64"),
+        (SimtKnobs(tile_m=8, tile_n=16, thread_m=4, thread_n=4), "tile_m is 8"),
+    ],
+)
+def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
+    assert said in (knobs_reason(ProductCase(256, 256, 256).product(), knobs, A100) or "")
+
+
+def test_knobs_are_validated():
+    with pytest.raises(ValueError, match="expected a power of two"):
+        SimtKnobs(tile_m=96)
+    with pytest.raises(ValueError, match="expected at least 2"):
+        SimtKnobs(stages=1)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_results(name):
+    case = CASES[name]
+    target = device.gpus()[0]
+    product, arrays = case.product(), case.arrays()
+    expected = case.expected(arrays)
+    for knobs in list(ENGINE.configurations(product, target))[:3]:
+        plan = ENGINE.build(knobs, product, target, name)
+        results = run(plan, product, arrays)
+        check(case, product, results, expected)
+        again = run(plan, product, arrays)
+        assert all(x.tobytes() == y.tobytes() for x, y in zip(results, again, strict=True)), "it is not deterministic"
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+def test_not_a_number_passes_through_reductions():
+    case = CASES["float32 reductions"]
+    target, product, arrays = device.gpus()[0], case.product(), case.arrays()
+    arrays[0][1, 5, 7] = jnp.nan
+    plan = ENGINE.build(next(iter(ENGINE.configurations(product, target))), product, target, "matmul")
+    _, largest, by_column, by_row, _, _ = run(plan, product, arrays)
+    assert jnp.isnan(largest)
+    assert jnp.isnan(by_column[1]).all()
+    assert jnp.isnan(by_row).sum() == 1
