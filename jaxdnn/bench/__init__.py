@@ -7,18 +7,20 @@ all of them.
 """
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
 
-from jaxdnn.bench import norm, report, timing
+from jaxdnn.bench import matmul, norm, report, timing
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
 FAMILIES: dict[str, Callable[[], Iterable[timing.Case]]] = {
     "norm": norm.cases,
+    "matmul": matmul.cases,
 }
 
 
@@ -69,6 +71,7 @@ def device_name() -> str:
 def _row(case: timing.Case, device: str, limit: float) -> report.Row:
     measured = timing.measure(case)
     bandwidth = case.bytes / measured.jaxdnn
+    bounded_by_memory = not case.flops
     return report.Row(
         device=device,
         jax=jax.__version__,
@@ -77,8 +80,9 @@ def _row(case: timing.Case, device: str, limit: float) -> report.Row:
         dtype=case.dtype,
         engine=measured.engines,
         microseconds=measured.jaxdnn * 1e6,
-        gb_per_second=bandwidth / 1e9,
-        fraction_of_limit=bandwidth / limit,
+        rate=(bandwidth if bounded_by_memory else case.flops / measured.jaxdnn) / 1e9,
+        unit="GB/s" if bounded_by_memory else "GFLOP/s",
+        fraction_of_limit=bandwidth / limit if bounded_by_memory else math.nan,
         xla_microseconds=measured.xla * 1e6,
         speedup=measured.xla / measured.jaxdnn,
         limit_gb_per_second=limit / 1e9,

@@ -1,6 +1,7 @@
 """What a benchmark prints, the CSV it writes, and the README's table, which is made from that CSV."""
 
 import csv
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +15,11 @@ BEGIN, END = "<!-- benchmarks: python -m jaxdnn bench --readme -->", "<!-- end o
 
 @dataclass(frozen=True)
 class Row:
-    """One measured case; bandwidths count the bytes that must move, and the limit is that of a copy in the same run."""
+    """One measured case.
+
+    Where memory alone is the bound, the rate is of the bytes that must move, and the limit that of a copy in the same
+    run. Else it is of the operations that must be done, and the fraction of the limit is not a number.
+    """
 
     device: str
     jax: str
@@ -23,7 +28,8 @@ class Row:
     dtype: str
     engine: str
     microseconds: float
-    gb_per_second: float
+    rate: float
+    unit: str
     fraction_of_limit: float
     xla_microseconds: float
     speedup: float
@@ -32,9 +38,18 @@ class Row:
     def __str__(self) -> str:
         return (
             f"{self.call:<29} {self.shape:>15} {self.dtype:<8} {self.microseconds:>9,.1f} us "
-            f"{self.gb_per_second:>7,.1f} GB/s {self.fraction_of_limit:>4.0%} of limit   "
+            f"{_rate(self.rate, self.unit, self.fraction_of_limit):<30} "
             f"XLA {self.xla_microseconds:>9,.1f} us  {self.speedup:>5.2f} x   {self.engine}"
         )
+
+
+def _rate(rate: float, unit: str, fraction: float) -> str:
+    """For people: "3,751 GB/s, 91% of limit"; "702 TFLOP/s"."""
+    if rate >= 10_000 and unit == "GFLOP/s":
+        rate, unit = rate / 1000, "TFLOP/s"
+    return f"{rate:,.{0 if rate >= 100 else 1}f} {unit}" + (
+        "" if math.isnan(fraction) else f", {fraction:.0%} of limit"
+    )
 
 
 def means(rows: Sequence[Row]) -> list[str]:
@@ -45,11 +60,11 @@ def means(rows: Sequence[Row]) -> list[str]:
     groups["all"] = list(rows)
 
     def mean(name: str, group: Sequence[Row]) -> str:
-        bandwidth, fraction, speedup = (
+        rate, fraction, speedup = (
             geometric_mean([getattr(row, column) for row in group])
-            for column in ("gb_per_second", "fraction_of_limit", "speedup")
+            for column in ("rate", "fraction_of_limit", "speedup")
         )
-        return f"{name:<67} {bandwidth:>7,.1f} GB/s {fraction:>4.0%} of limit {'':>20}{speedup:>5.2f} x"
+        return f"{name:<67} {_rate(rate, group[0].unit, fraction):<30} {'':>18}{speedup:>5.2f} x"
 
     return [mean(name, group) for name, group in groups.items()]
 
@@ -110,17 +125,18 @@ def _markdown(rows: Sequence[Row]) -> str:
     def cell(row: Row | None) -> str:
         if row is None:
             return ""
-        return f"{row.gb_per_second:,.0f} GB/s ({row.fraction_of_limit:.0%}), {row.speedup:.2f} x"
+        return f"{_rate(row.rate, row.unit, row.fraction_of_limit)}, {row.speedup:.2f} x"
 
     def mean(call: str, dtype: str) -> str:
         speedups = [row.speedup for row in rows if (row.call, row.dtype) == (call, dtype)]
         return f"**{geometric_mean(speedups):.2f} x**" if speedups else ""
 
     lines = [
-        f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second, their share of the speed of a copy "
-        f"({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), and how many times the speed of XLA.",
+        f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second and their share of the speed of a copy "
+        f"({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), or operations per second; and how many times the "
+        "speed of XLA.",
         "",
-        line(["call", "rows x columns", *dtypes]),
+        line(["call", "shape", *dtypes]),
         line(["---"] * (2 + len(dtypes))),
     ]
     for call in calls:

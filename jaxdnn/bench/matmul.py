@@ -1,0 +1,143 @@
+"""The matmul family's cases."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxdnn
+from jaxdnn.bench.timing import Case, Implementation
+
+BF16, F32, E4M3 = (jnp.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn))
+
+# m, n, k: square, the two halves of a feed-forward layer, and decoding 16 and 128 tokens.
+_SHAPES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "gpu": (
+        (4096, 4096, 4096),
+        (8192, 8192, 8192),
+        (8192, 28_672, 4096),
+        (8192, 4096, 14_336),
+        (16, 28_672, 4096),
+        (128, 28_672, 4096),
+    ),
+    "cpu": ((1024, 1024, 1024), (64, 4096, 4096)),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Plain, with a bias and an activation, gated, and a layer's gradient, in the dtypes that networks use."""
+    gpu = jax.default_backend() == "gpu"
+    for dtype in (BF16,) if gpu else (F32, BF16):
+        for shape in _SHAPES[jax.default_backend()]:
+            yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
+            yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
+            half = (shape[0], shape[1] // 2, shape[2])
+            yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, _plain_swiglu)
+    if not gpu:
+        return
+    for shape in _SHAPES["gpu"]:
+        yield _case("matmul", shape, E4M3, [shape], _fused_dot, _plain_dot, columns=0)
+    for shape in _SHAPES["gpu"][:2]:
+        fused, plain = (partial(matmul, precision="highest") for matmul in (jaxdnn.matmul, jnp.matmul))
+        yield _case("matmul, HIGHEST", shape, F32, [shape], fused, plain)
+        yield _case("matmul", shape, F32, [shape], jaxdnn.matmul, jnp.matmul)
+    yield _case("matmul, 4096 times", (128, 128, 64), BF16, [(128, 128, 64)], jaxdnn.matmul, jnp.matmul, batch=(4096,))
+    yield _gradient((8192, 14_336, 4096), BF16)
+
+
+def _fused_gelu(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+    return jaxdnn.matmul(x, w, bias, epilogue=lambda sums, bias: jax.nn.gelu(sums + bias))
+
+
+def _plain_gelu(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x @ w + bias)
+
+
+def _plain_swiglu(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(x @ gate) * (x @ up)
+
+
+# Tensor cores take float8 with the contracted dimension innermost: weights are kept as (n, k).
+_NUMBERS = (((1,), (1,)), ((), ()))
+
+
+def _fused_dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jaxdnn.dot_general(x, w, _NUMBERS, out_dtype=BF16)
+
+
+def _plain_dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x, w, _NUMBERS, preferred_element_type=BF16)
+
+
+def _operands(
+    shapes: list[tuple[int, int, int]], dtype: Any, bias: bool, columns: int, batch: tuple[int, ...], key: jax.Array
+) -> list[jax.Array]:
+    """x, each of the weights, and the bias."""
+    (m, n, k), keys = shapes[0], jax.random.split(key, len(shapes) + 2)
+    weight = (n, k) if columns == 0 else (k, n)
+    x = jax.random.normal(keys[0], (*batch, m, k), F32).astype(dtype)
+    # Weights are scaled as networks initialise them; those of float8 to its range.
+    scale = 1 if dtype.itemsize == 1 else 1 / math.sqrt(k)
+    weights = [scale * jax.random.normal(one, (*batch, *weight), F32) for one in keys[2:]]
+    biases = [jax.random.normal(keys[1], (n,), F32).astype(dtype)] * bias
+    return [x, *(w.astype(dtype) for w in weights), *biases]
+
+
+def _case(
+    call: str,
+    shape: tuple[int, int, int],
+    dtype: Any,
+    products: list[tuple[int, int, int]],
+    fused: Callable[..., Any],
+    plain: Callable[..., Any],
+    *,
+    bias: bool = False,
+    columns: int = 1,
+    batch: tuple[int, ...] = (),
+) -> Case:
+    """A case of one product or two; `columns` is the dimension of the weights that they have in common with y."""
+    m, n, k = products[0]
+    times, stored = math.prod(batch), max(2, dtype.itemsize)
+    moved = times * (dtype.itemsize * (m * k + len(products) * n * k) + stored * m * n)
+    return Case(
+        call=call,
+        shape=" x ".join(map(str, shape)),
+        dtype=dtype.name,
+        bytes=moved,
+        flops=2 * m * n * k * len(products) * times,
+        operands=partial(_operands, products, dtype, bias, columns, batch),
+        jaxdnn=Implementation(lambda *arrays: arrays, fused),
+        xla=Implementation(lambda *arrays: arrays, plain),
+    )
+
+
+def _gradient(shape: tuple[int, int, int], dtype: Any) -> Case:
+    """A layer's output and the gradients of all that it takes: three products."""
+    m, n, k = shape
+
+    def operands(key: jax.Array) -> list[jax.Array]:
+        dy = jax.random.normal(jax.random.fold_in(key, 1), (m, n), dtype)
+        return [dy, *_operands([shape], dtype, True, 1, (), key)]
+
+    def implementation(layer: Callable[..., jax.Array]) -> Implementation:
+        def run(dy: jax.Array, *inputs: jax.Array) -> Any:
+            y, vjp = jax.vjp(layer, *inputs)
+            # In a network dy comes from y, so that no program can work on both passes at once.
+            dy, _ = jax.lax.optimization_barrier((dy, y))
+            return y, vjp(dy)
+
+        return Implementation(lambda *arrays: arrays, run)
+
+    return Case(
+        call="matmul + bias + gelu, with its gradient",
+        shape=" x ".join(map(str, shape)),
+        dtype=dtype.name,
+        bytes=dtype.itemsize * (2 * (m * k + n * k) + 3 * m * n),
+        flops=6 * m * n * k,
+        operands=operands,
+        jaxdnn=implementation(_fused_gelu),
+        xla=implementation(_plain_gelu),
+    )
