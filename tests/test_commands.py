@@ -78,7 +78,7 @@ def test_readme_table_is_made_from_the_csv(tmp_path):
     report.update_readme(readme, tmp_path)
     text = readme.read_text()
     assert "stale" not in text
-    assert "| rms_norm forward | 8 x 8 | 100 GB/s (50%), 2.00 x |" in text
+    assert "| rms_norm forward | 8 x 8 | 100 GB/s, 50% of limit, 2.00 x |" in text
     assert "| rms_norm forward | geometric mean | **4.00 x** |" in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")

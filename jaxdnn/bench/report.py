@@ -132,9 +132,9 @@ def _markdown(rows: Sequence[Row]) -> str:
         return f"**{geometric_mean(speedups):.2f} x**" if speedups else ""
 
     lines = [
-        f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second and their share of the speed of a copy "
-        f"({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), or operations per second; and how many times the "
-        "speed of XLA.",
+        f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second and their share of the speed of a "
+        f"copy ({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), or operations per second; and how many times "
+        "the speed of XLA.",
         "",
         line(["call", "shape", *dtypes]),
         line(["---"] * (2 + len(dtypes))),
