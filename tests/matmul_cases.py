@@ -107,9 +107,16 @@ class MatmulCase:
 
     @property
     def input_unit(self) -> float:
-        """Unit roundoff of what operands may be rounded to before they are multiplied: tf32 for float32 on a GPU."""
-        rounds = jax.default_backend() == "gpu" and F32 in self.dtypes_of and self.precision in (None, "default")
-        return 2.0**-11 if rounds else 0.0
+        """The unit roundoff of products, where tensor cores take less than what they are given.
+
+        float32 is rounded to tf32 unless that is forbidden; products of float8 are aligned to the largest one in 14
+        bits before they are added (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2).
+        """
+        if jax.default_backend() != "gpu" or self.precision not in (None, "default"):
+            return 0.0
+        if F32 in self.dtypes_of:
+            return 2.0**-11
+        return 2.0**-13 if {E4M3, E5M2} & set(self.dtypes_of) else 0.0
 
     def primals(self) -> tuple[np.ndarray, ...]:
         return tuple(self._array("primal", name) for name in self.types)

@@ -74,11 +74,11 @@ class Rounding:
     def product(self, multiply: Callable[..., Any], a: Any, b: Any, length: int, unit: float) -> Any:
         """Sums of `length` products of elements that are rounded to `unit` before they are multiplied.
 
-        Each factor is perturbed, since it is a term of the sums in the other one's gradient.
+        Each factor is perturbed, since it is a term of the sums in the other one's gradient; and its tangent apart from
+        itself, since they are multiplied by different things.
         """
         growth = self._unit * np.sqrt(length) + unit
-        a, b = (array * (1 + self._noise(growth, array.shape)) for array in (a, b))
-        sums = multiply(a, b)
+        sums = multiply(*(self._moved(array, growth) for array in (a, b)))
         return sums * (1 + self._noise(growth, sums.shape))
 
     def epilogue(self, function: Callable[..., Any], sums: Sequence[Any], operands: Sequence[Any], unit: float) -> Any:
@@ -92,8 +92,7 @@ class Rounding:
         # An operand's gradient is a sum over all the elements that it is broadcast to.
         repeated = max((count // max(1, operand.size) for operand in operands), default=1)
         growth = 8 * self._unit * np.sqrt(max(1, repeated))
-        off = [one * self._noise(unit, shape) + size * self._noise(8 * self._unit, shape) for one in fixed[: len(sums)]]
-        moving = [self._derivative(one, unit) + added for one, added in zip(sums, off, strict=True)]
+        moving = [self._moved(one, unit) + size * self._noise(8 * self._unit, shape) for one in sums]
         moving += [operand * (1 + self._noise(growth, operand.shape)) for operand in operands]
 
         def perturbed(value: Any, moved: Any) -> Any:
@@ -104,6 +103,12 @@ class Rounding:
             return _with_derivative_of(value + size * self._noise(added, value.shape), moved)
 
         return jax.tree.map(perturbed, function(*fixed), function(*moving))
+
+    def _moved(self, value: Any, unit: float) -> Any:
+        """A value that is off by `unit` relatively, and so are, independently, its derivatives."""
+        fixed = jax.lax.stop_gradient(value)
+        off = jnp.where(jnp.isfinite(fixed), fixed, 0) * self._noise(unit, value.shape)
+        return self._derivative(value, unit) + off
 
     def _derivative(self, value: Any, unit: float) -> Any:
         deviation = self._noise(unit, value.shape) * (value - jax.lax.stop_gradient(value))
