@@ -154,6 +154,11 @@ class Spec:
         """
         raise NotImplementedError
 
+    @property
+    def on_one_device(self) -> Self:
+        """The call for one device's share of the arrays."""
+        return self
+
     def flops(self, signature: Signature) -> int:
         """The floating-point operations that the call must do."""
         raise NotImplementedError

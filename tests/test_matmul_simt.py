@@ -10,7 +10,8 @@ from product_calls import ProductCase, check, run
 from test_kernels import REGISTERS, kernels, launch_bounds
 
 from jaxdnn import _native, device
-from jaxdnn.engines.simt_matmul import Simt, SimtKnobs, knobs_reason
+from jaxdnn.engines.simt_knobs import SimtKnobs, knobs_reason
+from jaxdnn.engines.simt_matmul import Simt
 
 ENGINE = Simt()
 H100, A100 = device._NAMED[90], device._NAMED[80]
@@ -42,7 +43,12 @@ def gated(gate, up):
 
 
 def narrow(sums):
-    return sums.astype(jnp.float8_e4m3fn), sums.astype(jnp.float8_e5m2), sums.astype(jnp.int8), sums.astype(jnp.uint16)
+    return (
+        sums.astype(jnp.float8_e4m3fn),
+        sums.astype(jnp.float8_e5m2),
+        sums.astype(jnp.int8),
+        jnp.abs(sums).astype(jnp.uint16),
+    )
 
 
 def cases():
@@ -150,8 +156,8 @@ def test_reasons(product, target, said):
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        (SimtKnobs(thread_n=12), "multiples of 4 x 4"),
-        (SimtKnobs(stages=9), "bytes of shared memory"),
+        (SimtKnobs(thread_n=12), "thread_n 12"),
+        (SimtKnobs(stages=12), "bytes of shared memory"),
         (SimtKnobs(split_k=64), "split_k is 64"),
         (SimtKnobs(tile_m=8, tile_n=16, thread_m=4, thread_n=4), "tile_m is 8"),
     ],
@@ -174,7 +180,7 @@ def test_results(name):
     target = device.gpus()[0]
     product, arrays = case.product(), case.arrays()
     expected = case.expected(arrays)
-    for knobs in list(ENGINE.configurations(product, target))[:3]:
+    for knobs in list(ENGINE.configurations(product, target))[:2]:
         plan = ENGINE.build(knobs, product, target, name)
         results = run(plan, product, arrays)
         check(case, product, results, expected)

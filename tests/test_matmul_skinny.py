@@ -1,4 +1,4 @@
-"""The matmul engine for few rows: what it plans and refuses, that it all compiles, that a GPU computes what is right."""
+"""The matmul engine for few rows: what it plans and refuses; that it compiles; that a GPU computes what is right."""
 
 import itertools
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_a_plan_is_what_it_is():
     product = ProductCase(16, 4096, 14336, "bfloat16").product()
     plan = ENGINE.build(SkinnyKnobs(128, 5, 8), product, H100, "matmul")
     (launch,) = plan.launches
-    assert (launch.grid, launch.block, launch.cluster) == ((32 * 8, 1, 1), (160, 1, 1), (8, 1, 1))
+    assert (launch.grid, launch.block, launch.cluster) == ((32 * 8, 1, 1), (288, 1, 1), (8, 1, 1))
     assert not plan.scratch
     wide, narrow = (argument for argument in launch.arguments if isinstance(argument, TensorMap))
     assert (wide.dimensions, wide.box) == ((4096, 14336, 1), (64, 64, 1))
@@ -140,7 +140,7 @@ def test_results(name):
     if reason := ENGINE.reason(product, target):
         pytest.skip(reason)
     expected = case.expected(arrays)
-    for knobs in list(ENGINE.configurations(product, target))[:3]:
+    for knobs in list(ENGINE.configurations(product, target))[:2]:
         plan = ENGINE.build(knobs, product, target, name)
         results = run(plan, product, arrays)
         check(case, product, results, expected)

@@ -41,6 +41,10 @@ def narrow(sums, row):
     return sums.astype(jnp.float8_e4m3fn), sums.astype(jnp.float8_e5m2), sums.astype(jnp.int8), sums + row
 
 
+def wide_and_narrow(sums):
+    return sums.astype(jnp.int8), sums, sums > 0, sums.astype(jnp.bfloat16)
+
+
 def reductions(sums, full):
     product = sums * full
     return (
@@ -259,6 +263,7 @@ def shrunk():
         found[f"{dtype} deep"] = case(40, 30, 9000, dtype)
         operands = (("float32", (1, 300, 264)),)
         found[f"{dtype} reductions"] = case(300, 264, 136, dtype, epilogue=reductions, operands=operands, out="float32")
+    found["wide and narrow"] = case(300, 272, 136, epilogue=wide_and_narrow, out="float32")
     found["gelu"] = case(300, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),))
     found["gated"] = case(300, 264, 136, sums=2, epilogue=gated)
     found["narrow"] = case(300, 264, 136, epilogue=narrow, operands=(("uint8", (1, 1, 264)),))
@@ -275,4 +280,10 @@ def test_results_of_a_gpu(name):
     arrays = one.arrays()
     expected = one.expected(arrays)
     for knobs in list(ENGINE.configurations(product, target))[:3]:
-        check(one, product, run(ENGINE.build(knobs, product, target, name), product, arrays), expected)
+        results = run(ENGINE.build(knobs, product, target, name), product, arrays)
+        if one.dtype in FLOAT8 and one.out == "float32":
+            # The tensor cores add two stages with 14 bits before float32 arithmetic takes over.
+            for result, exact in zip(results, expected, strict=True):
+                assert np.linalg.norm(result - exact) < 2.0**-10 * np.linalg.norm(exact)
+        else:
+            check(one, product, results, expected)

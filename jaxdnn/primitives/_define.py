@@ -244,7 +244,9 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
     def rule(mesh: Any, operand_types: Sequence[Any], result_types: Sequence[Any]) -> SdyShardingRule:
         del mesh
         of_operands, of_results, whole = factors(*map(_typed, (operand_types, result_types)))
-        return SdyShardingRule(tuple(of_operands), tuple(of_results), need_replication_factors=tuple(sorted(whole)))
+        # In the order in which they appear, as the rule's verifier wants them.
+        ordered = dict.fromkeys(factor for array in (*of_operands, *of_results) for factor in array if factor in whole)
+        return SdyShardingRule(tuple(of_operands), tuple(of_results), need_replication_factors=tuple(ordered))
 
     def partition(mesh: Any, operand_shapes: Sequence[Any], result_shapes: Sequence[Any]) -> Any:
         of_operands, of_results, whole = factors(operand_shapes, result_shapes)
@@ -265,7 +267,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
             # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the
             # shardings of the sum's own computation.
             with use_abstract_mesh(AbstractMesh((), ())):
-                results = call(*operands)
+                results = primitive.bind(*operands, spec=spec.on_one_device)
                 over = [summed(dimensions) for dimensions in of_results]
                 return tuple(lax.psum(r, names) if names else r for r, names in zip(results, over, strict=True))
 

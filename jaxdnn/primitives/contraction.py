@@ -12,11 +12,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from jaxdnn.pointwise import Index, Program, UnsupportedOperation, trace
 from jaxdnn.primitives._define import MultilinearOp, is_used
 from jaxdnn.primitives.epilogue import Epilogue
-from jaxdnn.primitives.layout import Labels, arrange, moved, with_batch
+from jaxdnn.primitives.layout import contract, explicit_sharding, moved, rearranged, with_batch
 from jaxdnn.spec import Signature, Spec
 
 # What an array of float32 may be rounded to before it is multiplied.
@@ -40,6 +41,8 @@ class MatmulSpec(Spec):
       algorithm: what JAX calls precision, in its canonical form.
       epilogue: None to store the sums.
       operand_count: how many operands the epilogue has.
+      out_sharding: of the result, where it can't be told from the operands' because a contracted dimension is sharded
+        (under explicit axes); without an epilogue alone.
       unfused: why the user's epilogue runs after this call instead of in it; else empty.
     """
 
@@ -57,6 +60,7 @@ class MatmulSpec(Spec):
     algorithm: Any = None
     epilogue: Epilogue | None = None
     operand_count: int = 0
+    out_sharding: NamedSharding | None = None
     unfused: str = ""
 
     # ------------------------------------------------------------ arrays
@@ -136,8 +140,10 @@ class MatmulSpec(Spec):
         contracting, batching = ((list(map(of_a.index, ls)), list(map(of_b.index, ls))) for ls in (contracted, batch))
         # XLA may sum in a dtype that is asked for, if it is narrow; only the operands' own is known to be safe.
         summed = dtype if {a.dtype, b.dtype} == {jnp.dtype(dtype)} else self.accumulator
-        y = lax.dot_general(a, b, (contracting, batching), self.algorithm, jnp.dtype(summed)).astype(dtype)
         got = [*batch, *(label for label in (*of_a, *of_b) if label not in (*batch, *contracted))]
+        sharding = rearranged(self.out_sharding, [of_y.index(label) for label in got])
+        numbers = (contracting, batching)
+        y = lax.dot_general(a, b, numbers, self.algorithm, jnp.dtype(summed), out_sharding=sharding).astype(dtype)
         return y if tuple(got) == of_y else jnp.transpose(y, list(map(got.index, of_y)))
 
     def mapped(
@@ -159,6 +165,7 @@ class MatmulSpec(Spec):
         places = {name: spec.labels(name).index(new) for name in carrying}
         places |= {name: 0 for name in self.extras if axes[name] is not None}
         size = next(operands[name].shape[axis] for name, axis in axes.items() if axis is not None)
+        spec = spec.replace(out_sharding=rearranged(self.out_sharding, [None, *range(len(self.labels("y")))]))
         if self.epilogue is not None:
             front = [0] * len(self.rights) + [None if axes[name] is None else 0 for name in self.extras]
             function = jax.vmap(self.epilogue.function, front)
@@ -241,7 +248,7 @@ class MatmulSpec(Spec):
 
     def plain(self, dtype: str) -> Self:
         """The product of a and one b alone, as a `dtype`."""
-        return self.replace(epilogue=None, operand_count=0, pair=False, dtype=dtype, unfused="")
+        return self.replace(epilogue=None, operand_count=0, pair=False, dtype=dtype, out_sharding=None, unfused="")
 
     def _saving(self, inputs: Mapping[str, Any]) -> Self:
         """The same call with the sums among its outputs, rounded to the dtype that gradients are multiplied in."""
@@ -267,7 +274,8 @@ class MatmulSpec(Spec):
         other = "b" if name == "a" else "a"
         dtype = gradient_dtype(inputs[other].dtype)
         gradient = contract(
-            self.plain(aval.dtype.name),
+            matmul,
+            self.plain(aval.dtype.name).replace(out_sharding=explicit_sharding(aval)),
             (cotangents["y"].astype(dtype), self.labels("y")),
             (inputs[other].astype(dtype), self.labels(other)),
             self.labels(name),
@@ -316,6 +324,10 @@ class MatmulSpec(Spec):
         return dimensions, frozenset(whole)
 
     @property
+    def on_one_device(self) -> Self:
+        return self.replace(out_sharding=None)
+
+    @property
     def fused(self) -> tuple[str, ...]:
         if self.unfused:
             return (f"not the epilogue: {self.unfused}",)
@@ -327,22 +339,6 @@ class MatmulSpec(Spec):
 
 
 matmul = MultilinearOp(MatmulSpec)
-
-
-def contract(spec: MatmulSpec, left: tuple[Any, Labels], right: tuple[Any, Labels], result: Labels) -> Any:
-    """The sum over what `result` lacks of the product of two arrays, each given with its labels.
-
-    `spec` is a plain one, of which the dimensions are replaced.
-    """
-    batch, natural = tuple(label for label in result if label in left[1] and label in right[1]), ()
-    for first, second in ((left, right), (right, left)):
-        free = [[label for label in result if label in of and label not in batch] for _, of in (first, second)]
-        natural = (*batch, *free[0], *free[1])
-        if natural == result:
-            break
-    arranged, (a, b) = arrange(spec, first, (second,), natural, batch)
-    y = matmul(arranged, {"a": a, "b": b})["y"]
-    return y if natural == result else jnp.transpose(y, list(map(natural.index, result)))
 
 
 def gradient_dtype(dtype: Any) -> Any:

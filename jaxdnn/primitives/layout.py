@@ -1,15 +1,16 @@
-"""Dimensions of the arrays of a matmul: their labels, their groups, and `arrange`, which makes matrices of them.
+"""Dimensions of the arrays of a matmul: their labels, their groups; `arrange` makes matrices of them, `contract` multiplies.
 
 A dimension of an array goes by a label, which two arrays share where they have that dimension in common. Labels fall in
 four groups: "b" (batch: in the result, and in one operand or both), "m" (rows: in a and the result), "n" (columns: in b
 and the result) and "k" (contracted: in a and b).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 Labels = tuple[Hashable, ...]
 
@@ -67,6 +68,26 @@ def arrange(
     return spec, arrays
 
 
+def contract(
+    matmul: Callable[..., Any], spec: Any, left: tuple[Any, Labels], right: tuple[Any, Labels], result: Labels
+) -> Any:
+    """The sum over what `result` lacks of the product of two arrays, each given with its labels.
+
+    `spec` is a plain `MatmulSpec`, whose dimensions are replaced; `matmul` applies it.
+    """
+    batch, natural = tuple(label for label in result if label in left[1] and label in right[1]), ()
+    for first, second in ((left, right), (right, left)):
+        free = [[label for label in result if label in of and label not in batch] for _, of in (first, second)]
+        natural = (*batch, *free[0], *free[1])
+        if natural == result:
+            break
+    order = list(map(natural.index, result))
+    spec = spec.replace(out_sharding=rearranged(spec.out_sharding, list(map(result.index, natural))))
+    arranged, (a, b) = arrange(spec, first, (second,), natural, batch)
+    y = matmul(arranged, {"a": a, "b": b})["y"]
+    return y if natural == result else jnp.transpose(y, order)
+
+
 def with_batch(order: str, counts: Mapping[str, int], axis: int | None) -> str:
     """`order` with a batch, for which there was none, where the mapped axis is, or else in front."""
     first, second = order.replace("b", "")
@@ -79,3 +100,19 @@ def moved(array: Any, axis: int | None, place: int | None, size: int) -> jax.Sha
     if place is not None:
         shape.insert(place, size)
     return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
+
+
+def explicit_sharding(aval: Any) -> NamedSharding | None:
+    """The sharding of an array's type, if axes of the mesh are explicit, so that types carry it."""
+    mesh = get_abstract_mesh()
+    if AxisType.Explicit not in mesh.axis_types:
+        return None
+    return NamedSharding(mesh, PartitionSpec(*aval.sharding.spec))
+
+
+def rearranged(sharding: NamedSharding | None, dimensions: Sequence[int | None]) -> NamedSharding | None:
+    """The sharding of an array whose dimensions are these ones of an array of `sharding`; None for a new one."""
+    if sharding is None:
+        return None
+    split = [None if d is None or d >= len(sharding.spec) else sharding.spec[d] for d in dimensions]
+    return NamedSharding(sharding.mesh, PartitionSpec(*split))

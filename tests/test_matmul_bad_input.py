@@ -1,0 +1,116 @@
+"""Bad input of the matmul family is an error while tracing, which says what was expected."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdnn
+
+A, B = jnp.ones((3, 4), jnp.float32), jnp.ones((4, 5), jnp.float32)
+NUMBERS = (((1,), (0,)), ((), ()))
+
+
+def with_epilogue(epilogue, *operands, **keywords):
+    return lambda: jaxdnn.matmul(A, B, *operands, epilogue=epilogue, **keywords)
+
+
+def closing_over():
+    return jax.jit(lambda bias: jaxdnn.matmul(A, B, epilogue=lambda sums: sums + bias))(jnp.ones(5))
+
+
+def prints(sums):
+    jax.debug.print("sums {}", sums[0, 0])
+    return sums
+
+
+BAD = {
+    "contracted sizes": (lambda: jaxdnn.matmul(A, A), TypeError, r"contracting dimensions.*(\(4,\)|4).*(\(3,\)|3)"),
+    "contracted sizes of dot_general": (lambda: jaxdnn.dot_general(A, A, NUMBERS), TypeError, "contracting dimensions"),
+    "batch sizes": (
+        lambda: jaxdnn.matmul(jnp.ones((2, 3, 4)), jnp.ones((3, 4, 5))),
+        ValueError,
+        r"Incompatible .*matmul arguments.*\[2,3,4\].*\[3,4,5\]",
+    ),
+    "a scalar": (lambda: jaxdnn.matmul(A, 2.0), ValueError, "must have ndim at least 1"),
+    "no array": (lambda: jaxdnn.matmul(A, None), TypeError, "None"),
+    "dimension numbers": (
+        lambda: jaxdnn.dot_general(A, B, (((7,), (0,)), ((), ()))),
+        TypeError,
+        "lhs_contracting|dimensions",
+    ),
+    "precision": (lambda: jaxdnn.matmul(A, B, precision="highestest"), ValueError, "highestest"),
+    "dtype of the result": (lambda: jaxdnn.matmul(A, B, out_dtype="float31"), TypeError, "float31"),
+    "operands without an epilogue": (
+        lambda: jaxdnn.matmul(A, B, jnp.ones(5)),
+        ValueError,
+        "1 operands for an epilogue, and no epilogue",
+    ),
+    "an operand that does not broadcast": (
+        with_epilogue(lambda sums, bias: sums + bias, jnp.ones(7, jnp.float32)),
+        ValueError,
+        r"lambda sums, bias: sums \+ bias: tracing it on sums: float32\[3, 5\], bias: float32\[7\] failed",
+    ),
+    "another shape": (with_epilogue(lambda sums: sums[:, :2]), ValueError, "slice|output's shape"),
+    "transposed": (
+        with_epilogue(lambda sums: sums.T),
+        ValueError,
+        r"float32\[5, 3\]; expected the output's shape \[3, 5\]",
+    ),
+    "more dimensions": (with_epilogue(lambda sums: sums[None] + jnp.zeros((2, 1, 1))), ValueError, "output's shape"),
+    "too few parameters": (with_epilogue(lambda sums: sums, jnp.ones(5)), TypeError, "positional argument"),
+    "no result": (with_epilogue(lambda _: None), TypeError, "return one array or more"),
+    "a side effect": (with_epilogue(prints), ValueError, "side effects"),
+    "closes over an array": (closing_over, TypeError, "closes over|pass it"),
+    "gate and up of two shapes": (
+        lambda: jaxdnn.gated_linear_unit(A, B, B[:, :3]),
+        ValueError,
+        r"gate and up must be two matrices of one shape .*float32\[4, 5\] and float32\[4, 3\]",
+    ),
+    "gate and up of two dtypes": (
+        lambda: jaxdnn.gated_linear_unit(A, B, B.astype(jnp.bfloat16)),
+        ValueError,
+        r"one dtype; got float32\[4, 5\] and bfloat16\[4, 5\]",
+    ),
+    "gate that is no matrix": (
+        lambda: jaxdnn.gated_linear_unit(A, jnp.ones((2, 4, 5)), jnp.ones((2, 4, 5))),
+        ValueError,
+        "two matrices",
+    ),
+    "a bias of another shape": (
+        lambda: jaxdnn.gated_linear_unit(A, B, B, jnp.ones(4)),
+        ValueError,
+        r"gate_bias must have shape \(5,\); got \(4,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name):
+    call, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["another shape", "transposed", "a side effect", "closes over an array"])
+def test_without_a_fallback_too(name):
+    call, error, message = BAD[name]
+    with jaxdnn.options(fallback=False), pytest.raises(error, match=message):
+        call()
+
+
+def test_an_operation_that_kernels_lack():
+    """It is named, with where it stands; and runs after the kernel where that is allowed."""
+
+    def epilogue(sums):
+        return jnp.sort(sums, axis=-1)
+
+    a = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.UnsupportedOperation, match=r"`sort` at .*\.py:\d+"):
+        jaxdnn.matmul(a, B, epilogue=epilogue)
+    np.testing.assert_allclose(jaxdnn.matmul(a, B, epilogue=epilogue), np.sort(a @ B, axis=-1), rtol=1e-5)
+    text = str(jaxdnn.explain(functools.partial(jaxdnn.matmul, epilogue=epilogue), a, B))
+    assert "not the epilogue" in text
+    assert "sort" in text
