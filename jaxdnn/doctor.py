@@ -18,14 +18,16 @@ from jaxdnn.device import gpus
 from jaxdnn.engines import ENGINES
 from jaxdnn.engines.base import Engine
 from jaxdnn.planning.select import select
+from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.norm import NormSpec
 from jaxdnn.spec import Signature, Spec
 
-_MATRIX = jax.ShapeDtypeStruct((64, 256), "float32")
+_ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
 
 # For each op the call that its engines are asked to make ready.
 _SAMPLES: dict[str, tuple[Spec, Signature]] = {
-    "norm": (NormSpec(kind="rms_norm"), Signature({"x": _MATRIX}, {"y": _MATRIX})),
+    "norm": (NormSpec(kind="rms_norm"), Signature({"x": _ROWS}, {"y": _ROWS})),
+    "matmul": (MatmulSpec(), Signature({"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS})),
 }
 
 

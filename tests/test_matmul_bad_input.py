@@ -61,6 +61,17 @@ BAD = {
     ),
     "more dimensions": (with_epilogue(lambda sums: sums[None] + jnp.zeros((2, 1, 1))), ValueError, "output's shape"),
     "too few parameters": (with_epilogue(lambda sums: sums, jnp.ones(5)), TypeError, "positional argument"),
+    "an epilogue that is no function": (with_epilogue(3), TypeError, "epilogue must be a function .*got 3"),
+    "an operand that is no array": (
+        with_epilogue(lambda sums, b: sums + b["x"], {"x": A}),
+        TypeError,
+        "operand 0 of the epilogue must be an array; got a dict",
+    ),
+    "an activation that is no function": (
+        lambda: jaxdnn.gated_linear_unit(A, B, B, activation="silu"),
+        TypeError,
+        "activation must be a function of an array; got 'silu'",
+    ),
     "no result": (with_epilogue(lambda _: None), TypeError, "return one array or more"),
     "a side effect": (with_epilogue(prints), ValueError, "side effects"),
     "closes over an array": (closing_over, TypeError, "closes over|pass it"),

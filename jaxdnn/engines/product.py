@@ -14,6 +14,7 @@ import numpy as np
 from jaxdnn.device import Target
 from jaxdnn.plan import Operand, Plan, Result, Scratch
 from jaxdnn.pointwise import Load, Output, Program, collapse, trace
+from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.spec import Signature, Spec
 
 
@@ -120,6 +121,8 @@ def product(spec: Any, signature: Signature) -> Product | str:
         return "the shapes are symbolic, and kernels are configured for known sizes"
     if any(math.prod(array.shape) == 0 for array in arrays.values()):
         return "the arrays have no elements"
+    if spec.accumulator not in DTYPES:
+        return f"kernels have no sums of {spec.accumulator}"
     if spec.batch:
         return "its epilogue, mapped, is no pointwise program"
     groups = spec.groups(signature.operands)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jaxdnn.pointwise.builder import Builder
-from jaxdnn.pointwise.graph import Graph, Node
+from jaxdnn.pointwise.graph import Graph, Node, UnsupportedOperation
 from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, Dimensions, demands, identity, lower
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, kind
 from jaxdnn.pointwise.program import Argument, Output, Program
@@ -35,7 +35,7 @@ def trace(
       operands: the other arrays, or anything with a shape and a dtype.
 
     Raises:
-      UnsupportedOperation: an operation, or the way in which it is used, has no pointwise meaning.
+      UnsupportedOperation: an operation, a dtype, or the way in which it is used, has no pointwise meaning.
       TypeError, ValueError: the function closes over an array, has side effects, or returns something else.
     """
     shape = tuple(shape)
@@ -45,7 +45,7 @@ def trace(
     names = _names(function, len(avals))
     for name, aval in zip(names, avals, strict=True):
         if aval.dtype.name not in DTYPES:
-            raise TypeError(f"{title}: {name} is {aval.dtype.name}; expected one of {', '.join(DTYPES)}")
+            raise UnsupportedOperation(name, title, f"it is {aval.dtype.name}; kernels take {', '.join(DTYPES)}")
     try:
         closed, returned = jax.make_jaxpr(function, return_shape=True)(*avals)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Dimensions of the arrays of a matmul: their labels, their groups; `arrange` makes matrices of them, `contract` multiplies.
+"""Dimensions of the arrays of a matmul: labels and groups. `arrange` makes matrices of them, `contract` multiplies.
 
 A dimension of an array goes by a label, which two arrays share where they have that dimension in common. Labels fall in
 four groups: "b" (batch: in the result, and in one operand or both), "m" (rows: in a and the result), "n" (columns: in b

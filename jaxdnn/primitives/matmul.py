@@ -194,6 +194,8 @@ def gated_linear_unit(
     if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
         types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
         raise ValueError(f"{title}: gate and up must be two matrices of one shape (k, n) and one dtype; got {types}")
+    if not callable(activation):
+        raise TypeError(f"{title}: activation must be a function of an array; got {activation!r}")
     biases = {name: jnp.asarray(b) for name, b in (("gate_bias", gate_bias), ("up_bias", up_bias)) if b is not None}
     for name, bias in biases.items():
         if bias.shape != gate.shape[1:]:
@@ -234,9 +236,12 @@ def _apply(
             raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
         spec, arrays = arrange(spec.replace(dtype=dtype), left, rights, result, batch)
         return _matmul(spec, dict(zip(spec.inputs, arrays, strict=True)))["y"]
+    if not callable(epilogue):
+        raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
+    operands = [_array(i, operand) for i, operand in enumerate(operands)]
     spec, arrays = arrange(spec.replace(dtype=spec.accumulator), left, rights, result, batch)
     fused = spec.replace(operand_count=len(operands))
-    inputs = dict(zip(fused.inputs, [*arrays, *map(jnp.asarray, operands)], strict=True))
+    inputs = dict(zip(fused.inputs, [*arrays, *operands], strict=True))
     try:
         program = fused.traced(epilogue, inputs)
     except UnsupportedOperation as error:
@@ -255,6 +260,14 @@ def _apply(
     fused = fused.replace(epilogue=Epilogue(rounding, program.with_output_dtype(dtype)))
     outputs = _matmul(fused, inputs)
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.outputs])
+
+
+def _array(number: int, operand: Any) -> jax.Array:
+    try:
+        return jnp.asarray(operand)
+    except (TypeError, ValueError):
+        kind = type(operand).__name__
+        raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
 
 
 def _after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:
@@ -289,9 +302,8 @@ def _accumulator(operands: Any, result: Any) -> Any:
         if not jnp.issubdtype(result, jnp.floating):
             return result
         return jnp.dtype("float64" if "float64" in (operands.name, result.name) else "float32")
-    if jnp.issubdtype(operands, jnp.signedinteger) and jnp.issubdtype(result, jnp.signedinteger):
-        return jnp.promote_types(jnp.int32, result)
-    return result
+    signed = all(jnp.issubdtype(dtype, jnp.signedinteger) for dtype in (operands, result))
+    return jnp.dtype("int32") if signed and result.itemsize < 4 else result
 
 
 def _promoted(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
