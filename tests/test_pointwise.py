@@ -44,12 +44,11 @@ struct Epilogue {
         const float v3 = 0.044715f * v2;
         const float v4 = v0 + v3;
         const float v5 = 0.7978846f * v4;
-        const float v6 = math::tanh(v5);
-        const float v7 = 1.0f + v6;
-        const float v8 = 0.5f * v7;
-        const float v9 = v0 * v8;
-        const float v10 = v9 + residual;
-        out = v10;
+        const float v6 = math::one_plus_tanh(v5);
+        const float v7 = 0.5f * v6;
+        const float v8 = v0 * v7;
+        const float v9 = v8 + residual;
+        out = v9;
     }
 
     template <class Sums, class Operands, class Place, class Results>
@@ -72,6 +71,27 @@ def test_emitted_source():
     assert emitted.operands[0].load.strides((6,)) == (0, 0, 1)
     assert emitted.operands[1].load.strides(SHAPE) == (0, 6, 1)
     assert emitted.results == ("float",)
+
+
+def test_results_of_16_bits_are_computed_with_fewer_instructions():
+    def function(acc):
+        return jax.nn.gelu(acc), jax.nn.silu(acc)
+
+    exact = collapsed(function)
+    rounded = exact.with_output_dtype("bfloat16")
+    for name in ("one_plus_tanh", "logistic"):
+        assert f"math::{name}(" in functor(exact).source
+        assert f"math::approximate_{name}(" in functor(rounded).source
+
+
+def test_a_tanh_that_is_used_by_itself_stays():
+    def function(acc):
+        tanh = jnp.tanh(acc)
+        return 1 + tanh, tanh
+
+    source = functor(collapsed(function)).source
+    assert "math::one_plus_tanh(acc)" in source
+    assert "math::tanh(acc)" in source
 
 
 def test_names_of_arguments_are_made_valid():

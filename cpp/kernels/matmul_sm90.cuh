@@ -20,10 +20,10 @@
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
 //   shared memory    | stages of (A tile | B tile) | the warps' slots for results | barriers |
 //   registers        a consumer holds its sums: 64 x kTileN / 128 a thread for each 64 rows
-//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest: of 4096 positive products, 7%
-//                    are lost. With kPromotion they sum so many stages only, in as many registers again, which are then
-//                    added to the sums in float32. The consumers do that at different times, so that the tensor cores
-//                    always have work
+//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest: 7% of the sum of 4096
+//                    positive products. With kPromotion they sum so many stages only, in as many registers again, which
+//                    are then added to the sums in float32. The consumers do that at different times, so that the
+//                    tensor cores always have work
 //
 // Flops 2 m n k, bytes (m k + k n) of operands + m n of results. A tile of kTileM x kTileN takes
 // 128 (kTileM + kTileN) bytes from L2 for each 128 bytes of k.
@@ -147,6 +147,15 @@ struct MatmulBlock {
     }
   }
 
+  /// Prefetches what the epilogue of a tile reads; by each warp, of which `first_row` is the first row in the tile.
+  __device__ __forceinline__ void prefetch(const ResultWriter<Config>& writer, int first_row,
+                                           const TilePosition& tile) const {
+#pragma unroll
+    for (int rows = 0; rows < Call::kRows; rows += 64) {
+      writer.template prefetch<Call::kWidth>(row(tile) + first_row + rows, column(tile), tile.batch);
+    }
+  }
+
   /// to += from.
   template <int kRegisters>
   static __device__ __forceinline__ void promote(float (&to)[kRegisters], float (&from)[kRegisters]) {
@@ -201,6 +210,9 @@ struct MatmulBlock {
           }
         }
         ptx::wgmma_commit();
+        if constexpr (Config::Operands::kCount > 0) {
+          if (block == 0) prefetch(writer, own_rows + warp * 16, order[index]);
+        }
         ptx::wgmma_wait<1>();
         if (block > starts) release(previous);
         previous = position.stage;
@@ -231,6 +243,7 @@ struct MatmulBlock {
         writer.write(sums[rows], row(tile) + own_rows + rows * 64 + warp * 16, column(tile), tile.batch);
       }
     }
+    writer.finish();
   }
 };
 

@@ -9,6 +9,7 @@ from jaxdnn.engines.sm90_tensors import DEPTH_BYTES, copied, depth, reduced, sto
 
 CHUNK = 64  # elements of a row that runs along M or N, in one box
 WARP_ROWS = 16  # of a result's box
+SLOT_ALIGNMENT = 1024  # bytes
 TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that core/wgmma.cuh has
 MAX_GRID_YZ = 65535
 
@@ -131,12 +132,14 @@ def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
 
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
     """Columns of a piece of results."""
-    return 64 if knobs.tile_n % 64 == 0 and max(stored_sizes(product, knobs), default=4) <= 2 else 32
+    # Two slots of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
+    return 64 if knobs.tile_n % 64 == 0 and sum(stored_sizes(product, knobs)) <= 2 else 32
 
 
 def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
     stage = DEPTH_BYTES * (knobs.tile_m + knobs.tile_n * len(product.b))
-    piece = WARP_ROWS * store_columns(product, knobs) * sum(stored_sizes(product, knobs))
-    slots = 4 * knobs.consumers * knobs.slots * piece if knobs.store == "tma" else 0
+    row = store_columns(product, knobs)
+    pieces = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
+    slots = 4 * knobs.consumers * knobs.slots * pieces if knobs.store == "tma" else 0
     return knobs.stages * stage + slots + knobs.stages * 16

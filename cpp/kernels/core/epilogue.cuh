@@ -50,6 +50,12 @@ struct ResultWriter {
   unsigned slots;     // shared address of this warp's
   int slot = 0;
 
+  /// Brings what `write` will read of a tile of `kWidth` columns into the caches, while the tile is still multiplied.
+  template <int kWidth>
+  __device__ __forceinline__ void prefetch(int row, int column, int batch) const {
+    prefetch_operands<0, Operands, kWidth>(operands, row, column, batch, rows, columns);
+  }
+
   /// Rows `row` .. `row + 15` of a tile. `sums` are the warp's registers: of one 64 x kWidth sum, or of two side by
   /// side.
   template <int kRegisters>
@@ -64,13 +70,14 @@ struct ResultWriter {
       const int left = column + piece * kColumns;
       const int first = left + lane % 4 * 2;
       OperandPieces<0, Operands, kFetched / 8> values;
+      values.fetch(operands, row + lane / 4, first, batch, rows, columns);
       if constexpr (kSharedBytes > 0) {
         if (lane == 0) ptx::bulk_wait_read<Config::kSlots - 1>();
         ptx::warp_sync();
       }
 #pragma unroll
       for (int step = 0; step < kColumns / 16; ++step) {
-        if (step % (kFetched / 16) == 0) {
+        if (step > 0 && step % (kFetched / 16) == 0) {
           values.fetch(operands, row + lane / 4, first + step * 16, batch, rows, columns);
         }
         Patch out[kResults];
@@ -102,6 +109,13 @@ struct ResultWriter {
       }
     }
     partials.finish(results, row, column, batch, rows, columns);
+  }
+
+  /// After the last tile: the copy engine has to have read the slots before the block goes, and its shared memory.
+  __device__ __forceinline__ void finish() const {
+    if constexpr (kSharedBytes > 0) {
+      if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();
+    }
   }
 
  private:

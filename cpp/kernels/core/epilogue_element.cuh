@@ -59,9 +59,9 @@ union ElementRegister {
 
   __device__ __forceinline__ ElementRegister() {}
 
-#define JAXDNN_REGISTER(type, member)                                            \
-  __device__ __forceinline__ operator type() const { return member; }            \
-  __device__ __forceinline__ operator type&() { return member; }                 \
+#define JAXDNN_REGISTER(type, member)                                 \
+  __device__ __forceinline__ operator type() const { return member; } \
+  __device__ __forceinline__ operator type&() { return member; }      \
   __device__ __forceinline__ void set(type value) { member = value; }
   JAXDNN_REGISTER(float, f32)
   JAXDNN_REGISTER(double, f64)
@@ -81,9 +81,7 @@ union ElementRegister {
 __device__ __forceinline__ float widen(float16 x) { return ptx::float_of_half(x.bits); }
 __device__ __forceinline__ float widen(bfloat16 x) { return ptx::float_of_bits(static_cast<unsigned>(x.bits) << 16); }
 /// Half of what a float16 is: the same exponent, and two bits of the mantissa.
-__device__ __forceinline__ float widen(float8_e5m2 x) {
-  return ptx::float_of_half(static_cast<unsigned>(x.bits) << 8);
-}
+__device__ __forceinline__ float widen(float8_e5m2 x) { return ptx::float_of_half(static_cast<unsigned>(x.bits) << 8); }
 /// As a float16 the bits say 2^-8 of the value; and all of them set are the one NaN.
 __device__ __forceinline__ float widen(float8_e4m3fn x) {
   const unsigned magnitude = x.bits & 0x7f;
@@ -176,7 +174,8 @@ __device__ __forceinline__ void apply_epilogue(const ElementOperand (&operands)[
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (inside[i]) store_elements<0, typename Config::Results, typename Config::Registers>(results, places[i], result[i]);
+    if (inside[i])
+      store_elements<0, typename Config::Results, typename Config::Registers>(results, places[i], result[i]);
   }
 }
 

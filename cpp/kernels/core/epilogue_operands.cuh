@@ -259,6 +259,33 @@ struct OperandPieces<kIndex, TypeList<First, Rest...>, kPairs> {
   }
 };
 
+/// Brings a warp's 16 rows x kWidth columns of all operands closer: rows, which all warps of the tile read, into the L1
+/// cache, and matrices into the L2 cache.
+template <int kIndex, class Operands, int kWidth>
+__device__ __forceinline__ void prefetch_operands(const OperandAddress* addresses, int row, int column, int batch,
+                                                  int rows, int columns) {
+  if constexpr (kIndex < Operands::kCount) {
+    using Operand = typename TypeAt<kIndex, Operands>::Type;
+    using T = typename Operand::Type;
+    if constexpr (Operand::kByColumn && Operand::kColumns != Columns::strided) {
+      constexpr int kPart = (Operand::kByRow ? 128 : 32) / static_cast<int>(sizeof(T));  // elements of a line or sector
+      constexpr int kParts = (kWidth + kPart - 1) / kPart;
+      const OperandAddress& address = addresses[kIndex];
+      const T* const matrix = static_cast<const T*>(address.data) + batch * address.batch_stride;
+      for (int i = threadIdx.x % 32; i < kParts * (Operand::kByRow ? 16 : 1); i += 32) {
+        const int line = row + i / kParts, first = column + i % kParts * kPart;
+        if (first >= columns || line >= rows) continue;
+        if constexpr (Operand::kByRow) {
+          ptx::prefetch_to_l2(matrix + line * address.row_stride + first);
+        } else {
+          ptx::prefetch_to_l1(matrix + first);
+        }
+      }
+    }
+    prefetch_operands<kIndex + 1, Operands, kWidth>(addresses, row, column, batch, rows, columns);
+  }
+}
+
 /// The values of all operands for one element.
 template <int kIndex, class Operands>
 __device__ __forceinline__ void operands_at(const OperandAddress* addresses, const Place& place, Register* to) {

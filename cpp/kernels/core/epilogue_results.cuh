@@ -29,11 +29,12 @@ __device__ __forceinline__ void store_results(const ResultAddress* addresses, lo
 /// A thread's 2 x 2 x 2 values of 16 columns: two column pairs, two rows, two neighbours.
 using Patch = Register[2][2][2];
 
-/// One result's piece of 16 rows in shared memory, swizzled as its tensor map says: by the length of its rows.
+/// One result's piece of 16 rows in shared memory, swizzled as its tensor map says: by the length of its rows. The
+/// pattern repeats every 1024 bytes at most, to which slots are aligned.
 template <class T, int kColumns>
 struct ResultSlot {
   static constexpr int kRowBytes = kColumns * static_cast<int>(sizeof(T));
-  static constexpr int kBytes = 16 * kRowBytes;
+  static constexpr int kBytes = 16 * kRowBytes < 1024 ? 1024 : 16 * kRowBytes;
   static_assert(kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32, "a row of a slot is as long as a swizzle's");
 
   static __device__ __forceinline__ unsigned place(int row, int chunk) {

@@ -107,7 +107,7 @@ __device__ __forceinline__ bool is_finite(double x) { return abs(x) < infinity<d
 __device__ __forceinline__ float logistic(float x) { return ptx::approximate_reciprocal(1.0f + exp(-x)); }
 __device__ __forceinline__ double logistic(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-/// 1 + tanh(x), without the cancellation where that is near zero, and a third of the instructions. gelu is made of this.
+/// 1 + tanh(x), without the cancellation near zero, in a third of the instructions. gelu is made of this.
 __device__ __forceinline__ float one_plus_tanh(float x) {
   return ptx::approximate_reciprocal(0.5f + 0.5f * exp(-2.0f * x));
 }

@@ -163,6 +163,14 @@ __device__ __forceinline__ void store_1(void* address, const unsigned* words) {
   asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "r"(words[0]) : "memory");
 }
 
+__device__ __forceinline__ void prefetch_to_l1(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
+
+__device__ __forceinline__ void prefetch_to_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // ----------------------------------------------------------------------------------------------------- shared memory
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {

@@ -1,9 +1,9 @@
-// What a thread of matmul_simt.cuh computes: `FmaTile`, with ordinary arithmetic, and `DoubleTile`, on the tensor cores
-// of float64, which round as ordinary arithmetic does.
+// What a thread of matmul_simt.cuh computes: `FmaTile`, with ordinary arithmetic; core/simt_tensor.cuh has others.
 //
-// Both have: fetch(a, b, step, buffer), which loads the factors of kStep rows of K from a pair of tiles in shared memory
+// All have: fetch(a, b, step, buffer), which loads the factors of kStep rows of K from a pair of tiles in shared memory
 // into one of two sets of registers, and multiply(buffer); kPieces, into which the sums are cut for the epilogue;
-// put(piece, to), which writes this thread's share of a piece as rows of a result's tile, and row(piece, i), which rows.
+// put(piece, to), which writes this thread's share of a piece as rows of a result's tile, and row(piece, i), which
+// rows.
 #pragma once
 
 #include "core/vector.cuh"
@@ -86,87 +86,6 @@ struct FmaTile {
 #pragma unroll
         for (int j = 0; j < kColumns; j += 4) {
           *reinterpret_cast<Quad<Sum>*>(to + j * 4) = {sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]};
-        }
-      }
-    }
-  }
-};
-
-namespace ptx {
-
-/// 16 x 8 += 16 x 4 times 4 x 8. Lane 4 g + t has a: rows g and g + 8 of column t; b: row t of column g; c: columns 2 t
-/// and 2 t + 1 of row g, then of g + 8.
-__device__ __forceinline__ void multiply_16x8x4(double (&c)[4], const double (&a)[2], double b) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-      : "d"(a[0]), "d"(a[1]), "d"(b));
-#else
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                 : "+d"(c[2 * i]), "+d"(c[2 * i + 1])
-                 : "d"(a[i]), "d"(b));
-  }
-#endif
-}
-
-}  // namespace ptx
-
-/// kThreadM x kThreadN sums a warp, in blocks of 16 x 8.
-template <class Config>
-struct DoubleTile {
-  using Sum = double;
-  static constexpr int kWarpRows = Config::kThreadM, kWarpColumns = Config::kThreadN;
-  static constexpr int kWarpsAcross = Config::kTileN / kWarpColumns;
-  static constexpr int kTall = kWarpRows / 16, kWide = kWarpColumns / 8;
-  static constexpr int kPieces = 2 * kTall, kPieceRows = Config::kTileM / kPieces;
-  static constexpr int kStep = 4;
-
-  double sums[kTall][kWide][4] = {};
-  double rows[2][kTall][2], columns[2][kWide];
-  int row0, column0;  // of this warp's tile
-
-  __device__ __forceinline__ DoubleTile() {
-    const int warp = threadIdx.x / 32;
-    row0 = warp / kWarpsAcross * kWarpRows;
-    column0 = warp % kWarpsAcross * kWarpColumns;
-  }
-
-  template <class TileA, class TileB>
-  __device__ __forceinline__ void fetch(const double* a, const double* b, int step, int buffer) {
-    const int g = threadIdx.x % 32 / 4, k = step * kStep + threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < kTall; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) rows[buffer][i][j] = a[TileA::place_of(row0 + g + i * 16 + j * 8, k)];
-    }
-#pragma unroll
-    for (int i = 0; i < kWide; ++i) columns[buffer][i] = b[TileB::place_of(column0 + g + i * 8, k)];
-  }
-
-  __device__ __forceinline__ void multiply(int buffer) {
-#pragma unroll
-    for (int i = 0; i < kTall; ++i) {
-#pragma unroll
-      for (int j = 0; j < kWide; ++j) ptx::multiply_16x8x4(sums[i][j], rows[buffer][i], columns[buffer][j]);
-    }
-  }
-
-  static __device__ __forceinline__ int row(int piece, int i) { return i / 8 * kWarpRows + piece * 8 + i % 8; }
-
-  template <int kPitch>
-  __device__ __forceinline__ void put(int piece, double* to) const {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    to += (row0 / kWarpRows * 8 + g) * kPitch + column0 + 2 * t;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      if (i == piece) {
-#pragma unroll
-        for (int j = 0; j < kWide; ++j) {
-          to[j * 8] = sums[i / 2][j][i % 2 * 2];
-          to[j * 8 + 1] = sums[i / 2][j][i % 2 * 2 + 1];
         }
       }
     }

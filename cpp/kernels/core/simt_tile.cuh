@@ -1,5 +1,5 @@
 // Tiles of a product's operands on their way from global memory, any layout and dtype, to shared memory, in the dtype
-// that sums are in.
+// that they are multiplied in.
 #pragma once
 
 #include "core/epilogue_element.cuh"
@@ -8,22 +8,23 @@ namespace jaxdnn {
 
 /// One thread's share of the copies of an operand's tiles, each kExtent elements along M or N by kDepth along K.
 ///
-///   kAlong   memory runs along M or N, and so do the tile's rows. Otherwise it runs along K: float64 tiles keep that,
-///            others are transposed on their way, so that their rows run along M or N
+///   kAlong   memory runs along M or N, and so do the tile's rows. Otherwise it runs along K: what tensor cores take
+///            keeps that, float32 and int32 are transposed on their way, so that the tile's rows run along M or N
 ///   kVector  neighbours in memory that are copied at a time
 ///   async    elements that need no conversion are copied without passing through registers, if they stay neighbours
 ///            or are copied one by one; the others wait there while the tile before them is multiplied
 ///
 /// Rows past the end of M or N repeat the last one: their sums are never stored. Past the end of K there are zeros.
-template <class T, class Sum, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
+template <class T, class Element, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
           class Offset>
 struct SimtTile {
-  static constexpr bool kTransposes = !kAlong && sizeof(Sum) < 8;
-  static constexpr bool kAsync = is_same<T, Sum> && sizeof(T) >= 4 && !(kTransposes && kVector > 1);
-  // Four more than a multiple of 32 words (64): the rows that a warp writes or reads together lie in different banks.
-  static constexpr int kPitch = (kAlong || kTransposes ? kAllExtents : kDepth) + 4;
-  static constexpr int kSize = (kAlong || kTransposes ? kDepth : kAllExtents) * kPitch;
+  static constexpr bool kAlongExtent = kAlong;
+  static constexpr bool kTransposes = !kAlong && sizeof(Element) == 4;
   static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
+  static constexpr bool kAsync = is_same<T, Element> && kBytes >= 4 && !(kTransposes && kVector > 1);
+  // 16 bytes (float64: 32) more than a multiple of 64: the rows that a warp reads together lie in different banks.
+  static constexpr int kPitch = (kAlong || kTransposes ? kAllExtents : kDepth) + (sizeof(Element) == 2 ? 8 : 4);
+  static constexpr int kSize = (kAlong || kTransposes ? kDepth : kAllExtents) * kPitch;
   static constexpr int kRun = (kAlong ? kExtent : kDepth) / kVector;  // copies along memory
   static constexpr int kPasses = kExtent * kDepth / kVector / kThreads;
   static constexpr int kPassRows = kThreads / kRun;  // of memory, that all threads copy in one pass
@@ -36,6 +37,14 @@ struct SimtTile {
   long long step;  // bytes from one tile to the next
   int first_row;   // in memory's order, of this thread's first copy
   int place;       // of it in a tile
+
+  static __device__ __forceinline__ Element convert(T value) {
+    if constexpr (is_same<T, Element>) {
+      return value;
+    } else {
+      return static_cast<Element>(widen(value));
+    }
+  }
 
   struct alignas(kBytes) Elements {
     T values[kVector];
@@ -53,8 +62,8 @@ struct SimtTile {
       const int row = first_row + i * kPassRows;
       const int along = kAlong ? (run() < last ? run() : last) : run();
       const int across = kAlong ? row : (row < last ? row : last);
-      offsets[i] = static_cast<Offset>((static_cast<long long>(across) * stride + along) *
-                                       static_cast<long long>(sizeof(T)));
+      offsets[i] =
+          static_cast<Offset>((static_cast<long long>(across) * stride + along) * static_cast<long long>(sizeof(T)));
       keep(offsets[i]);
     }
     place = kAlong ? place_of(run(), first_row) : place_of(first_row, run());
@@ -75,14 +84,14 @@ struct SimtTile {
   }
 
   /// Starts part `part` of `parts` of copying the next tile, of which `depth` rows are inside of K.
-  __device__ __forceinline__ void start(Sum* tile, int depth, int part = 0, int parts = 1) {
+  __device__ __forceinline__ void start(Element* tile, int depth, int part = 0, int parts = 1) {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       if (i * parts / kPasses != part) continue;
       const int row = kAlong ? first_row + i * kPassRows : run();
       const char* const from = source + offsets[i];
       if constexpr (kAsync) {
-        const unsigned to = ptx::shared_address(tile + place) + i * kPassStep * static_cast<int>(sizeof(Sum));
+        const unsigned to = ptx::shared_address(tile + place) + i * kPassStep * static_cast<int>(sizeof(Element));
         const unsigned bytes = row < depth ? kBytes : 0;
         if constexpr (kBytes == 16) ptx::copy_async_16(to, from, bytes);
         if constexpr (kBytes == 8) ptx::copy_async_8(to, from, bytes);
@@ -96,14 +105,13 @@ struct SimtTile {
   }
 
   /// Puts what waits in registers into the tile.
-  __device__ __forceinline__ void finish(Sum* tile) const {
+  __device__ __forceinline__ void finish(Element* tile) const {
     if constexpr (!kAsync) {
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          tile[place + i * kPassStep + j * (kTransposes ? kPitch : 1)] =
-              static_cast<Sum>(widen(waiting[i].values[j]));
+          tile[place + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].values[j]);
         }
       }
     }
