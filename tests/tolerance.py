@@ -111,9 +111,7 @@ class Rounding:
         return self._derivative(value, unit) + off
 
     def _derivative(self, value: Any, unit: float) -> Any:
-        deviation = self._noise(unit, value.shape) * (value - jax.lax.stop_gradient(value))
-        # A value that is not finite has no deviation from itself either.
-        return value + jnp.where(jnp.isfinite(value), deviation, 0)
+        return _with_derivative_of(value, value * (1 + self._noise(unit, value.shape)))
 
     def _noise(self, unit: float, shape: tuple[int, ...]) -> Any:
         # A hash that compiles in no time: the fraction of a large sine is as good as random.

@@ -49,6 +49,8 @@ template <typename C, typename Body>
 inline void with_streamed(Dtype dtype, Body body) {
   if constexpr (std::is_same_v<C, double>) {
     body(double());
+  } else if constexpr (std::is_same_v<C, int32_t>) {
+    body(int8_t());
   } else {
     switch (dtype) {
       case Dtype::bfloat16:
@@ -87,6 +89,7 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
   const Format& format = call.format();
   const CallWords& words = call.words();
   const int64_t stride = call.sums_stride(tile), row_bytes = stride * format.sum_bytes;
+  const int64_t panel = format.panel_rows(tile.rows);
   const int64_t first = call.first_block(place.split);
   for (int64_t block = first; block < call.first_block(place.split + 1); ++block) {
     const int64_t units = format.units(call.depth(block));
@@ -101,11 +104,11 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
       for (int64_t column = 0; column < tile.columns; column += format.b_width) {
         const char* rows = a;
         unsigned char* to = space.sums[sum] + column * format.sum_bytes;
-        for (int64_t row = 0; row < tile.rows; row += format.a_width) {
-          const int64_t steps = (std::min(format.a_width, tile.rows - row) + format.a_step - 1) / format.a_step;
+        for (int64_t row = 0; row < tile.rows; row += panel) {
+          const int64_t steps = (std::min(panel, tile.rows - row) + format.a_step - 1) / format.a_step;
           format.multiply[steps - 1](units, rows, b, to, stride, block > first);
           rows += steps * format.a_step * units * format.unit_bytes;
-          to += format.a_width * row_bytes;
+          to += panel * row_bytes;
         }
         b += format.b_width * units * format.unit_bytes;
       }
@@ -144,6 +147,8 @@ void matmul_multiply(const void* const* arguments, int64_t task) {
       matmul::multiply_tile(call, place, tile, space);
     } else if (call.format().sum_bytes == 8) {
       matmul::stream_tile<double>(call, place, tile, space);
+    } else if (call.sums_integers()) {
+      matmul::stream_tile<int32_t>(call, place, tile, space);
     } else {
       matmul::stream_tile<float>(call, place, tile, space);
     }
@@ -185,7 +190,7 @@ void matmul_finish(const void* const* arguments, int64_t task) {
             std::memcpy(to, from, size_t(tile.columns * sum_bytes));
           } else if (sum_bytes == 8) {
             matmul::add_row<double>(from, to, tile.columns);
-          } else if (call.words().matrices[0].dtype == int64_t(pointwise::Dtype::int8)) {
+          } else if (call.sums_integers()) {
             matmul::add_row<int32_t>(from, to, tile.columns);
           } else {
             matmul::add_row<float>(from, to, tile.columns);

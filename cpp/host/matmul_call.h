@@ -23,8 +23,7 @@ constexpr int kMaxSums = 2;
 // Operands and results of an epilogue; `MAX_ARRAYS` in jaxdnn/engines/host_matmul.py.
 constexpr int kMaxArrays = 32;
 
-// ---- The words of a plan, in the order of `_Call` in jaxdnn/engines/host_matmul.py
-// -----------------------------------
+// ---- The words of a plan, in the order of `_Call` in jaxdnn/engines/host_matmul.py ----------------------------------
 
 struct MatrixWords {
   int64_t dtype;
@@ -87,6 +86,7 @@ class Call {
 
   const CallWords& words() const { return words_; }
   const Format& format() const { return format_; }
+  bool sums_integers() const { return words_.matrices[0].dtype == int64_t(Dtype::int8); }
   const Matrix& matrix(int64_t i) const { return matrices_[i]; }
 
   int64_t row_tiles() const { return matrices_[0].tiles(); }
@@ -149,7 +149,8 @@ class Call {
     const Matrix& matrix = matrices_[i];
     const bool is_b = i > 0;
     const int64_t first = tile * matrix.tile_lines, lines_used = std::min(matrix.tile_lines, matrix.lines - first);
-    const int64_t width = is_b ? format_.b_width : format_.a_width, step = is_b ? format_.b_width : format_.a_step;
+    const int64_t width = is_b ? format_.b_width : format_.panel_rows(lines_used),
+                  step = is_b ? format_.b_width : format_.a_step;
     const Block part{first, block * words_.depth, lines_used, depth(block), format_.units(depth(block)), width, step};
     (is_b ? format_.pack_b : format_.pack_a)(lines(i, batch), part, to);
   }

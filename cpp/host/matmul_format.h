@@ -20,6 +20,12 @@ struct Format {
   const Multiply* multiply;  // by steps in the panel of a, less one
   Pack pack_a, pack_b;
 
+  // Rows of the panels of a block of `rows` rows: as even as can be, for panels of few rows are slow.
+  int64_t panel_rows(int64_t rows) const {
+    if (tiles) return a_width;
+    const int64_t panels = (rows + a_width - 1) / a_width;
+    return (rows + panels - 1) / panels;
+  }
   int64_t padded_rows(int64_t rows) const { return (rows + a_step - 1) / a_step * a_step; }
   int64_t padded_columns(int64_t columns) const { return (columns + b_width - 1) / b_width * b_width; }
   int64_t units(int64_t depth) const {

@@ -1,4 +1,6 @@
 // Products of few rows of a: b, which is read once, is multiplied where it lies, at the speed of memory.
+//
+// C is what sums are in: float, double, or int32_t for the products of int8.
 #pragma once
 
 #include "matmul_format.h"
@@ -15,6 +17,53 @@ struct Stream {
   C* sums;
   int64_t stride;
 };
+
+inline int32_t widen(int8_t value) { return value; }
+
+inline Vector<int32_t> load(const int32_t* from) { return load_bytes<Vector<int32_t>>(from); }
+// GCC 12 converts such vectors element by element.
+inline Vector<int32_t> load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Vector<int32_t>)_mm512_cvtepi8_epi32(load_bytes<__m128i>(from));
+#elif defined(__AVX2__)
+  return (Vector<int32_t>)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load_bytes<int64_t>(from)));
+#else
+  Vector<int32_t> values{};
+  for (int lane = 0; lane < kLanes<int32_t>; ++lane) values[lane] = from[lane];
+  return values;
+#endif
+}
+using jaxdnn::JAXDNN_ISA::load;
+using jaxdnn::JAXDNN_ISA::widen;
+
+template <typename T>
+inline void store_sums(T* to, Vector<T> sums) {
+  std::memcpy(to, &sums, sizeof(sums));
+}
+
+// What vectors of b are multiplied by. Pairs of 16-bit integers are multiplied together: of a widened int8 the upper
+// one is its sign, which a zero must meet.
+template <typename V>
+inline V factor(V values) {
+  if constexpr (std::is_same_v<V, Vector<int32_t>>) return values & 0xffff;
+  return values;
+}
+
+// One product, added; sums of integers wrap.
+template <typename C>
+inline C added(C sum, C a, C b) {
+  if constexpr (std::is_same_v<C, int32_t>) return pointwise::sum(sum, a * b);
+  return sum + a * b;
+}
+
+template <typename C>
+inline C sum_vector(Vector<C> values) {
+  if constexpr (std::is_same_v<C, int32_t>) {
+    return int32_t(sum_lanes<uint32_t>((Vector<uint32_t>)values));
+  } else {
+    return sum_lanes<C>(values);
+  }
+}
 
 constexpr int kSteps = 4;  // rows of b that are added together
 
@@ -37,18 +86,18 @@ inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C
       C* to = out.sums + i * out.stride + column;
       Vector<C> s0 = load(to), s1 = load(to + kLanes<C>);
       for (int d = 0; d < steps; ++d) {
-        const Vector<C> factor = a[i * depth + d] - Vector<C>{};
-        s0 = multiply_add(factor, b0[d], s0);
-        s1 = multiply_add(factor, b1[d], s1);
+        const Vector<C> by = factor(a[i * depth + d] - Vector<C>{});
+        s0 = multiply_add(by, b0[d], s0);
+        s1 = multiply_add(by, b1[d], s1);
       }
-      store(to, s0);
-      store(to + kLanes<C>, s1);
+      store_sums(to, s0);
+      store_sums(to + kLanes<C>, s1);
     }
   }
   for (; column < columns; ++column) {
     for (int64_t i = 0; i < out.rows; ++i) {
       C sum = out.sums[i * out.stride + column];
-      for (int d = 0; d < steps; ++d) sum += a[i * depth + d] * widen(b[d * depth_stride + column]);
+      for (int d = 0; d < steps; ++d) sum = added<C>(sum, a[i * depth + d], widen(b[d * depth_stride + column]));
       out.sums[i * out.stride + column] = sum;
     }
   }
@@ -70,7 +119,7 @@ inline void add_dots(const S* b, int64_t line_stride, const C* a, int64_t depth,
   int64_t k = 0;
   for (; k + kLanes<C> <= depth; k += kLanes<C>) {
     Vector<C> row[rows];
-    for (int i = 0; i < rows; ++i) row[i] = load(a + i * depth + k);
+    for (int i = 0; i < rows; ++i) row[i] = factor(load(a + i * depth + k));
     for (int j = 0; j < columns; ++j) {
       const Vector<C> line = load(b + j * line_stride + k);
       for (int i = 0; i < rows; ++i) dots[i][j] = multiply_add(row[i], line, dots[i][j]);
@@ -78,9 +127,11 @@ inline void add_dots(const S* b, int64_t line_stride, const C* a, int64_t depth,
   }
   for (int i = 0; i < rows; ++i) {
     for (int j = 0; j < columns; ++j) {
-      C sum = sum_lanes<C>(dots[i][j]);
-      for (int64_t rest = k; rest < depth; ++rest) sum += a[i * depth + rest] * widen(b[j * line_stride + rest]);
-      sums[i * stride + j] += sum;
+      C& sum = sums[i * stride + j];
+      sum = added<C>(sum, sum_vector<C>(dots[i][j]), 1);
+      for (int64_t rest = k; rest < depth; ++rest) {
+        sum = added<C>(sum, a[i * depth + rest], widen(b[j * line_stride + rest]));
+      }
     }
   }
 }

@@ -16,7 +16,7 @@ namespace pointwise {
 
 // Elements of a block, which a register holds: what an instruction costs beyond its arithmetic is shared by all of
 // them, and a program's registers stay in the L1 cache.
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 512;
 constexpr int64_t kRun = 64;
 
 // Calls body(T()) with the type of a register.

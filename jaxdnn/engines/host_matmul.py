@@ -1,5 +1,6 @@
 """Matrix multiplication on the CPU: tiles of packed panels, with the epilogue in cache (cpp/host/matmul_call.h)."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,25 +15,40 @@ from jaxdnn.pointwise.bytecode import register_type
 from jaxdnn.pointwise.operations import DTYPES
 
 _FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-_STREAMED = ("float64", "float32", "bfloat16", "float16")  # what is multiplied where it lies
+_STREAMED = ("float64", "float32", "bfloat16", "float16", "int8")  # what is multiplied where it lies
 _REDUCTIONS = (None, "sum", "max", "min")
 
 MAX_ARRAYS = 32  # kMaxArrays in cpp/host/matmul_call.h
-_MOST_LINES = 32  # of a panel, on any processor
-_DEPTH_STEP = 64  # what blocks along k are padded to, on any processor
+# What a block's rows, columns and elements along k are padded to at most, on any processor.
+_ROW_STEP, _COLUMN_STEP, _DEPTH_STEP = 16, 32, 64
 _REDUCE_SPAN = 256  # elements of a reduced result that a task of pointwise_reduce owns
 
-# Rows that fill whole panels (6 rows with AVX2, 14 or 32 with AVX-512), columns, by the instruction set, largest first.
-_TILES = {
-    "avx512": ((224, 256), (112, 256), (112, 128), (56, 64)),
-    "avx2": ((192, 256), (96, 256), (96, 128), (48, 64)),
-    "baseline": ((96, 128), (48, 64)),
+
+@dataclass(frozen=True)
+class _Shape:
+    """What suits an instruction set and a dtype: the largest tile, elements along k of a block, rows of a panel."""
+
+    rows: int
+    columns: int
+    depth: int
+    panel: int
+
+
+# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in half of L1. With AVX2 the
+# size hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
+# 48 x 256 or 96 x 1024. Epilogues are fastest on rows as long as the interpreter's blocks.
+_SHAPES = {
+    "avx512": _Shape(224, 512, 192, 14),
+    "avx512, narrow": _Shape(256, 128, 512, 32),  # dtypes for which the processor may have tiles
+    "avx2": _Shape(192, 512, 256, 6),
+    "baseline": _Shape(96, 512, 256, 4),
 }
 # Tiles that a large result is to have at least, so that many threads share it evenly; a result must not depend on how
 # many there are.
-_ENOUGH_TILES = 24
+_ENOUGH_TILES = 32
 # With more rows, multiplying panels makes up for packing them.
 _STREAM_ROWS = 12
+_STREAM_ROWS_INT8 = 4
 # Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest: of 1 x 4096 x 4096 in
 # float32 a Zen 3 core multiplies 128 columns at a time in 4.6 ms, 1024 in 3.5, all in 2.4.
 _STREAM_SUMS = 4096
@@ -115,32 +131,55 @@ def _up(value: int, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
+def _tiles(product: Product, shape: _Shape) -> Iterator[tuple[int, int]]:
+    """Rows and columns of tiles, the largest first, cut evenly."""
+    # Where a tile has all rows, b is packed where it is used, and once.
+    whole = product.m <= shape.rows
+    parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)) if whole else ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8))
+    for rows, columns in parts:
+        yield (
+            _even(product.m, shape.rows // rows, shape.panel),
+            _even(product.n, shape.columns // columns, _COLUMN_STEP),
+        )
+
+
+def _even(size: int, most: int, multiple: int) -> int:
+    """The length of equal parts of at most `most`, but for their being a multiple."""
+    return min(size, _up(math.ceil(size / math.ceil(size / most)), multiple))
+
+
 def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
-    tiles = _TILES.get(target.arch, _TILES["baseline"])
+    narrow = target.arch == "avx512" and product.a.itemsize < 4
+    shape = _SHAPES["avx512, narrow" if narrow else target.arch if target.arch in _SHAPES else "baseline"]
 
     def count(rows: int, columns: int) -> int:
         return product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
 
-    streamed = product.m <= _STREAM_ROWS and streams(product)
+    depth = min(shape.depth, _up(product.k, _DEPTH_STEP))
+    work = product.batch * product.m * product.n * product.k * len(product.b)
+    enough = min(_ENOUGH_TILES, max(1, work // _TASK_WORK))
+    few = _STREAM_ROWS_INT8 if product.a.dtype == "int8" else _STREAM_ROWS
+    streamed = product.m <= few and streams(product)
+    # Each split leaves sums in memory, for which its part of k must be long.
+    splits = max(1, product.k // (depth if streamed else 8 * depth))
     if streamed and not product.b_transposed:
-        rows, columns = product.m, max(_STREAM_SUMS // (product.m * len(product.b)), 128)
+        columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
+        rows, columns = product.m, min(columns, product.n)
     else:
-        rows, columns = next((tile for tile in tiles if count(*tile) >= _ENOUGH_TILES), tiles[-1])
-    rows, columns = min(rows, product.m), min(columns, product.n)
-    depth = 512 if target.arch == "avx512" and product.a.itemsize < 4 else 256
-    depth = min(depth, _up(product.k, _DEPTH_STEP))
+        tiles = list(_tiles(product, shape))
+        wide = (tile for tile in tiles if count(*tile) >= enough)
+        deep = (tile for tile in tiles if count(*tile) * splits >= enough // 2)
+        rows, columns = next(itertools.chain(wide, deep), tiles[-1])
     found = count(rows, columns)
-    splits = 1
-    if found < _ENOUGH_TILES:
-        splits = max(1, min(_ENOUGH_TILES // found, product.k // (depth if streamed else 4 * depth)))
-    work = rows * columns * math.ceil(product.k / splits) * len(product.b)
-    group = max(1, min(_TASK_WORK // work, found))
+    splits = max(1, min(splits, enough // found))
+    tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
+    group = max(1, min(_TASK_WORK // tile_work, found))
     many = found > group
     return HostMatmulConfig(
         rows,
         columns,
         depth,
-        splits=splits if many or (splits > 1 and work >= _TASK_WORK) else 1,
+        splits=splits,
         tiles_per_task=group,
         pack_a=many and columns < product.n and not streamed,
         pack_b=many and rows < product.m and not streamed,
@@ -220,9 +259,9 @@ class _Call:
         product, sizes = self.product, []
         for index, matrix in enumerate(self.matrices):
             if count := self.pack_blocks(index):
-                lines = self.config.columns if index else self.config.rows
+                lines = _up(self.config.columns, _COLUMN_STEP) if index else _up(self.config.rows, _ROW_STEP)
                 element = 8 if matrix.dtype == "float64" else 2 if matrix.dtype == "int8" else 4
-                sizes.append(count * _up(lines, _MOST_LINES) * self.config.depth * element)
+                sizes.append(count * lines * self.config.depth * element)
         if self.splits > 1:
             sums = self.splits * len(product.b) * product.batch * product.m * product.n
             sizes.append(sums * np.dtype(product.accumulator).itemsize)
