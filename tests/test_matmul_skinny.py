@@ -62,7 +62,8 @@ def test_configurations_compile(name):
         _native.compiler()
     except _native.Unavailable as unavailable:
         pytest.skip(f"the compiler that is under test is missing: {unavailable}")
-    for knobs in {replace(knobs, stages=2): 0 for knobs in found}:
+    tried = list({replace(knobs, stages=2): 0 for knobs in found})
+    for knobs in tried if "64" in name or "several" in name else tried[:1]:
         plan = ENGINE.build(knobs, product, H100, name)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:

@@ -1,11 +1,12 @@
-// D[b] = epilogue(A[b] * B[b]) exactly in float32, float64 or int32, for operands of any layout, dtype and alignment.
+// D[b] = epilogue(A[b] * B[b]) exactly in float32, float64 or int32, for operands of any layout, dtype and alignment;
+// or in float32 of 16-bit floats, on the tensor cores that compute capability 8.0 brought.
 //
 //   grid             one block a tile of kTileM x kTileN, in the order of core/scheduler.cuh; x splits of K
-//   block            threads of kThreadM x kThreadN sums each (float64: warps of as many). Two sums (A * B, A * B')
-//                    share a tile: the left half of its columns is of the first
+//   block            threads of kThreadM x kThreadN sums each (on tensor cores: warps of as many). Two sums (A * B,
+//                    A * B') share a tile: the left half of its columns is of the first
 //   loop over K      kDepth at a time, through a ring of kStages tiles in shared memory:
 //                        copies   | 0 | 1 | 2 | 3 | ...        (core/simt_tile.cuh)
-//                        multiply             | 0 | 1 | ...    (core/simt_multiply.cuh)
+//                        multiply             | 0 | 1 | ...    (core/simt_multiply.cuh, simt_tensor.cuh)
 //                    copies are started a few at a time, between the multiplies. Factors are loaded one step ahead, so
 //                    the one __syncthreads of a stage comes before its last step: after it the next stage's copies are
 //                    there, and this stage's place is free
@@ -20,6 +21,7 @@
 #include "core/epilogue_element.cuh"
 #include "core/scheduler.cuh"
 #include "core/simt_multiply.cuh"
+#include "core/simt_tensor.cuh"
 #include "core/simt_tile.cuh"
 
 namespace jaxdnn {
@@ -37,8 +39,10 @@ template <class Config>
 struct MatmulSimt {
   using Sum = typename Config::Sum;
   static constexpr int kSums = Config::kSums;
-  static constexpr bool kDouble = is_same<Sum, double>;
-  using Multiply = typename Either<kDouble, DoubleTile<Config>, FmaTile<Config>>::Type;
+  static constexpr bool kDouble = is_same<Sum, double>, kHalf = Config::kHalf;
+  using TensorTile = typename Either<kDouble, DoubleTile<Config>, HalfTile<Config>>::Type;
+  using Multiply = typename Either<kDouble || kHalf, TensorTile, FmaTile<Config>>::Type;
+  using Element = typename Either<kHalf, typename Config::A, Sum>::Type;  // of the tiles in shared memory
   using Offset = typename Either<Config::kFar, long long, unsigned>::Type;
 
   const typename Config::A* a = nullptr;
@@ -51,18 +55,19 @@ struct MatmulSimt {
   int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
   int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (matmul_sums.cuh)
 
-  static constexpr int kThreads = kDouble ? 32 * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN)
-                                          : Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
+  static constexpr int kThreads =
+      (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
   static constexpr int kWidth = Config::kTileN / kSums;  // columns of a result's tile
-  using TileA = SimtTile<typename Config::A, Sum, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
+  using TileA = SimtTile<typename Config::A, Element, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
                          Config::kAlongM, Config::kVectorA, Offset>;
-  using TileB = SimtTile<typename Config::B, Sum, kWidth, Config::kTileN, Config::kDepth, kThreads, Config::kAlongN,
+  using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads, Config::kAlongN,
                          Config::kVectorB, Offset>;
   static constexpr int kStage = TileA::kSize + TileB::kSize;
   static constexpr int kPiecePitch = Config::kTileN + 4;
   static constexpr int kPiece = Multiply::kPieceRows * kPiecePitch;
-  static constexpr int kSharedBytes =
-      sizeof(Sum) * (Config::kStages * kStage > kPiece ? Config::kStages * kStage : kPiece);
+  static constexpr int kRingBytes = Config::kStages * kStage * static_cast<int>(sizeof(Element));
+  static constexpr int kPieceBytes = kPiece * static_cast<int>(sizeof(Sum));
+  static constexpr int kSharedBytes = kRingBytes > kPieceBytes ? kRingBytes : kPieceBytes;
   static constexpr int kSteps = Config::kDepth / Multiply::kStep;
   // Stages that asynchronous copies are ahead; those that wait in registers are one.
   static constexpr bool kAsync = TileA::kAsync || TileB::kAsync;
@@ -76,7 +81,8 @@ __device__ __forceinline__ void matmul_simt(const MatmulSimt<Config>& call) {
   using Call = MatmulSimt<Config>;
   using Sum = typename Call::Sum;
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  Sum* const shared = reinterpret_cast<Sum*>(shared_memory);
+  using Element = typename Call::Element;
+  Element* const shared = reinterpret_cast<Element*>(shared_memory);
 
   const TileOrder order{static_cast<unsigned>((call.m + Config::kTileM - 1) / Config::kTileM),
                         static_cast<unsigned>((call.n + Call::kWidth - 1) / Call::kWidth),
@@ -108,7 +114,7 @@ __device__ __forceinline__ void matmul_simt(const MatmulSimt<Config>& call) {
   };
   // All copies of the stage in `slot` are there, for all threads.
   const auto wait = [&](int slot) {
-    Sum* const to = shared + slot * Call::kStage;
+    Element* const to = shared + slot * Call::kStage;
     a.finish(to);
     b0.finish(to + Call::TileA::kSize);
     if constexpr (Call::kSums == 2) b1.finish(to + kSecondB);
@@ -118,7 +124,7 @@ __device__ __forceinline__ void matmul_simt(const MatmulSimt<Config>& call) {
 
   typename Call::Multiply multiply;
   const auto fetch = [&](int slot, int step, int buffer) {
-    const Sum* const from = shared + slot * Call::kStage;
+    const Element* const from = shared + slot * Call::kStage;
     multiply.template fetch<typename Call::TileA, typename Call::TileB>(from, from + Call::TileA::kSize, step, buffer);
   };
 #pragma unroll
@@ -153,10 +159,13 @@ __device__ __forceinline__ void matmul_simt(const MatmulSimt<Config>& call) {
     last = last + 1 == Config::kStages ? 0 : last + 1;
   }
 
+  // What was copied past the end, zeros, may still be on its way to where the pieces will be.
+  if constexpr (Call::kAsync) ptx::copy_async_wait<0>();
+  Sum* const piece_sums = reinterpret_cast<Sum*>(shared_memory);
 #pragma unroll 1
   for (int piece = 0; piece < Call::Multiply::kPieces; ++piece) {
     __syncthreads();
-    multiply.template put<Call::kPiecePitch>(piece, shared);
+    multiply.template put<Call::kPiecePitch>(piece, piece_sums);
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < Call::Multiply::kPieceRows * Call::kWidth; i += Call::kThreads) {
@@ -165,7 +174,7 @@ __device__ __forceinline__ void matmul_simt(const MatmulSimt<Config>& call) {
       Sum sums[Call::kSums];
 #pragma unroll
       for (int s = 0; s < Call::kSums; ++s) {
-        sums[s] = shared[i / Call::kWidth * Call::kPiecePitch + s * Call::kWidth + i % Call::kWidth];
+        sums[s] = piece_sums[i / Call::kWidth * Call::kPiecePitch + s * Call::kWidth + i % Call::kWidth];
       }
       apply_epilogue<Config>(call.operands, call.results, {row, column, tile.batch}, sums);
     }

@@ -6,14 +6,16 @@
 //
 //   grid             a block for each kTile rows of wide and each of kSplits parts of K, all of them at once on the
 //                    device, so that all stream to the end; the parts of one tile are a cluster
-//   warps            0 to 3 multiply; 4 starts the copies, by one thread, as far ahead as there are stages
+//   warp groups      each multiplies 64 rows of wide. Of one more warp, a thread starts the copies, as far ahead as
+//                    there are stages
 //   epilogue         the sums go to shared memory; the blocks of a cluster read each other's, add them in the order of
 //                    the parts, and finish an equal share of the elements each, neighbours in neighbouring columns
 //   barriers         full[stage]   1 arrival (the producer's, which announces the bytes)
-//                    empty[stage]  4 arrivals, a lane of each multiplying warp
+//                    empty[stage]  a lane of each multiplying warp
+//                    named 1       the multiplying warps: before the sums take the stages' place, and after
 //                    the cluster's, for the exchange of sums, and before any block leaves
-//   shared memory    | stages of (wide tile, one for each sum | narrow tile) | barriers |, then in the stages' place the
-//                    sums, kNarrow rows of kSums x kTile
+//   shared memory    | stages of (wide tile, one for each sum | narrow tile) | barriers |, then in the stages' place
+//                    the sums, kNarrow rows of kSums x kTile
 //   promotion        the tensor cores add 8-bit floats with 14 bits: each stage's sums are added to others in float32
 //
 // Bytes: wide once from memory, and narrow once a tile, from L2. Memory bounds it.
@@ -44,18 +46,19 @@ struct MatmulSkinny {
   const TensorMap* narrow = nullptr;
   ElementOperand operands[kElementOperands<Config>];
   ElementResult results[Config::Results::kCount];
-  int rows = 0;       // of wide
-  int columns = 0;    // of narrow
+  int rows = 0;     // of wide
+  int columns = 0;  // of narrow
   int k = 0;
-  int tiles = 1;      // of wide
+  int tiles = 1;                             // of wide
   int wide_batched = 1, narrow_batched = 1;  // 0 when one matrix serves the whole batch
 
   using Sum = typename Config::Sum;
   using WideTile = OperandTile<typename Config::Wide, Config::kTile, Config::kAlongWide, 1>;
   using NarrowTile = OperandTile<typename Config::Narrow, Config::kNarrow, Config::kAlongNarrow, 1>;
   using Barriers = StageBarriers<Config::kStages>;
-  static constexpr int kThreads = 160, kMultiplying = 128;
-  static constexpr int kBlocks = Config::kTile / 64 * Config::kSums;  // of 64 rows, that are multiplied
+  static constexpr int kGroups = Config::kTile / 64 * Config::kSums;
+  static constexpr int kMultiplying = 128 * kGroups;
+  static constexpr int kThreads = kMultiplying + 32;
   static constexpr int kStageBytes = Config::kSums * WideTile::kBytes + NarrowTile::kBytes;
   // Four words more than the rows have: the lanes of a warp that put their sums there hit different banks.
   static constexpr int kPitch = Config::kSums * Config::kTile + 4;
@@ -79,39 +82,29 @@ __device__ __forceinline__ void skinny_produce(const MatmulSkinny<Config>& call,
     const int k = block * Call::WideTile::kDepth;
     mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
     ptx::mbarrier_arrive_expect(full, Call::kStageBytes);
-#ifdef EXP_HINT
-    unsigned long long policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    for (int i = 0; i < Config::kSums; ++i) {
-      for (int c = 0; c < (Config::kAlongWide ? Config::kTile / 64 : 1); ++c) {
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(stage + i * Call::WideTile::kBytes + c * 8192), "l"(call.wide[i]), "r"(full), "r"(Config::kAlongWide ? row + c * 64 : k), "r"(Config::kAlongWide ? k : row), "r"(batch * call.wide_batched), "l"(policy) : "memory");
-      }
-    }
-#else
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) {
       Call::WideTile::load(call.wide[i], stage + i * Call::WideTile::kBytes, full, 0, 1, k, row,
                            batch * call.wide_batched);
     }
-#endif
     Call::NarrowTile::load(call.narrow, stage + Config::kSums * Call::WideTile::kBytes, full, 0, 1, k, 0,
                            batch * call.narrow_batched);
     position.advance();
   }
 }
 
-/// By a warp group: multiplies `blocks` parts of K, and leaves the sums in shared memory.
+/// By a warp group: multiplies `blocks` parts of K for its 64 rows of wide, and leaves the sums in shared memory.
 template <class Config>
 __device__ __forceinline__ void skinny_multiply(unsigned shared, typename Config::Sum* to, int blocks) {
   using Call = MatmulSkinny<Config>;
   using Sum = typename Call::Sum;
   const typename Call::Barriers barriers{shared + Call::kBarriersAt};
-  const unsigned long long wide = Call::WideTile::descriptor(shared);
+  const int warp = ptx::uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const unsigned long long wide = Call::WideTile::descriptor(shared) + Call::WideTile::block(warp / 4);
   const unsigned long long narrow = Call::NarrowTile::descriptor(shared + Config::kSums * Call::WideTile::kBytes);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   constexpr int kRegisters = Config::kNarrow / 2;
-  Sum sums[Call::kBlocks][kRegisters] = {};
-  Sum promoted[Call::kPromotes ? Call::kBlocks : 1][kRegisters] = {};
+  Sum sums[kRegisters] = {};
+  Sum promoted[kRegisters] = {};
 
   StagePosition<Config::kStages> position;
   int previous = 0;
@@ -121,24 +114,18 @@ __device__ __forceinline__ void skinny_multiply(unsigned shared, typename Config
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-#pragma unroll
-      for (int i = 0; i < Call::kBlocks; ++i) {
-        Wgmma<Config::kNarrow>::template multiply<typename Config::Wide, typename Config::Narrow, Config::kAlongWide,
-                                                  Config::kAlongNarrow>(
-            sums[i], wide + (offset + Call::WideTile::block(i) + Call::WideTile::step(step)),
-            narrow + (offset + Call::NarrowTile::step(step)), (!Call::kPromotes && block > 0) || step > 0);
-      }
+      Wgmma<Config::kNarrow>::template multiply<typename Config::Wide, typename Config::Narrow, Config::kAlongWide,
+                                                Config::kAlongNarrow>(
+          sums, wide + (offset + Call::WideTile::step(step)), narrow + (offset + Call::NarrowTile::step(step)),
+          (!Call::kPromotes && block > 0) || step > 0);
     }
     ptx::wgmma_commit();
     if constexpr (Call::kPromotes) {
       ptx::wgmma_wait<0>();
       if (lane == 0) ptx::mbarrier_arrive(barriers.empty(position.stage));
+      ptx::keep_in_place(sums);
 #pragma unroll
-      for (int i = 0; i < Call::kBlocks; ++i) {
-        ptx::keep_in_place(sums[i]);
-#pragma unroll
-        for (int j = 0; j < kRegisters; ++j) promoted[i][j] += sums[i][j];
-      }
+      for (int i = 0; i < kRegisters; ++i) promoted[i] += sums[i];
     } else {
       ptx::wgmma_wait<1>();
       if (block > 0 && lane == 0) ptx::mbarrier_arrive(barriers.empty(previous));
@@ -147,24 +134,20 @@ __device__ __forceinline__ void skinny_multiply(unsigned shared, typename Config
     position.advance();
   }
   ptx::wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < Call::kBlocks; ++i) ptx::keep_in_place(sums[i]);
+  ptx::keep_in_place(sums);
 
   ptx::barrier(1, Call::kMultiplying);  // nobody reads the stages any more
 #pragma unroll
-  for (int i = 0; i < Call::kBlocks; ++i) {
-#pragma unroll
-    for (int j = 0; j < kRegisters; ++j) {
-      const int row = i * 64 + warp * 16 + lane / 4 + j % 4 / 2 * 8, column = j / 4 * 8 + lane % 4 * 2 + j % 2;
-      to[column * Call::kPitch + row] = Call::kPromotes ? promoted[Call::kPromotes ? i : 0][j] : sums[i][j];
-    }
+  for (int i = 0; i < kRegisters; ++i) {
+    const int row = warp * 16 + lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    to[column * Call::kPitch + row] = Call::kPromotes ? promoted[i] : sums[i];
   }
 }
 
 /// The sums of one element, of all parts of K.
 template <class Config>
-__device__ __forceinline__ void skinny_sums(const typename Config::Sum* from, typename Config::Sum (&sums)[Config::kSums],
-                                            int place) {
+__device__ __forceinline__ void skinny_sums(const typename Config::Sum* from,
+                                            typename Config::Sum (&sums)[Config::kSums], int place) {
   using Sum = typename Config::Sum;
 #pragma unroll
   for (int s = 0; s < Config::kSums; ++s) {
@@ -194,14 +177,14 @@ template <class Config>
 __device__ __forceinline__ void matmul_skinny(const MatmulSkinny<Config>& call) {
   using Call = MatmulSkinny<Config>;
   using Sum = typename Call::Sum;
-#ifndef EXP_TOGETHER
-#define EXP_TOGETHER 4
-#endif
-  constexpr int kTogether = EXP_TOGETHER;  // elements of a thread whose memory accesses overlap
+  constexpr int kTogether = 4;  // elements of a thread whose memory accesses overlap
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned shared = ptx::shared_address(shared_memory);
   Sum* const sums = reinterpret_cast<Sum*>(shared_memory);
-  if (threadIdx.x == 0) typename Call::Barriers{shared + Call::kBarriersAt}.init(4);
+  if (threadIdx.x == Call::kMultiplying) {
+    ptx::tensor_map_prefetch(call.narrow);
+    typename Call::Barriers{shared + Call::kBarriersAt}.init(4 * Call::kGroups);
+  }
   __syncthreads();
 
   const int split = blockIdx.x % Config::kSplits, index = blockIdx.x / Config::kSplits;
@@ -209,7 +192,7 @@ __device__ __forceinline__ void matmul_skinny(const MatmulSkinny<Config>& call) 
   const long long parts = (call.k + Call::WideTile::kDepth - 1) / Call::WideTile::kDepth;
   const int first = static_cast<int>(parts * split / Config::kSplits);
   const int last = static_cast<int>(parts * (split + 1) / Config::kSplits);
-  const bool multiplies = ptx::uniform(threadIdx.x / 32) < 4;
+  const bool multiplies = ptx::uniform(threadIdx.x / 32) < 4 * Call::kGroups;
   if (multiplies) {
     skinny_multiply<Config>(shared, sums, last - first);
   } else if (threadIdx.x == Call::kMultiplying) {
@@ -236,7 +219,8 @@ __device__ __forceinline__ void matmul_skinny(const MatmulSkinny<Config>& call) 
         const int element = start + i * kStep;
         const int wide = Config::kSwapped ? element / Config::kNarrow : element % Config::kTile;
         const int narrow = Config::kSwapped ? element % Config::kNarrow : element / Config::kTile;
-        places[i] = Config::kSwapped ? ElementPlace{row + wide, narrow, batch} : ElementPlace{narrow, row + wide, batch};
+        places[i] =
+            Config::kSwapped ? ElementPlace{row + wide, narrow, batch} : ElementPlace{narrow, row + wide, batch};
         inside[i] = element < count && narrow < call.columns && row + wide < call.rows;
         if (inside[i]) skinny_sums<Config>(sums, totals[i], narrow * Call::kPitch + wide);
       }

@@ -171,6 +171,14 @@ def joined(stages: Sequence[Stage]) -> Stage:
     )
 
 
+def reductions_reason(product: Product) -> str | None:
+    """Why what the epilogue reduces can't be reduced, or None."""
+    rows = product.batch * product.m
+    if rows > MAX_GRID and any(isinstance(result, Reduced) for result in product.results):
+        return f"its epilogue reduces {rows} rows, and a grid has at most {MAX_GRID} thread blocks"
+    return None
+
+
 def _reduce(product: Product, result: Reduced, register: str, scratch: int, number: int) -> Stage:
     """Reduces the values in a scratch buffer, an axis at a time, the innermost first."""
     sizes = [product.batch, product.m, product.n]

@@ -1,6 +1,7 @@
-"""matmul on any GPU, exactly: ordinary arithmetic in float32 and int32, float64's tensor cores, operands of any layout.
+"""matmul on any GPU, for operands of any layout and alignment.
 
-The kernel is cpp/kernels/matmul_simt.cuh.
+float32 and int32 sums are exact, by ordinary arithmetic; so are float64 ones, on tensor cores. 16-bit floats are
+multiplied on the tensor cores that compute capability 8.0 brought. The kernel is cpp/kernels/matmul_simt.cuh.
 """
 
 import math
@@ -9,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from jaxdnn.device import Target
 from jaxdnn.engines.element_epilogue import (
-    MAX_GRID,
     ElementEpilogue,
     Parameter,
     Stage,
@@ -21,130 +21,30 @@ from jaxdnn.engines.element_epilogue import (
     identity_sums,
     joined,
     numbers,
+    reductions_reason,
     sums_stage,
 )
 from jaxdnn.engines.product import Matrix, Product, ProductEngine
+from jaxdnn.engines.simt_knobs import (
+    DOUBLE,
+    HALF,
+    TENSOR,
+    SimtKnobs,
+    blocks,
+    knobs_reason,
+    shared_memory,
+    unit_of,
+    vector,
+)
 from jaxdnn.plan import Launch, Plan
 from jaxdnn.pointwise.cuda import register_type
 
-PADDING = 4  # elements after each row of a tile in shared memory
-COPY_BYTES = 16  # that one instruction may copy
-TRANSPOSED = 4  # elements that one thread transposes together: stages of 8 rows are then free of bank conflicts
-LARGEST_SIZE = 2**31 - 1024  # of m, n and k, which the kernel indexes with 32 bits
-NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-
-
-@dataclass(frozen=True)
-class SimtKnobs:
-    """How a product is cut into tiles; cpp/kernels/matmul_simt.cuh draws it.
-
-    Attributes:
-      tile_m, tile_n: rows and columns of sums of a thread block.
-      thread_m, thread_n: rows and columns of sums of a thread; of a warp where float64 is multiplied.
-      depth: of K in a stage.
-      stages: in flight.
-      group: rows of tiles that are worked through together, for the L2 cache.
-      split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
-      resident: thread blocks that a multiprocessor has registers for.
-    """
-
-    tile_m: int = 128
-    tile_n: int = 128
-    thread_m: int = 8
-    thread_n: int = 16
-    depth: int = 16
-    stages: int = 3
-    group: int = 8
-    split_k: int = 1
-    resident: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("tile_m", "tile_n", "thread_m", "thread_n", "depth", "stages", "group", "split_k", "resident"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"simt matmul: {name} is {getattr(self, name)}; expected at least 1")
-        if self.stages < 2:
-            raise ValueError("simt matmul: stages is 1; expected at least 2")
-        for name in ("tile_m", "tile_n", "depth"):
-            if (value := getattr(self, name)) & (value - 1):
-                raise ValueError(f"simt matmul: {name} is {value}; expected a power of two")
-
-    def threads(self, double: bool) -> int:
-        return (32 if double else 1) * self.tile_m * self.tile_n // (self.thread_m * self.thread_n)
-
-
-def transposes(matrix: Matrix, along: bool) -> bool:
-    """Whether elements are transposed on their way to shared memory (core/simt_tile.cuh)."""
-    return not along and matrix.dtype != "float64"
-
-
-def vector(matrix: Matrix, along: bool) -> int:
-    """Neighbours that one copy takes, where all rows are so aligned."""
-    most = COPY_BYTES // matrix.itemsize
-    if transposes(matrix, along):
-        most = min(most, TRANSPOSED)
-    elif matrix.itemsize < 4:
-        return 1  # converted one by one
-    offset = matrix.buffer.offset // matrix.itemsize
-    return math.gcd(most, matrix.columns, matrix.row_stride, matrix.batch_stride, offset)
-
-
-def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | None:
-    """Why the knobs don't fit the product, or None."""
-    double, sums = product.accumulator == "float64", len(product.b)
-    multiply = "its float64 tensor cores take" if double else "a warp's lanes take"
-    of_thread = (16, 8) if double else (4, 4)
-    of_warp = (1, 1) if double else (8, 4)
-    for axis, tile, part, unit, lanes in zip(
-        "mn", (knobs.tile_m, knobs.tile_n), (knobs.thread_m, knobs.thread_n), of_thread, of_warp, strict=True
-    ):
-        if part % unit or tile % (part * lanes):
-            return f"tile_{axis} is {tile} and thread_{axis} {part}; {multiply} multiples of {unit} x {lanes}"
-    threads = knobs.threads(double)
-    if not 32 <= threads <= 1024:
-        return f"a block would have {threads} threads; expected 32 to 1024"
-    sides = (
-        (product.a, product.a_transposed, knobs.tile_m),
-        (product.b[0], not product.b_transposed, knobs.tile_n // sums),
-    )
-    for name, (matrix, along, extent) in zip("ab", sides, strict=True):
-        run = (extent if along else knobs.depth) // vector(matrix, along)
-        if threads % max(1, run) or (extent * knobs.depth) % (threads * vector(matrix, along)):
-            return f"{threads} threads can't share tiles of {extent} x {knobs.depth} of {name} evenly"
-    if knobs.depth % (8 if double else 2):
-        return f"depth is {knobs.depth}; expected a multiple of {8 if double else 2}"
-    if knobs.split_k > math.ceil(product.k / knobs.depth):
-        return f"split_k is {knobs.split_k}; k has {math.ceil(product.k / knobs.depth)} parts of {knobs.depth}"
-    if blocks(product, knobs) > MAX_GRID:
-        return f"it would take {blocks(product, knobs)} thread blocks, and a grid has at most {MAX_GRID}"
-    if (needed := shared_memory(product, knobs)) > target.shared_memory:
-        return f"it would use {needed} bytes of shared memory, and a block has {target.shared_memory}"
-    return None
-
-
-def blocks(product: Product, knobs: SimtKnobs) -> int:
-    """Thread blocks of the grid."""
-    rows = math.ceil(product.m / knobs.tile_m)
-    columns = math.ceil(product.n * len(product.b) / knobs.tile_n)
-    return rows * columns * product.batch * knobs.split_k
-
-
-def shared_memory(product: Product, knobs: SimtKnobs) -> int:
-    """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
-    double, stage = product.accumulator == "float64", 0
-    for matrix, along, extent in (
-        (product.a, product.a_transposed, knobs.tile_m),
-        (product.b[0], not product.b_transposed, knobs.tile_n),
-    ):
-        rows_of_k = along or transposes(matrix, along)
-        rows, columns = (knobs.depth, extent) if rows_of_k else (extent, knobs.depth)
-        stage += rows * (columns + PADDING)
-    pieces = knobs.thread_m // 8 if double else knobs.thread_m
-    piece = knobs.tile_m // pieces * (knobs.tile_n + PADDING)
-    return (8 if double else 4) * max(knobs.stages * stage, piece)
+LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
+NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
 
 
 class Simt(ProductEngine):
-    """Exact products on any GPU: float32 and int32 with ordinary arithmetic, float64 on its tensor cores."""
+    """Products on any GPU, of any layout: all but 16-bit floats with ordinary arithmetic, or what rounds like it."""
 
     name = "simt"
     platform = "cuda"
@@ -163,6 +63,8 @@ class Simt(ProductEngine):
             return f"it does not multiply {pair[0]} by {pair[1]} into {sums}"
         if max(product.m, product.n, product.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
+        if reason := reductions_reason(product):
+            return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"
         return None
@@ -190,7 +92,7 @@ class Simt(ProductEngine):
 
 def _multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel that multiplies, and what follows each sum (or each split's sum)."""
-    double, sums = product.accumulator == "float64", len(product.b)
+    unit, sums = unit_of(product), len(product.b)
     along = (product.a_transposed, not product.b_transposed)
     matrices = (product.a, product.b[0])
     far = any(
@@ -203,7 +105,7 @@ def _multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> 
         f"using B = {ctype(product.b[0].dtype)};",
         f"using Sum = {ctype(register_type(product.accumulator))};",
     ]
-    flags = {"AlongM": along[0], "AlongN": along[1], "Far": far}
+    flags = {"AlongM": along[0], "AlongN": along[1], "Far": far, "Half": unit is TENSOR}
     lines += [f"static constexpr bool k{name} = {str(value).lower()};" for name, value in flags.items()]
     sizes = {
         "Sums": sums,
@@ -213,12 +115,12 @@ def _multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> 
         "ThreadN": knobs.thread_n,
         "Depth": knobs.depth,
         "Stages": knobs.stages,
-        "VectorA": vector(product.a, along[0]),
-        "VectorB": min(vector(b, along[1]) for b in product.b),
+        "VectorA": vector(unit, product.a, along[0]),
+        "VectorB": min(vector(unit, b, along[1]) for b in product.b),
     }
     lines += [f"static constexpr int k{name} = {value};" for name, value in sizes.items()]
     call = "jaxdnn::MatmulSimt<Config>"
-    needed, threads = shared_memory(product, knobs), knobs.threads(double)
+    needed, threads = shared_memory(product, knobs), knobs.threads(unit)
     found = _matrix("a", "a", product.a)
     for i, b in enumerate(product.b):
         found += _matrix(f"b{i}", "b", b, f"[{i}]")
@@ -253,59 +155,108 @@ def _matrix(name: str, field: str, matrix: Matrix, index: str = "") -> list[Para
 
 # ---- Heuristic -------------------------------------------------------------------------------------------------------
 
-RATE = {"float32": 50e12, "int32": 25e12, "float64": 55e12}  # operations a second of the largest tile
-SUMS_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
+# All numbers were measured on an H200 with random data. A rate is of the first tile, 4096 x 4096 x 4096.
+RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a second
+TENSOR_RATE = 306e12
+WARPS = 8  # of a multiprocessor that keep it busy
+FEW_WARPS = 0.65  # with fewer, speed falls as this power: 4 are 0.64 as fast, at 512 x 512 x 8192
+SUMS_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A tile, and its speed relative to the first one."""
+    """A tile, and its speed relative to the first one when all multiprocessors are busy."""
 
     knobs: SimtKnobs
     speed: float
 
 
-_SINGLE = (
-    Shape(SimtKnobs(), 1.0),
-    Shape(SimtKnobs(tile_n=64, thread_n=8, resident=3), 0.85),
-    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_n=8, resident=6), 0.8),
-    Shape(SimtKnobs(tile_m=32, thread_m=4, thread_n=8, resident=4), 0.6),
-    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=4, thread_n=8, resident=8), 0.55),
+_LARGE, _WIDE = SimtKnobs(), SimtKnobs(tile_n=64, thread_n=8, resident=3)
+_SMALL = (
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_n=8, resident=5), 0.92),
+    Shape(SimtKnobs(tile_m=32, thread_m=4, thread_n=8, resident=4), 0.75),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=4, thread_n=8, resident=8), 0.75),
+)
+# Microseconds at 4096 x 4096 x 4096 with stages of 16 and of 8: neither transposed 2777, 2861; A 3174, 2788; B 3107,
+# 2938; both 2952, 2925. With the narrower tile and stages of 16: A 2768, B 2983, both 2814. Rows that are not aligned:
+# 3470, with the narrower tile 3150.
+_ALIGNED = (Shape(_LARGE, 1.0), Shape(_WIDE, 0.97), *_SMALL)
+_A_TRANSPOSED = (Shape(_WIDE, 1.0), Shape(replace(_LARGE, depth=8, stages=4), 0.97), *_SMALL)
+_B_TRANSPOSED = (Shape(replace(_LARGE, depth=8, stages=4), 0.94), Shape(_WIDE, 0.93), *_SMALL)
+_UNALIGNED = (
+    Shape(replace(_WIDE, depth=8, stages=4), 0.88),
+    Shape(replace(_LARGE, depth=8, stages=4), 0.8),
+    *(Shape(shape.knobs, 0.86 * shape.speed) for shape in _SMALL),
+)
+# What is converted on its way waits in registers.
+_CONVERTED = tuple(
+    Shape(replace(shape.knobs, depth=8, stages=2), shape.speed) for shape in (Shape(_LARGE, 1.0), *_SMALL)
 )
 _DOUBLE = (
-    Shape(SimtKnobs(thread_m=32, thread_n=64, resident=1), 1.0),
-    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, resident=3), 0.9),
+    Shape(SimtKnobs(thread_m=32, thread_n=32, resident=1), 1.0),
+    Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64), 0.98),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=8, stages=4, resident=3), 0.96),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, resident=4), 0.6),
 )
+_TENSOR = (
+    Shape(SimtKnobs(thread_m=64, thread_n=64, depth=32), 1.0),
+    Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64, depth=32, resident=3), 0.72),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=4, resident=4), 0.58),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=4, resident=6), 0.42),
+)
+# 16-bit elements that have to be copied one by one wait in registers too.
+_UNALIGNED_TENSOR = (
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=3), 0.33),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2, resident=3), 0.2),
+)
+
+
+def shapes(product: Product) -> tuple[Shape, ...]:
+    """Tiles for the product's dtypes, layout and alignment."""
+    unit = unit_of(product)
+    sides = ((product.a, product.a_transposed), *((b, not product.b_transposed) for b in product.b))
+    together = min(vector(unit, matrix, along) for matrix, along in sides)
+    if unit is DOUBLE:
+        # 512 threads have 128 registers each, none of them for an epilogue: 8 to 16 bytes spilled.
+        return _DOUBLE if product.is_plain and len(product.b) == 1 else _DOUBLE[1:]
+    if unit is TENSOR:
+        # Copies of few elements each have many addresses, for which the largest tile leaves no registers.
+        return _UNALIGNED_TENSOR if together == 1 else _TENSOR if together > 2 else _TENSOR[1:]
+    if product.a.itemsize < 4:
+        return _CONVERTED
+    if together == 1:
+        return _UNALIGNED
+    return _A_TRANSPOSED if product.a_transposed else _B_TRANSPOSED if product.b_transposed else _ALIGNED
 
 
 def candidates(product: Product, target: Target) -> Iterator[SimtKnobs]:
     """Knobs that work for the product, by the time that is expected of them."""
     found: dict[SimtKnobs, float] = {}
-    for shape in _DOUBLE if product.accumulator == "float64" else _SINGLE:
-        knobs = shape.knobs
-        if product.a.itemsize < 4:  # what is converted on its way waits in registers
-            knobs = replace(knobs, depth=8, stages=2)
-        slots = target.sm_count * knobs.resident
-        for split in splits(product, knobs, slots):
-            choice = replace(knobs, split_k=split)
-            if knobs_reason(product, choice, target) is None:
-                found[choice] = seconds(product, choice, shape, slots)
+    for shape in shapes(product):
+        for split in splits(product, shape.knobs, target.sm_count * shape.knobs.resident):
+            knobs = replace(shape.knobs, split_k=split)
+            if knobs_reason(product, knobs, target) is None:
+                found[knobs] = seconds(product, knobs, shape.speed, target.sm_count)
     return iter(sorted(found, key=found.__getitem__))
 
 
 def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
     """Into how many parts K may be cut to occupy more of the device: parts of at least 16 stages."""
+    if knobs.threads(unit_of(product)) > 256:
+        return [1]  # a part's place takes registers too: 40 bytes spilled with 512 threads
     most = min(slots // blocks(product, knobs), product.k // (16 * knobs.depth), 64)
     return [1, *(split for split in (2, 3, 4, 6, 8, 16, 32, 64) if split <= most)]
 
 
-def seconds(product: Product, knobs: SimtKnobs, shape: Shape, slots: int) -> float:
+def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
-    rounds = math.ceil(blocks(product, knobs) / slots)
-    flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k) * slots * rounds
-    time = flops / (RATE[product.accumulator] * shape.speed)
+    unit = unit_of(product)
+    each = math.ceil(blocks(product, knobs) / sm_count)  # blocks of a multiprocessor, one after the other or together
+    warps = min(each, knobs.resident) * knobs.threads(unit) / 32
+    rate = (TENSOR_RATE if unit is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** FEW_WARPS
+    flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
+    time = each * sm_count * flops / rate
     if knobs.split_k > 1:
         sums = product.m * product.n * product.batch * len(product.b) * 4
         time += SUMS_LAUNCH + 2 * sums * knobs.split_k / SUMS_RATE

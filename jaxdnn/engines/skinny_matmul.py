@@ -20,6 +20,7 @@ from jaxdnn.engines.element_epilogue import (
     entry_text,
     joined,
     numbers,
+    reductions_reason,
 )
 from jaxdnn.engines.product import Matrix, Product, ProductEngine
 from jaxdnn.plan import Launch, Plan, TensorMap
@@ -27,7 +28,6 @@ from jaxdnn.pointwise.cuda import register_type
 
 DEPTH_BYTES = 128  # of K in a stage
 CHUNK = 64  # elements of a row that runs along M or N, in one box
-THREADS = 160
 LARGEST_SIZE = 2**31 - 1024  # of a dimension, which the copy engine indexes with 32 bits
 NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that core/wgmma_narrow.cuh has
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -39,7 +39,7 @@ MULTIPLIES = {("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "flo
 _MAP_DTYPE = {"float16": 6, "bfloat16": 9, "float32": 11}  # float32 as tf32; bytes else
 _BYTE = 0
 _SWIZZLE_128 = 3
-_PROMOTE_256 = 3
+_PROMOTE_128 = 2  # 57.0 against 59.4 us with 256 bytes, at 16 x 28672 x 4096
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ class SkinnyProduct:
         sums = self.width * (knobs.tile * len(self.wide) + 4) * 4
         return max(knobs.stages * self.stage_bytes(knobs), math.ceil(sums / 1024) * 1024) + knobs.stages * 16
 
+    def threads(self, knobs: SkinnyKnobs) -> int:
+        """A warp group for each 64 rows, and a warp that copies."""
+        return 2 * knobs.tile * len(self.wide) + 32
+
     def tiles(self, knobs: SkinnyKnobs) -> int:
         return math.ceil(self.rows / knobs.tile)
 
@@ -162,6 +166,8 @@ class Skinny(ProductEngine):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
+        if reason := reductions_reason(product):
+            return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"
         return None
@@ -206,7 +212,7 @@ def _tensor_map(matrix: Matrix, batch: int, box: tuple[int, int]) -> TensorMap:
         box=(*box, 1),
         element_strides=(1, 1, 1),
         swizzle=_SWIZZLE_128,
-        l2_promotion=_PROMOTE_256,
+        l2_promotion=_PROMOTE_128,
     )
 
 
@@ -248,13 +254,13 @@ def _multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue)
         f"\n{epilogue.text()}\n{config_text('Config', lines)}\n"
         f"static_assert({call}::kSharedBytes == {needed}, "
         '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text("matmul_skinny", call, f"{THREADS}", found)
+        + entry_text("matmul_skinny", call, str(one.threads(knobs)), found)
     )
     launch = Launch(
         "matmul_skinny",
         arguments(found),
         (one.tiles(knobs) * product.batch * knobs.split_k, 1, 1),
-        (THREADS, 1, 1),
+        (one.threads(knobs), 1, 1),
         (knobs.split_k, 1, 1),
         needed,
     )
@@ -263,43 +269,57 @@ def _multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue)
 
 # ---- Heuristic -------------------------------------------------------------------------------------------------------
 
-RESERVED = 1024  # bytes of shared memory that the system takes of each block
-IN_FLIGHT = 40_000  # bytes of the wide operand that one multiprocessor must have asked for to be served in full
+# All numbers were measured on an H200: bfloat16, 1 to 64 rows, b of 4096 x 1024 to 4096 x 28672 and 14336 x 4096.
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
-L2_BANDWIDTH = 5.5e12  # bytes a second from the L2 cache to the multiprocessors
-START = 2.0e-6  # seconds before the first bytes, and after the last
-EXCHANGE = 1.0e-6  # seconds that a cluster takes to add its sums
+L2_BANDWIDTH = 8e12  # bytes a second from the L2 cache to the multiprocessors
+SM_BANDWIDTH = 110e9  # of which one multiprocessor takes at most so many
+MEMORY_BANDWIDTH = 66e9  # bytes a second from memory to one multiprocessor: 64 of them had all there is
+IN_FLIGHT = 4.3e6  # bytes that must have been asked for at any time, or bandwidth falls in proportion
+# With more than this for each multiprocessor, neighbours in memory are fetched too far apart: 57.7 us with 96 KiB, 59.6
+# with 128 KiB, at 16 x 28672 x 4096.
+MOST_IN_FLIGHT = 108 * 1024
+START = 2.3e-6  # seconds before the first bytes, and after the last
+EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns
+TOGETHER = 4  # elements of a thread that are finished together
+FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and with sums of other blocks
 
 
 def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
     """Knobs that work for the product, by the time that is expected of them."""
     found: dict[SkinnyKnobs, float] = {}
-    for tile in (64, 128, 256):
-        for resident in (1, 2):
-            room = target.shared_memory if resident == 1 else (target.shared_memory + RESERVED) // 2 - RESERVED
-            for split in (1, 2, 4, 8):
-                knobs = SkinnyKnobs(tile, 2, split)
-                stages = (room - 16) // (one.stage_bytes(knobs) + 16)
-                parts = math.ceil(math.ceil(one.product.k / one.depth) / split)
-                if stages < 2:
-                    continue
-                knobs = SkinnyKnobs(tile, max(2, min(stages, parts, 12)), split)
-                if one.shared_memory(knobs) <= room and knobs_reason(one, knobs, target) is None:
-                    time = seconds(one, knobs, resident, target)
-                    found[knobs] = min(time, found.get(knobs, time))
+    for tile in (128, 256, 64):
+        for split in (1, 2, 4, 8):
+            knobs = SkinnyKnobs(tile, 2, split)
+            blocks = one.tiles(knobs) * one.product.batch * split
+            parts = math.ceil(math.ceil(one.product.k / one.depth) / split)
+            if blocks < target.sm_count:
+                each = tile * len(one.wide) * DEPTH_BYTES
+            else:
+                each = one.stage_bytes(knobs) * blocks / target.sm_count
+            stages = max(3, min(round(MOST_IN_FLIGHT / each), 12))
+            knobs = SkinnyKnobs(tile, max(2, min(stages, parts)), split)
+            if knobs_reason(one, knobs, target) is None:
+                found[knobs] = seconds(one, knobs, target)
     return iter(sorted(found, key=found.__getitem__))
 
 
-def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, resident: int, target: Target) -> float:
+def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
     """An estimate of the time, for comparing knobs with each other."""
+    rows = knobs.tile * len(one.wide)
     blocks = one.tiles(knobs) * one.product.batch * knobs.split_k
-    rounds = math.ceil(blocks / (target.sm_count * resident))
-    busy = min(target.sm_count, blocks)  # multiprocessors
-    depth = math.ceil(one.product.k / knobs.split_k) * one.narrow.itemsize
-    wide = depth * knobs.tile * len(one.wide) * min(blocks, target.sm_count * resident)
-    both = wide * one.stage_bytes(knobs) / (knobs.tile * len(one.wide) * DEPTH_BYTES)
-    flight = knobs.stages * knobs.tile * len(one.wide) * DEPTH_BYTES * min(resident, blocks / busy)
-    share = min(1.0, busy * flight / (target.sm_count * IN_FLIGHT))
-    rate = (target.bandwidth or BANDWIDTH) * share
-    round_time = max(wide / rate, both / L2_BANDWIDTH)
-    return START + rounds * round_time + (EXCHANGE if knobs.split_k > 1 else 0.0)
+    resident = min(target.shared_memory // one.shared_memory(knobs), math.ceil(blocks / target.sm_count))
+    at_once = min(blocks, resident * target.sm_count)
+    of_block = math.ceil(one.product.k / knobs.split_k) * one.narrow.itemsize * rows
+    wide, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
+    share = min(1.0, at_once * knobs.stages * rows * DEPTH_BYTES / IN_FLIGHT)
+    busy = min(at_once, target.sm_count)
+    from_memory = wide / min((target.bandwidth or BANDWIDTH) * share, busy * MEMORY_BANDWIDTH)
+    from_cache = both / min(L2_BANDWIDTH, busy * SM_BANDWIDTH)
+    finished = one.columns * knobs.tile / (knobs.split_k * 2 * rows * TOGETHER)
+    rounds = math.ceil(blocks / at_once)
+    return (
+        START
+        + rounds * max(from_memory, from_cache)
+        + EXCHANGE[knobs.split_k] * max(1.0, one.columns / 16)
+        + FINISH[knobs.split_k > 1] * math.ceil(finished)
+    )
