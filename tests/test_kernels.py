@@ -22,6 +22,8 @@ SIGNATURES = [
     NormCase("layer_norm", (4096, 8192), x=F16, scale=F32, bias=F32, residual=F16),
     NormCase("rms_norm", (4096, 4096), x=BF16, scale=F32, residual=F32),
     NormCase("rms_norm", (4096, 16_384), x=BF16, scale=BF16, residual=BF16),
+    NormCase("layer_norm", (4096, 16_384), x=BF16, scale=F32, bias=F32, statistics=True),
+    NormCase("rms_norm", (4096, 16_384), x=F16, scale=F32),
     NormCase("rms_norm", (4096, 16_384), x=F32, scale=F32),
     NormCase("layer_norm", (100_000, 128), x=BF16, scale=F32, bias=F32),
     NormCase("rms_norm", (100_000, 64), x=F32),

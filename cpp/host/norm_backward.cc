@@ -5,9 +5,10 @@
 //     d_x     = rstd * (g - mean(g) - xhat * mean(g * xhat))     mean(g) for layer_norm only
 //     d_scale = sum of d_y * xhat over rows,   d_bias = sum of d_y over rows
 //
-// A task owns whole rows, in chunks. It reads a row of x and d_y once from memory; the sums, d_x and the parameters'
-// gradients are passes over the cached row. Each chunk sums its parameters' gradients into a row of its own, and
-// `norm_reduce` adds those rows in order: the result depends on the shapes alone, never on the threads.
+// Y is the type of d_y, X that of x, d_sum and d_x: Y, or float where Y has 16 bits and x is a sum with a wider
+// residual. A task owns whole rows, in chunks. It reads a row of x and d_y once from memory; the sums, d_x and the
+// parameters' gradients are passes over the cached row. Each chunk sums its parameters' gradients into a row of its
+// own, and `norm_reduce` adds those rows in order: the result depends on the shapes alone, never on the threads.
 //
 // Bytes: x, d_y, d_x once, and the chunks' sums. Flops: about 14 an element.
 #include "host_kernel.h"
@@ -16,7 +17,7 @@
 
 JAXDNN_ISA_BEGIN
 
-template <typename X>
+template <typename Y, typename X>
 struct Backward {
   using C = Compute<X>;
 
@@ -24,9 +25,10 @@ struct Backward {
   bool centered;
   C scale_offset;
   Groups<const X> x;
-  ParameterGroups<X> scale;
+  ParameterGroups<Y> scale;
   Groups<const C> mean, rstd;
-  Groups<const X> d_y, d_sum;
+  Groups<const Y> d_y;
+  Groups<const X> d_sum;
   Groups<const C> d_mean, d_rstd;
   Groups<X> d_x;
   Groups<C> d_scale, d_bias;  // a row for each chunk
@@ -36,10 +38,10 @@ struct Backward {
         centered(arguments.scalar<int64_t>() != 0),
         scale_offset(C(arguments.scalar<double>())),
         x(arguments.groups<const X>()),
-        scale(arguments.parameter<X>()),
+        scale(arguments.parameter<Y>()),
         mean(arguments.groups<const C>()),
         rstd(arguments.groups<const C>()),
-        d_y(arguments.groups<const X>()),
+        d_y(arguments.groups<const Y>()),
         d_sum(arguments.groups<const X>()),
         d_mean(arguments.groups<const C>()),
         d_rstd(arguments.groups<const C>()),
@@ -70,7 +72,7 @@ struct Backward {
     const C center = row_mean(group, row);
     const C inverse = rstd.group(group)[row];
     const X* s = x.group(group) + row * columns;
-    const X* dy = d_y.group(group) + row * columns;
+    const Y* dy = d_y.group(group) + row * columns;
     X* to = d_x.group(group) + row * columns;
     visit(scale.group(group), [&](auto weight) {
       const auto sums = sum_columns<C, 2>(columns, [&](int64_t column, auto lanes, Vector<C>* sums) {
@@ -113,7 +115,7 @@ struct Backward {
     if (!d_scale && !d_bias) return;
     const int64_t columns = geometry.columns;
     const X* s = x.group(group) + first * columns;
-    const X* dy = d_y.group(group) + first * columns;
+    const Y* dy = d_y.group(group) + first * columns;
     C center[rows], inverse[rows];
     for (int row = 0; row < rows; ++row) {
       center[row] = row_mean(group, first + row);
@@ -204,9 +206,9 @@ struct Backward {
   }
 };
 
-template <typename X>
+template <typename Y, typename X = Y>
 void norm_backward(const void* const* arguments, int64_t task) {
-  const Backward<X> call{Arguments(arguments)};
+  const Backward<Y, X> call{Arguments(arguments)};
   call.geometry.for_chunks(task, [&](int64_t chunk, int64_t group, int64_t row, int64_t row_end) {
     if (call.geometry.columns < kNarrow) {
       call.narrow_rows(chunk, group, row, row_end);
@@ -261,7 +263,9 @@ JAXDNN_HOST_KERNELS({"norm_backward_float64", norm_backward<double>},     //
                     {"norm_backward_float32", norm_backward<float>},      //
                     {"norm_backward_float16", norm_backward<float16>},    //
                     {"norm_backward_bfloat16", norm_backward<bfloat16>},  //
-                    {"norm_reduce_float64", norm_reduce<double>},         //
-                    {"norm_reduce_float32", norm_reduce<float>},          //
-                    {"norm_reduce_float16", norm_reduce<float16>},        //
+                    {"norm_backward_float16_float32", norm_backward<float16, float>},
+                    {"norm_backward_bfloat16_float32", norm_backward<bfloat16, float>},
+                    {"norm_reduce_float64", norm_reduce<double>},   //
+                    {"norm_reduce_float32", norm_reduce<float>},    //
+                    {"norm_reduce_float16", norm_reduce<float16>},  //
                     {"norm_reduce_bfloat16", norm_reduce<bfloat16>})

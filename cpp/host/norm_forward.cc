@@ -1,5 +1,6 @@
 // layer_norm and rms_norm, forward.
 //
+// X is the type of x and y, S that of the residual and of the sum: X, or float where X has 16 bits.
 // A task owns whole rows. A row is read once from memory and stays in cache for two more passes:
 //
 //     x (+ residual -> sum) --sum--> mean --sum of squares--> rstd --(s - mean) * rstd * (scale + offset) + bias--> y
@@ -13,7 +14,7 @@
 
 JAXDNN_ISA_BEGIN
 
-template <typename X>
+template <typename X, typename S>
 struct Forward {
   using C = Compute<X>;
 
@@ -21,9 +22,11 @@ struct Forward {
   bool centered;
   double epsilon;
   C scale_offset;
-  Groups<const X> x, residual;
+  Groups<const X> x;
+  Groups<const S> residual;
   ParameterGroups<X> scale, bias;
-  Groups<X> y, sum;
+  Groups<X> y;
+  Groups<S> sum;
   Groups<C> mean, rstd;
 
   explicit Forward(Arguments arguments)
@@ -32,51 +35,58 @@ struct Forward {
         epsilon(arguments.scalar<double>()),
         scale_offset(C(arguments.scalar<double>())),
         x(arguments.groups<const X>()),
-        residual(arguments.groups<const X>()),
+        residual(arguments.groups<const S>()),
         scale(arguments.parameter<X>()),
         bias(arguments.parameter<X>()),
         y(arguments.groups<X>()),
-        sum(arguments.groups<X>()),
+        sum(arguments.groups<S>()),
         mean(arguments.groups<C>()),
         rstd(arguments.groups<C>()) {}
 
   void wide_rows(int64_t group, int64_t row, int64_t row_end) const {
-    const int64_t columns = geometry.columns;
-    const C offset = scale_offset;
     for (; row < row_end; ++row) {
-      const X* s = x.group(group) + row * columns;
+      const int64_t offset = row * geometry.columns;
+      const X* from = x.group(group) + offset;
       if (residual) {
-        X* to = sum.group(group) + row * columns;
-        add(s, residual.group(group) + row * columns, to);
-        s = to;
+        S* to = sum.group(group) + offset;
+        add(from, residual.group(group) + offset, to);
+        wide_row<S>(group, row, to);
+      } else {
+        wide_row<X>(group, row, from);
       }
-      C center = 0;
-      if (centered) {
-        const auto total = sum_columns<C, 1>(
-            columns, [&](int64_t column, auto lanes, Vector<C>* sums) { sums[0] += keep(load(s + column), lanes); });
-        center = C(total[0] / double(columns));
-      }
-      const auto squares = sum_columns<C, 1>(columns, [&](int64_t column, auto lanes, Vector<C>* sums) {
-        const Vector<C> centered_s = keep(load(s + column) - center, lanes);
-        sums[0] += centered_s * centered_s;
-      });
-      const C inverse = C(1 / std::sqrt(squares[0] / double(columns) + epsilon));
-      if (mean) mean.group(group)[row] = center;
-      if (rstd) rstd.group(group)[row] = inverse;
-
-      X* to = y.group(group) + row * columns;
-      visit(scale.group(group), [&](auto weight) {
-        visit(bias.group(group), [&](auto shift) {
-          for_columns<C>(columns, [&](int64_t column, auto) {
-            const Vector<C> xhat = (load(s + column) - center) * inverse;
-            store(to + column, plus(times(xhat, weight, offset, column), shift, column));
-          });
-        });
-      });
     }
   }
 
-  void add(const X* a, const X* b, X* to) const {
+  template <typename T>
+  void wide_row(int64_t group, int64_t row, const T* s) const {
+    const int64_t columns = geometry.columns;
+    const C offset = scale_offset;
+    C center = 0;
+    if (centered) {
+      const auto total = sum_columns<C, 1>(
+          columns, [&](int64_t column, auto lanes, Vector<C>* sums) { sums[0] += keep(load(s + column), lanes); });
+      center = C(total[0] / double(columns));
+    }
+    const auto squares = sum_columns<C, 1>(columns, [&](int64_t column, auto lanes, Vector<C>* sums) {
+      const Vector<C> centered_s = keep(load(s + column) - center, lanes);
+      sums[0] += centered_s * centered_s;
+    });
+    const C inverse = C(1 / std::sqrt(squares[0] / double(columns) + epsilon));
+    if (mean) mean.group(group)[row] = center;
+    if (rstd) rstd.group(group)[row] = inverse;
+
+    X* to = y.group(group) + row * columns;
+    visit(scale.group(group), [&](auto weight) {
+      visit(bias.group(group), [&](auto shift) {
+        for_columns<C>(columns, [&](int64_t column, auto) {
+          const Vector<C> xhat = (load(s + column) - center) * inverse;
+          store(to + column, plus(times(xhat, weight, offset, column), shift, column));
+        });
+      });
+    });
+  }
+
+  void add(const X* a, const S* b, S* to) const {
     for_columns<C>(geometry.columns,
                    [&](int64_t column, auto) { store(to + column, load(a + column) + load(b + column)); });
   }
@@ -101,12 +111,12 @@ struct Forward {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) {
         const int64_t i = offset + row * columns + column;
-        X value = x.group(group)[i];
+        s[column][row] = widen(x.group(group)[i]);
         if (residual) {
-          value = narrow<X>(widen(value) + widen(residual.group(group)[i]));
-          sum.group(group)[i] = value;
+          const S rounded = narrow<S>(s[column][row] + widen(residual.group(group)[i]));
+          sum.group(group)[i] = rounded;
+          s[column][row] = widen(rounded);
         }
-        s[column][row] = widen(value);
       }
     }
     C center[kTileRows] = {}, inverse[kTileRows] = {};
@@ -136,9 +146,9 @@ struct Forward {
   }
 };
 
-template <typename X>
+template <typename X, typename S = X>
 void norm_forward(const void* const* arguments, int64_t task) {
-  const Forward<X> call{Arguments(arguments)};
+  const Forward<X, S> call{Arguments(arguments)};
   call.geometry.for_chunks(task, [&](int64_t, int64_t group, int64_t row, int64_t row_end) {
     if (call.geometry.columns < kNarrow) {
       call.narrow_rows(group, row, row_end);
@@ -150,7 +160,9 @@ void norm_forward(const void* const* arguments, int64_t task) {
 
 JAXDNN_ISA_END
 
-JAXDNN_HOST_KERNELS({"norm_forward_float64", norm_forward<double>},   //
-                    {"norm_forward_float32", norm_forward<float>},    //
-                    {"norm_forward_float16", norm_forward<float16>},  //
-                    {"norm_forward_bfloat16", norm_forward<bfloat16>})
+JAXDNN_HOST_KERNELS({"norm_forward_float64", norm_forward<double>},                  //
+                    {"norm_forward_float32", norm_forward<float>},                   //
+                    {"norm_forward_float16", norm_forward<float16>},                 //
+                    {"norm_forward_bfloat16", norm_forward<bfloat16>},               //
+                    {"norm_forward_float16_float32", norm_forward<float16, float>},  //
+                    {"norm_forward_bfloat16_float32", norm_forward<bfloat16, float>})

@@ -6,13 +6,19 @@
 //
 //   timeline of one thread (kStages > 0):
 //     fetch row 0 .. row kStages-1 | wait row 0 | read it | fetch row kStages | moments | write y | wait row 1 ...
-//   With kStages == 0 rows are loaded straight into registers, and other blocks of the multiprocessor hide the latency.
+//   With kStages == 0 rows are loaded straight into registers, and other blocks of the multiprocessor hide the latency:
+//     load row | ask for a later block's row | load parameters | moments | parameters ahead, write y
+//   What they can't hide, L2 does: each block asks it for the rows of the block kPrefetch later (one bulk prefetch by
+//   one thread), so that about 4 MiB of rows are on their way, in the order of the blocks, whatever the blocks that
+//   run now are waiting for.
 //
 //   barriers         one a row for a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one cluster
 //                    barrier (all threads); two where some threads have fewer columns than others, and the mean must
 //                    come before the deviations; none when a team is a warp or part of one
 //   shared memory    | slots of the sums, two phases | scale | bias | ring of x | ring of residual |
-//   registers        the row stays packed in its own type from the first pass to the last; scale and bias too
+//   registers        the row stays packed in its own type from the first pass to the last; scale and bias too, where
+//                    there is room. Else they come from the L1 cache, which keeps them from block to block, kAhead
+//                    vectors before their use.
 //
 // Bytes: x (and residual) read once, y (and sum) written once; statistics and parameters are negligible.
 // Flops: about 8 an element. Memory bounds it: 3.7 to 4.1 TB/s on an H200, whose copy reaches 4.25
@@ -179,7 +185,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     }
 
 #if __CUDA_ARCH__ >= 900
-    if constexpr (Config::kPrefetch > 0) {
+    if constexpr (Config::kPrefetch > 0) {  // after this block's own row, which is needed first
       const long long later = row + static_cast<long long>(Config::kPrefetch) * Config::kTurns * Config::kRowsPerBlock;
       if (team.lane == 0 && later < call.rows) {
         const long long from = later * columns + team.first;

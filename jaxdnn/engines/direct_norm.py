@@ -16,8 +16,8 @@ from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature
 
 MOST_CANDIDATES = 8
-# Rows that the kernel asks into the L2 cache before a block wants them. More than 4 MiB doesn't help, and 10 MiB are too
-# many: layer_norm of 4096 x 16384 in bfloat16, 3,845 GB/s without, 3,955 with 4 MiB, 3,913 with 8, 3,315 with 12.
+# Rows that are on their way into the L2 cache before a block wants them. Too many push each other out: layer_norm of
+# 4096 x 16384 in bfloat16, 3,845 GB/s without, 3,955 with 4 MiB, 3,913 with 8, 3,315 with 12.
 PREFETCH_BYTES = 4 << 20
 Join = Literal["cluster", "launches"]
 
@@ -104,7 +104,7 @@ class Heuristic:
     def layout(
         self, parts: int, elements: int, threads: int, join: Join = "cluster", widest: int = 32
     ) -> NormKnobs | None:
-        """`elements` columns a thread, `widest` at a time, in blocks of at least `threads`; None if that is no layout."""
+        """`elements` columns a thread, `widest` an access at most, in blocks of at least `threads`, if it can be."""
         vector = min(self.vector, elements, widest)
         accesses = self.problem.columns // vector
         each = -(-accesses // parts)
@@ -162,31 +162,37 @@ class Heuristic:
         if layout is None:
             return None
         layout = replace(layout, turns=1, blocks_per_sm=max(1, 1024 // layout.threads))
-        variants = [layout, replace(layout, parameters="memory")]
-        if max(self.parameter_sizes, default=0) > max(self.row_sizes):
-            # rms_norm of 4096 x 16384 in bfloat16 with float32 parameters, 4,067 GB/s against 3,981.
-            variants.insert(1, self.with_ahead(layout))
-        knobs = self.within_registers(variants, layout.blocks_per_sm)
-        return knobs and self.with_prefetch(knobs)
+        variants = [layout, self.with_ahead(layout), replace(layout, parameters="memory")]
+        variants = [variant for knobs in variants for variant in (self.with_prefetch(knobs), knobs)]
+        return self.within_registers(variants, layout.blocks_per_sm)
 
     def near(self, elements: int) -> NormKnobs | None:
-        """`direct`, with parameters read from the L1 cache by accesses without gaps, for rows enough of 512 threads.
+        """`direct`, with parameters read from the L1 cache without gaps, for many rows of at most 512 threads.
 
-        A warp's accesses of 32 neighbouring bytes a thread take the cache twice as long as accesses of 16.
+        Where each thread of a warp reads 32 neighbouring bytes, every access takes the cache twice as long as where it
+        reads 16, next to its neighbour's.
         """
-        layout = self.layout(1, elements, 256, widest=16 // max(self.parameter_sizes))
-        if layout is None or layout.threads > 512:
+        widest = 16 // max(self.parameter_sizes)
+        layout = self.layout(1, elements, 256, widest=widest)
+        if layout is None or layout.vector < widest or layout.threads > 512:
             return None
         layout = replace(layout, turns=1, blocks_per_sm=1024 // layout.threads)
         wave = self.target.sm_count * layout.blocks_per_sm * layout.rows_per_block
         if self.problem.rows * self.problem.groups < 6 * wave:
             return None
-        knobs = self.within_registers([self.with_ahead(layout)], layout.blocks_per_sm)
-        return knobs and self.with_prefetch(knobs)
+        ahead = self.with_ahead(layout)
+        if not ahead.ahead:
+            return None
+        return self.within_registers([self.with_prefetch(ahead), ahead], layout.blocks_per_sm)
 
     def with_ahead(self, layout: NormKnobs) -> NormKnobs:
-        """layer_norm of 4096 x 16384 in bfloat16: 3,723 GB/s without, 3,755 with one ahead, 3,845 with two."""
-        return replace(layout, parameters="memory", ahead=min(2, layout.vectors))
+        """Parameters from the L1 cache, two vectors before their use where they are wider than the rows.
+
+        layer_norm of 4096 x 16384 in bfloat16 with float32 parameters: 3,723 GB/s without, 3,755 with one ahead, 3,845
+        with two; rms_norm 3,946 and 3,970.
+        """
+        wider = self.words == 1 and max(self.parameter_sizes, default=0) > max(self.row_sizes)
+        return replace(layout, parameters="memory", ahead=min(2, layout.vectors) if wider else 0)
 
     def with_prefetch(self, knobs: NormKnobs) -> NormKnobs:
         """Rows ahead for blocks of one turn, whose next row nothing else has asked for.
@@ -195,9 +201,9 @@ class Heuristic:
         4,190 against 4,058. A ring gains less or nothing: layer_norm of 16384 x 4096 in bfloat16, 4,016 against 4,054.
         """
         row_bytes = [size * self.problem.columns for size in self.row_sizes]
-        if self.target.compute_capability < 90 or knobs.parts > 1 or min(row_bytes) < 2048:
+        if self.target.compute_capability < 90 or knobs.parts > 1 or self.words == 2:
             return knobs
-        if any(size % 16 for size in row_bytes):
+        if min(row_bytes) < 2048 or any(size % 16 for size in row_bytes):
             return knobs
         return replace(knobs, prefetch=max(1, PREFETCH_BYTES // (sum(row_bytes) * knobs.rows_per_block)))
 
@@ -299,17 +305,17 @@ class Heuristic:
         """Registers of a thread: what must be held, and constants fitted to what ptxas 13.0 needs to spill nothing."""
         elements, vectors = knobs.vector * knobs.vectors, knobs.vectors
         row = vectors * sum(max(1, knobs.vector * size // 4) for size in self.row_sizes)
-        kept = vectors * sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
-        kept = (
-            kept * knobs.ahead // vectors if knobs.parameters == "memory" else kept * (knobs.parameters == "registers")
-        )
+        kept = sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
+        kept *= vectors if knobs.parameters == "registers" else knobs.ahead
         temporary = self.words * knobs.vector
         exact = knobs.parts * knobs.part_columns == self.problem.columns
         steps = 8 if knobs.join == "launches" else 0
         if self.forward:
             ring = (32 if self.problem.groups > 1 else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
-            return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps
+            early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
+            early += 8 if early and self.problem.groups > 1 else 0
+            return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps + early
         sums = self.gradients * elements * self.words
         alone = exact and knobs.threads == knobs.threads_per_row and knobs.parts == 1
         masks = 0 if alone else max(0, elements * self.words - 16)

@@ -54,12 +54,12 @@ class NormKnobs:
         for name in ("vectors", "rows_per_block", "blocks_per_sm", "parts"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"direct norm: {name} is {value}; expected at least 1")
-        for name in ("stages", "turns"):
+        for name in ("stages", "turns", "prefetch"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"direct norm: {name} is {value}; expected at least 0")
         if not 0 <= self.ahead <= (self.vectors if self.parameters == "memory" else 0):
             raise ValueError(
-                f"direct norm: ahead is {self.ahead}; expected up to `vectors` with parameters = 'memory', or else 0"
+                f"direct norm: ahead is {self.ahead}; expected up to `vectors` with parameters = 'memory', and else 0"
             )
         if self.threads % 32 or self.threads > 1024:
             raise ValueError(

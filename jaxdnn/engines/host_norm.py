@@ -93,16 +93,32 @@ def _geometry(spec: Any, signature: Signature) -> Geometry:
     return shape
 
 
+def _sum_dtype(spec: Any, signature: Signature) -> str:
+    """The dtype of x + residual, which is y's where there is no residual."""
+    name = "x" if spec.direction == "backward" else "sum"
+    arrays = {**signature.operands, **signature.results}
+    return arrays[name].dtype.name if name in arrays else spec.dtype
+
+
 def _dtype_reason(spec: Any, signature: Signature) -> str | None:
-    """None if every array has y's dtype, parameters that or float32, and statistics the arithmetic's."""
+    """None if every array has y's dtype, parameters that or float32, and statistics the arithmetic's.
+
+    A residual, and then the sum with all that is of its dtype, may be float32 where y has 16 bits.
+    """
     y = spec.dtype
     compute = "float64" if y == "float64" else "float32"
+    total = _sum_dtype(spec, signature)
+    sums = {y, compute} & {total}
     for name, array in {**signature.operands, **signature.results}.items():
         match name.removeprefix("d_"):
             case "scale" | "bias":
                 allowed = {y, compute}
             case "mean" | "rstd":
                 allowed = {compute}
+            case "residual" | "sum":
+                allowed = sums
+            case "x" if spec.direction == "backward":
+                allowed = sums
             case _:
                 allowed = {y}
         if array.dtype.name not in allowed:
@@ -164,20 +180,21 @@ class _Call:
         if self.gradients:
             spans = math.ceil(self.shape.groups * self.shape.columns / _REDUCE_SPAN)
             yield self._launch(
-                "norm_reduce",
+                f"norm_reduce_{self.spec.dtype}",
                 spans,
                 *(argument for name in ("d_scale", "d_bias") for argument in self._sums(name) + self._parameters(name)),
             )
 
     def _over_rows(self, kernel: str, *arguments: Argument) -> Launch:
         centered = Scalar("int64", int(self.spec.kind == "layer_norm"))
+        dtypes = dict.fromkeys((self.spec.dtype, _sum_dtype(self.spec, self.signature)))
+        kernel = "_".join((kernel, *dtypes))
         return self._launch(kernel, math.ceil(self.chunks / self.task_chunks), centered, *arguments)
 
     def _launch(self, kernel: str, tasks: int, *arguments: Argument) -> Launch:
         shape = self.shape
         sizes = (shape.groups, shape.rows, shape.columns, self.chunk_rows, self.task_chunks)
-        name = f"{kernel}_{self.spec.dtype}"
-        return Launch(name, (*(Scalar("int64", size) for size in sizes), *arguments), (tasks, 1, 1))
+        return Launch(kernel, (*(Scalar("int64", size) for size in sizes), *arguments), (tasks, 1, 1))
 
     def _array(self, name: str) -> jax.ShapeDtypeStruct | None:
         return {**self.signature.operands, **self.signature.results}.get(name)

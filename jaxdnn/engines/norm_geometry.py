@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from jaxdnn.spec import Signature, Spec
+from jaxdnn.spec import Signature
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -36,7 +37,7 @@ class Geometry:
         return self.groups * self.rows * self.columns
 
 
-def geometry(spec: Spec, signature: Signature) -> Geometry | str:
+def geometry(spec: Any, signature: Signature) -> Geometry | str:
     """The geometry of a call, or the reason why it has none that a kernel could serve."""
     arrays = {**signature.operands, **signature.results}
     if not all(isinstance(size, int) for array in arrays.values() for size in array.shape):
@@ -60,7 +61,7 @@ def geometry(spec: Spec, signature: Signature) -> Geometry | str:
 
     x = signature.operands["x"]
     shape = x.shape[mapped:] if mapped and all(patterns["x"]) else x.shape
-    split = len(shape) - spec.ndim  # type: ignore[attr-defined]
+    split = len(shape) - spec.ndim
     return Geometry(
         groups=groups,
         rows=math.prod(shape[:split]),
