@@ -64,8 +64,7 @@ class MatmulCase:
     @property
     def differentiable(self) -> bool:
         """Whether every operand and result is floating point."""
-        dtypes = (*self.dtypes.values(), *self.outputs.values())
-        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+        return not any("int" in dtype for dtype in (*self.dtypes.values(), self.out_dtype or ""))
 
     @property
     def results(self) -> Any:
@@ -149,11 +148,16 @@ class MatmulCase:
             return self.a[-1]
         return int(np.prod([self.a[axis] for axis in self.numbers[0][0]]))
 
+    @property
+    def function(self) -> Any:
+        """The epilogue, of a matmul or dot_general."""
+        return EPILOGUES[self.epilogue] if self.epilogue else None
+
     def call(self, *arrays: Any, **changes: Any) -> Any:
         keywords: dict[str, Any] = {"out_dtype": self.out_dtype, "precision": self.precision, **changes}
         if self.kind == "gated_linear_unit":
             return jaxdnn.gated_linear_unit(*arrays, activation=getattr(jax.nn, self.epilogue or "silu"), **keywords)
-        keywords["epilogue"] = EPILOGUES[self.epilogue] if self.epilogue else None
+        keywords["epilogue"] = self.function
         if self.kind == "matmul":
             return jaxdnn.matmul(*arrays, **keywords)
         a, b, *operands = arrays
@@ -291,6 +295,13 @@ def _matmuls() -> list[MatmulCase]:
 
 
 MATMULS = _matmuls()
+
+# XLA rewrites small batched products and products with a vector as sums of products in the operands' own dtype, for
+# GPUs, whatever dtype is asked for.
+ROUNDED_BY_XLA = [
+    product((1, 520), (520, 300), BF16),
+    MatmulCase("dot_general", (2, 3, 4, 5), (5, 2, 3, 6), (BF16, BF16), (((3,), (0,)), ((0, 1), (1, 2)))),
+]
 
 EMPTY_MATMULS = [
     product((0, 8), (8, 5), epilogue="relu"),

@@ -1,33 +1,42 @@
-"""A few random calls; `python tests/fuzz.py` runs as many as wanted, and JAXDNN_FUZZ_CASES raises the number here."""
+"""A few random calls of each op; `python tests/fuzz.py` runs as many as wanted, and JAXDNN_FUZZ_CASES here."""
 
 import os
 
+import bounded
+import bounded_functions
 import fuzz
+import fuzz_matmul
+import fuzz_norm
 import jax
 import numpy as np
 import pytest
 from analytic import evaluate
-from cases import CASES, F16, F32, F64, NormCase
-from checking import difference
+from bounded import Bounded
+from cases import BF16, CASES, F16, F32, F64, MatmulCase, NormCase
+from checking import as_tuple, difference
+from dtypes import E4M3, E5M2, I8
+from fuzz_epilogues import Program
 from test_jvp import arguments as jvp_arguments
 from test_jvp import jvp
 from test_vjp import arguments as vjp_arguments
 from test_vjp import vjp
 from tolerance import Rounding
 
-COUNT = int(os.environ.get("JAXDNN_FUZZ_CASES", "60"))
+COUNT = int(os.environ.get("JAXDNN_FUZZ_CASES", "40"))
 SEED = 20_261_121
 PORTION = 20
 
 
 @pytest.mark.parametrize("start", range(0, COUNT, PORTION))
-def test_random_calls(start):
+@pytest.mark.parametrize("op", fuzz.OPS)
+def test_random_calls(op, start):
     numbers = range(start, min(start + PORTION, COUNT))
-    wrong = [text for _, text in fuzz.failures(SEED, numbers, workers=2)]
+    wrong = [text for _, text in fuzz.failures(op, SEED, numbers, workers=2)]
     assert not wrong, "\n".join(wrong)
 
 
-FORMULAS = [case for case in CASES if case.rows * case.columns <= 400 and case.data in ("normal", "large_mean")]
+FORMULAS = [case for case in CASES if case.op == "norm"]
+FORMULAS = [case for case in FORMULAS if case.rows * case.columns <= 400 and case.data in ("normal", "large_mean")]
 
 
 @pytest.mark.parametrize("case", FORMULAS, ids=str)
@@ -52,23 +61,75 @@ def test_bounds_find_what_is_wrong():
         assert np.max(error) < 2e-5 * np.abs(value).max()
 
 
-def test_draws_are_a_function_of_seed_and_number():
-    assert [fuzz.draw(1, k) for k in range(50)] == [fuzz.draw(1, k) for k in range(50)]
-    assert len({fuzz.draw(1, k) for k in range(50)} | {fuzz.draw(2, k) for k in range(50)}) > 90
+@pytest.mark.parametrize("check", fuzz.CHECKS)
+def test_the_programs_mean_the_same_in_both_namespaces(check):
+    """JAX's derivatives in float64, and those in numpy, of random products and epilogues."""
+    compared = 0
+    for number in range(250):
+        case = fuzz_matmul.draw(np.random.default_rng([7, number]))
+        floating = not {*case.dtypes.values(), *case.outputs.values()} - {BF16, F16, F32, F64}
+        if case.dtypes_of != (F64, F64) or not floating or case.result_dtype != F64:
+            continue
+        case = case.replace(program=None) if "float" in str(case.program) or "round" in str(case.program) else case
+        case = case.replace(extras=()) if case.program is None and case.kind != "gated_linear_unit" else case
+        directions = {"forward": tuple, "jvp": case.tangents, "vjp": case.cotangents}[check]()
+        got = fuzz.transformed(as_tuple(case.call), check, range(len(case.operands)))(case.primals(), directions)
+        wanted = fuzz_matmul.evaluate(case, check, case.primals(), directions)
+        for ours, (want, error) in zip(jax.tree.leaves(got), wanted, strict=True):
+            assert not fuzz.difference_of(np.asarray(ours), want, error), str(case)
+            compared += 1
+    assert compared > 5
 
 
-def test_draws_are_varied():
-    drawn = [fuzz.draw(3, k) for k in range(2000)]
+def test_bounds_of_products_find_what_is_wrong():
+    """A bias that is added twice, a row that is summed once too often."""
+    program = Program(("s0", "o0"), ("v0 = xp.gelu(s0 + o0)",), (("v0", False), ("xp.sum(v0, axis=0)", True)))
+    case = fuzz_matmul.DrawnCase("matmul", (20, 30), (30, 9), extras=(((9,), F32),), program=program)
+    directions = case.cotangents()
+    for value, error in fuzz_matmul.evaluate(case, "vjp", case.primals(), directions):
+        right = value.astype(np.float32)
+        assert not difference(right, value, error)
+        assert difference(right * np.float32(1.001) + np.float32(1e-4), value, error)
+        assert np.max(error) < 1e-4 * np.abs(value).max()
+
+
+def test_steps_are_uncertain():
+    x = Bounded(np.array([0.9, 1.0, -1e-9]), np.full(3, 1e-6), F32)
+    assert bounded_functions.floor(x).error.tolist() == [0, 1, 1]
+    assert (x < 1.0).error.tolist() == [0, 1, 0]
+    (slope,) = bounded.pull_back([bounded_functions.relu(x)], [bounded.exact(np.ones(3))], [x])
+    assert (slope.error > 0.5).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("op", fuzz.OPS)
+def test_draws_are_a_function_of_seed_and_number(op):
+    assert [fuzz.draw(op, 1, k) for k in range(30)] == [fuzz.draw(op, 1, k) for k in range(30)]
+    assert len({fuzz.draw(op, 1, k) for k in range(30)} | {fuzz.draw(op, 2, k) for k in range(30)}) > 54
+
+
+def test_drawn_norms_are_varied():
+    drawn = [fuzz.draw("norm", 3, k) for k in range(2000)]
     assert {one.check for one in drawn} == set(fuzz.CHECKS)
-    assert {one.case.x for one in drawn} == {*fuzz.DTYPES} >= {F16, F64}
+    assert {one.case.x for one in drawn} == {*fuzz_norm.DTYPES} >= {F16, F64}
     assert sum(one.mapped > 0 for one in drawn) > 300
     assert sum(one.case.residual is not None for one in drawn) > 300
     assert len({one.case.shape for one in drawn}) > 1000
 
 
+def test_drawn_products_are_varied():
+    drawn = [fuzz_matmul.draw(np.random.default_rng([3, k])) for k in range(400)]
+    assert {case.dtypes_of for case in drawn} >= {(BF16, BF16), (F16, F16), (E4M3, E5M2), (I8, I8), (F32, F32)}
+    assert {case.kind for case in drawn} == {"matmul", "dot_general", "gated_linear_unit"}
+    assert len({case.program and case.program.source for case in drawn}) > 200
+    assert any(0 in (*case.a, *case.b) for case in drawn)
+    assert any(len(case.a) == 1 for case in drawn)
+    assert any(case.program and case.program.returned[0][1] for case in drawn)
+
+
 def test_the_command_line(capsys):
-    assert fuzz.main(["--seed", "5", "--only", "7"]) == 0
-    assert "1 cases" in capsys.readouterr().out
-    case = NormCase("rms_norm", (3, 8), scale=F32)
-    assert fuzz.main(["--check", "jvp", "--engine", "xla", "--case", repr(case)]) == 0
-    assert "right" in capsys.readouterr().out
+    for op in fuzz.OPS:
+        assert fuzz.main(["--op", op, "--seed", "5", "--only", "7"]) == 0
+        assert f"{op}: 1 cases" in capsys.readouterr().out
+    for case in (NormCase("rms_norm", (3, 8), scale=F32), MatmulCase("matmul", (3, 8), (8, 2), epilogue="relu")):
+        assert fuzz.main(["--check", "jvp", "--engine", "xla", "--case", repr(case)]) == 0
+        assert "right" in capsys.readouterr().out

@@ -94,5 +94,5 @@ def test_operand_that_does_not_broadcast():
 
 
 def test_wrong_dtype():
-    with pytest.raises(UnsupportedOperation, match="`acc` at .*it is complex64; kernels take float32"):
+    with pytest.raises(UnsupportedOperation, match=r"`acc` at .*it is complex64; kernels take float32"):
         traced(lambda acc: acc, sums=("complex64",))

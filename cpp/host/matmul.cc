@@ -22,8 +22,9 @@ struct Workspace {
     static thread_local ThreadMemory memory;
     constexpr int64_t kApart = 256;
     const int64_t depth = std::min(call.words().depth, call.words().k);
-    // Streaming wants a as dense rows, which are as large as panels or, of 16-bit numbers, at most twice that.
-    const int64_t a_bytes = call.matrix(0).words.packed ? 0 : 2 * call.block_bytes(false, tile.rows, depth);
+    // Streaming wants a as dense rows in the type of the sums.
+    const int64_t panels = call.matrix(0).words.packed ? 0 : call.block_bytes(false, tile.rows, depth);
+    const int64_t a_bytes = call.words().streams ? tile.rows * depth * call.format().sum_bytes : panels;
     const int64_t b_bytes =
         call.matrix(1).words.packed || call.words().streams ? 0 : call.block_bytes(true, tile.columns, depth);
     unsigned char* next = memory.reserve(size_t(a_bytes + b_bytes + kMaxSums * call.sums_bytes(tile) + 4 * kApart));

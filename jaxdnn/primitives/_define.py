@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
+from jax._src.lax.lax import _convert_element_type
 from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -126,6 +127,11 @@ def is_used(function: Callable[..., Any], *avals: Any) -> list[bool]:
     """Of each argument, whether what the function returns depends on it."""
     jaxpr = jax.make_jaxpr(function)(*avals).jaxpr
     return list(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
+
+
+def weakly_typed(array: Any) -> Any:
+    """The array with a dtype that gives way to another's, as that of a Python number; JAX has no public name for it."""
+    return _convert_element_type(array, weak_type=True)
 
 
 def _define(op: str) -> Primitive:

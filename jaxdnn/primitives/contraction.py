@@ -18,6 +18,7 @@ from jaxdnn.pointwise import Index, Program, UnsupportedOperation, trace
 from jaxdnn.primitives._define import MultilinearOp, is_used
 from jaxdnn.primitives.epilogue import Epilogue
 from jaxdnn.primitives.layout import contract, explicit_sharding, moved, rearranged, with_batch
+from jaxdnn.primitives.promotion import summed
 from jaxdnn.spec import Signature, Spec
 
 # What an array of float32 may be rounded to before it is multiplied.
@@ -138,12 +139,9 @@ class MatmulSpec(Spec):
         batch = [label for label in of_y if label in of_a and label in of_b]
         contracted = [label for label in of_a if label not in of_y]
         contracting, batching = ((list(map(of_a.index, ls)), list(map(of_b.index, ls))) for ls in (contracted, batch))
-        # XLA may sum in a dtype that is asked for, if it is narrow; only the operands' own is known to be safe.
-        summed = dtype if {a.dtype, b.dtype} == {jnp.dtype(dtype)} else self.accumulator
         got = [*batch, *(label for label in (*of_a, *of_b) if label not in (*batch, *contracted))]
         sharding = rearranged(self.out_sharding, [of_y.index(label) for label in got])
-        numbers = (contracting, batching)
-        y = lax.dot_general(a, b, numbers, self.algorithm, jnp.dtype(summed), out_sharding=sharding).astype(dtype)
+        y = summed(a, b, (contracting, batching), self.algorithm, self.accumulator, sharding).astype(dtype)
         return y if tuple(got) == of_y else jnp.transpose(y, list(map(got.index, of_y)))
 
     def mapped(

@@ -10,10 +10,12 @@ from jax import lax
 
 from jaxdnn.config import current_options
 from jaxdnn.pointwise import UnsupportedOperation
+from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.contraction import matmul as _matmul
 from jaxdnn.primitives.epilogue import Epilogue
 from jaxdnn.primitives.layout import Labels, arrange
+from jaxdnn.primitives.promotion import accumulator, preferred_type, promoted
 
 
 def matmul(
@@ -62,15 +64,15 @@ def matmul(
       >>> y.shape, float(largest)
       ((4, 16), 8.0)
     """
-    preferred = preferred_element_type
-    if preferred is None and _both_float8(a, b):
-        preferred = _product_dtype(a, b)  # which numpy's promotion rules do not know
-    function = partial(jnp.matmul, precision=precision, preferred_element_type=preferred)
+    preferred = preferred_type(a, b, preferred_element_type)
+    function = partial(
+        jnp.matmul, a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding
+    )
     if out_sharding is not None:
-        y = jnp.matmul(a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding)
-        return _after(y, operands, epilogue, out_dtype)
-    dtype = jax.eval_shape(function, a, b).dtype
-    a, b = _promoted(a, b)
+        return _after(function(), operands, epilogue, out_dtype)
+    type_of = jax.eval_shape(function)
+    dtype = type_of.dtype
+    a, b = promoted(a, b, dtype)
 
     count = max(a.ndim, b.ndim, 2) - 2
     of_a, of_b = (_matmul_labels(array, count, side) for side, array in enumerate((a, b)))
@@ -81,7 +83,8 @@ def matmul(
     batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
     spec = _spec(a.dtype, b.dtype, dtype, precision, preferred)
-    return _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype)
+    y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype)
+    return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
 
 
 def dot_general(
@@ -125,16 +128,21 @@ def dot_general(
     """
     function = partial(
         lax.dot_general,
+        lhs,
+        rhs,
         dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
     if out_sharding is not None:
-        return _after(function(lhs, rhs), operands, epilogue, out_dtype)
-    dtype = jax.eval_shape(function, lhs, rhs).dtype
-    lhs, rhs = _promoted(lhs, rhs)
+        return _after(function(), operands, epilogue, out_dtype)
+    type_of = jax.eval_shape(function)
+    dtype = type_of.dtype
+    lhs, rhs = promoted(lhs, rhs, dtype)
 
+    if dimension_numbers is None:  # as `jax.lax` has it for vectors and matrices
+        dimension_numbers = (((lhs.ndim - 1,), (0,)), ((), ()))
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
     of_lhs: list[Any] = [("lhs", i) for i in range(lhs.ndim)]
     of_rhs: list[Any] = [("rhs", i) for i in range(rhs.ndim)]
@@ -145,7 +153,8 @@ def dot_general(
         of_lhs[left] = of_rhs[right] = label
     result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
     spec = _spec(lhs.dtype, rhs.dtype, dtype, precision, preferred_element_type)
-    return _apply(spec, (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))], result, batch, operands, epilogue, out_dtype)
+    y = _apply(spec, (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))], result, batch, operands, epilogue, out_dtype)
+    return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
 
 
 def gated_linear_unit(
@@ -187,9 +196,8 @@ def gated_linear_unit(
       (4, 16)
     """
     title = "gated_linear_unit"
-    dtype = jax.eval_shape(
-        partial(jnp.matmul, precision=precision, preferred_element_type=preferred_element_type), x, gate
-    ).dtype
+    preferred = preferred_type(x, gate, preferred_element_type)
+    dtype = jax.eval_shape(partial(jnp.matmul, x, gate, precision=precision, preferred_element_type=preferred)).dtype
     gate, up = jnp.asarray(gate), jnp.asarray(up)
     if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
         types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
@@ -209,11 +217,11 @@ def gated_linear_unit(
 
     name = getattr(activation, "__name__", type(activation).__name__)
     gated.__name__ = f"{name}(gate) * up"
-    x, gate = _promoted(x, gate)
-    _, up = _promoted(x, up)
+    x, gate = promoted(x, gate, dtype)
+    _, up = promoted(x, up, dtype)
     of_x = (*range(x.ndim - 1), "contracted")
     of_b = ("contracted", "columns")
-    spec = _spec(x.dtype, gate.dtype, dtype, precision, preferred_element_type)
+    spec = _spec(x.dtype, gate.dtype, dtype, precision, preferred)
     rights = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
     return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype)
@@ -289,40 +297,11 @@ def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulS
     dot = partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())), precision=precision)
     traced = jax.make_jaxpr(partial(dot, preferred_element_type=preferred))(*vectors)
     return MatmulSpec(
-        accumulator=_accumulator(a, jnp.dtype(dtype)).name,
+        accumulator=accumulator(a, jnp.dtype(dtype)).name,
         dtype=jnp.dtype(dtype).name,
         algorithm=next(e.params["precision"] for e in traced.eqns if e.primitive is lax.dot_general_p),
         options=current_options(),
     )
-
-
-def _accumulator(operands: Any, result: Any) -> Any:
-    """The dtype to sum products in: wide enough for the operands and for the result."""
-    if jnp.issubdtype(operands, jnp.floating):
-        if not jnp.issubdtype(result, jnp.floating):
-            return result
-        return jnp.dtype("float64" if "float64" in (operands.name, result.name) else "float32")
-    signed = all(jnp.issubdtype(dtype, jnp.signedinteger) for dtype in (operands, result))
-    return jnp.dtype("int32") if signed and result.itemsize < 4 else result
-
-
-def _promoted(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
-    a, b = jnp.asarray(a), jnp.asarray(b)
-    if a.dtype == b.dtype or _both_float8(a, b):
-        return a, b
-    dtype = _product_dtype(a, b)
-    return a.astype(dtype), b.astype(dtype)
-
-
-def _product_dtype(a: Any, b: Any) -> Any:
-    """The dtype that `lax.dot_general` gives a product."""
-    vectors = [jax.ShapeDtypeStruct((1,), jnp.result_type(array)) for array in (a, b)]
-    return jax.eval_shape(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))), *vectors).dtype
-
-
-def _both_float8(a: Any, b: Any) -> bool:
-    dtypes = [getattr(array, "dtype", None) for array in (a, b)]
-    return all(dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1 for dtype in dtypes)
 
 
 def _dtype(out_dtype: Any) -> str:

@@ -1,0 +1,72 @@
+"""The dtypes of a product: of its operands, of its sums, and of what JAX returns for them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def accumulator(operands: Any, result: Any) -> Any:
+    """The dtype to sum products in: wide enough for the operands and for the result."""
+    if jnp.issubdtype(operands, jnp.floating):
+        if not jnp.issubdtype(result, jnp.floating):
+            return result
+        return jnp.dtype("float64" if "float64" in (operands.name, result.name) else "float32")
+    signed = all(jnp.issubdtype(dtype, jnp.signedinteger) for dtype in (operands, result))
+    return jnp.dtype("int32") if signed and result.itemsize < 4 else result
+
+
+def promoted(a: Any, b: Any, result: Any) -> tuple[jax.Array, jax.Array]:
+    """Arrays of one dtype that is wide enough for both, for a product whose dtype is `result`; or two of float8."""
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    if a.dtype == b.dtype or _both_float8(a, b):
+        return a, b
+    inexact = any(jnp.issubdtype(array.dtype, jnp.inexact) for array in (a, b))
+    if jnp.issubdtype(result, jnp.complexfloating) or not (inexact or jnp.issubdtype(result, jnp.floating)):
+        dtype = result  # integers wrap alike in it
+    elif not inexact:
+        dtype = jnp.promote_types(jnp.float32, result)
+    elif any(jnp.issubdtype(array.dtype, jnp.complexfloating) for array in (a, b)):
+        dtype = _product_dtype(a, b)
+    else:
+        try:
+            dtype = jnp.promote_types(a.dtype, b.dtype)
+        except ValueError:  # float8 and a wider float, or strict promotion
+            dtype = _product_dtype(a, b)
+    return a.astype(dtype), b.astype(dtype)
+
+
+def preferred_type(a: Any, b: Any, preferred: Any) -> Any:
+    """What `jax.numpy` needs to be told of two arrays of float8, which its promotion rules refuse."""
+    return _product_dtype(a, b) if preferred is None and _both_float8(a, b) else preferred
+
+
+def _product_dtype(a: Any, b: Any) -> Any:
+    """The dtype that `lax.dot_general` gives a product."""
+    vectors = [jax.ShapeDtypeStruct((1,), jnp.result_type(array)) for array in (a, b)]
+    return jax.eval_shape(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))), *vectors).dtype
+
+
+def _both_float8(a: Any, b: Any) -> bool:
+    dtypes = [getattr(array, "dtype", None) for array in (a, b)]
+    return all(dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1 for dtype in dtypes)
+
+
+def summed(a: Any, b: Any, numbers: Any, algorithm: Any, accumulator: str, sharding: Any) -> jax.Array:
+    """`lax.dot_general` with sums in the accumulator's dtype. A narrower one would be what XLA sums in, where one
+    operand is a vector.
+    """
+    wide = jnp.dtype(accumulator)
+
+    def multiply(a: Any, b: Any) -> jax.Array:
+        return lax.dot_general(a, b, numbers, algorithm, wide, out_sharding=sharding)
+
+    def multiply_wide(a: Any, b: Any) -> jax.Array:
+        return multiply(a.astype(wide), b.astype(wide))
+
+    if wide in (a.dtype, b.dtype) or not jnp.issubdtype(wide, jnp.floating):
+        return multiply(a, b)
+    # XLA:CPU lacks products of narrow operands with wide results that it has fused an operand's transpose into.
+    return lax.platform_dependent(a, b, cpu=multiply_wide, default=multiply)
