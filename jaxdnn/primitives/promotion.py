@@ -66,7 +66,8 @@ def summed(a: Any, b: Any, numbers: Any, algorithm: Any, accumulator: str, shard
     def multiply_wide(a: Any, b: Any) -> jax.Array:
         return multiply(a.astype(wide), b.astype(wide))
 
-    if wide in (a.dtype, b.dtype) or not jnp.issubdtype(wide, jnp.floating):
+    floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (wide, a.dtype, b.dtype))
+    if not floating or wide in (a.dtype, b.dtype):
         return multiply(a, b)
     # XLA:CPU lacks products of narrow operands with wide results that it has fused an operand's transpose into.
     return lax.platform_dependent(a, b, cpu=multiply_wide, default=multiply)
