@@ -111,7 +111,7 @@ class MatmulCase:
         float32 is rounded to tf32 unless that is forbidden; products of float8 are aligned to the largest one in 14
         bits before they are added (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.3.2).
         """
-        if jax.default_backend() != "gpu" or self.precision not in (None, "default"):
+        if jax.default_backend() != "gpu" or self.precision == "highest" or self.compute_dtype == F64:
             return 0.0
         if F32 in self.dtypes_of:
             return 2.0**-11
@@ -295,13 +295,6 @@ def _matmuls() -> list[MatmulCase]:
 
 
 MATMULS = _matmuls()
-
-# XLA rewrites small batched products and products with a vector as sums of products in the operands' own dtype, for
-# GPUs, whatever dtype is asked for.
-ROUNDED_BY_XLA = [
-    product((1, 520), (520, 300), BF16),
-    MatmulCase("dot_general", (2, 3, 4, 5), (5, 2, 3, 6), (BF16, BF16), (((3,), (0,)), ((0, 1), (1, 2)))),
-]
 
 EMPTY_MATMULS = [
     product((0, 8), (8, 5), epilogue="relu"),

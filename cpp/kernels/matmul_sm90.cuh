@@ -48,8 +48,9 @@ struct MatmulSm90 {
   int splits = 1;                    // of K; each split's sums are a matrix of their own (matmul_split.cuh)
 
   static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
+  static constexpr int kLoaded = Config::kAlongN ? (kWidth + 63) / 64 * 64 : kWidth;  // of B's, in whole chunks
   using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kAlongM, Config::kClusterN>;
-  using BTile = OperandTile<typename Config::B, kWidth, Config::kAlongN, Config::kClusterM>;
+  using BTile = OperandTile<typename Config::B, kLoaded, Config::kAlongN, Config::kClusterM>;
   using Barriers = StageBarriers<Config::kStages>;
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
   static constexpr int kCluster = Config::kClusterM * Config::kClusterN;
@@ -61,6 +62,7 @@ struct MatmulSm90 {
   static constexpr int kRows =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
   static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
+  static_assert(Config::kSums == 1 || kLoaded == kWidth, "one multiply reads both matrices, one behind the other");
   static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
   static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 };

@@ -94,7 +94,7 @@ class Product:
     operands: tuple[EpilogueOperand, ...] = ()
     a_transposed: bool = False
     b_transposed: bool = False
-    precision: Literal["default", "high", "highest"] = "default"
+    precision: Literal["default", "highest"] = "default"
 
     @property
     def accumulator(self) -> str:

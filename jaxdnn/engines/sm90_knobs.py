@@ -82,6 +82,11 @@ class Sm90Knobs:
         return 128 * (self.consumers + 1)
 
 
+def loaded_columns(product: Product, knobs: Sm90Knobs) -> int:
+    """Columns of b that are copied for a tile: boxes of whole chunks, where rows run along N."""
+    return knobs.tile_n if product.b_transposed else ceil(knobs.tile_n / CHUNK) * CHUNK
+
+
 def sum_registers(product: Product, knobs: Sm90Knobs) -> int:
     """Registers of a consumer's thread that hold sums."""
     width = knobs.tile_n * len(product.b)
@@ -94,8 +99,8 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
     width = knobs.tile_n * len(product.b)
     if width not in TILE_WIDTHS:
         return f"its tiles multiply {width} columns at once; expected one of {TILE_WIDTHS}"
-    if not product.b_transposed and knobs.tile_n % CHUNK:
-        return f"tile_n is {knobs.tile_n}; b of (k, n) needs a multiple of {CHUNK}"
+    if len(product.b) > 1 and loaded_columns(product, knobs) != knobs.tile_n:
+        return f"tile_n is {knobs.tile_n}; two b of (k, n) need a multiple of {CHUNK}"
     for name, along, extent, sharers in (
         ("cluster_n", product.a_transposed, knobs.tile_m, knobs.cluster_n),
         ("cluster_m", not product.b_transposed, knobs.tile_n, knobs.cluster_m),
@@ -138,7 +143,7 @@ def store_columns(product: Product, knobs: Sm90Knobs) -> int:
 
 def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
-    stage = DEPTH_BYTES * (knobs.tile_m + knobs.tile_n * len(product.b))
+    stage = DEPTH_BYTES * (knobs.tile_m + loaded_columns(product, knobs) * len(product.b))
     row = store_columns(product, knobs)
     pieces = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
     slots = 4 * knobs.consumers * knobs.slots * pieces if knobs.store == "tma" else 0

@@ -22,7 +22,8 @@ from jaxdnn.primitives.promotion import summed
 from jaxdnn.spec import Signature, Spec
 
 # What an array of float32 may be rounded to before it is multiplied.
-_LEVELS = {None: "default", lax.Precision.DEFAULT: "default", lax.Precision.HIGH: "high"}
+# (For HIGH too, JAX documents tf32 on GPUs.)
+_LEVELS = dict.fromkeys((None, lax.Precision.DEFAULT, lax.Precision.HIGH), "default")
 _ALGORITHM_LEVELS = {"DEFAULT": "default", "TF32_TF32_F32": "default"}
 
 
@@ -95,10 +96,10 @@ class MatmulSpec(Spec):
 
     @property
     def precision(self) -> str:
-        """Of float32 operands: "default" may round them to tf32, "high" and "highest" may not."""
+        """Of float32 operands: "default" may round them to tf32, "highest" may not."""
         both = self.algorithm if isinstance(self.algorithm, tuple) else (self.algorithm,)
         levels = {_LEVELS.get(one) or _ALGORITHM_LEVELS.get(getattr(one, "name", ""), "highest") for one in both}
-        return next(level for level in ("highest", "high", "default") if level in levels)
+        return "highest" if "highest" in levels else "default"
 
     @property
     def _counts(self) -> Mapping[str, int]:

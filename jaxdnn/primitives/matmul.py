@@ -44,7 +44,7 @@ def matmul(
         makes it an error.
       out_dtype: what results that the epilogue leaves in the sums' dtype are rounded to; reductions, and results that
         it casts itself, keep theirs. None for `preferred_element_type`, or else the promoted dtype of a and b.
-      precision: as `jax.lax.dot_general` takes it. For float32, DEFAULT allows tf32 on GPUs and HIGHEST does not.
+      precision: as `jax.lax.dot_general` takes it. For float32 on GPUs, only HIGHEST forbids tf32.
       preferred_element_type: the result's dtype; sums are taken in at least this one.
       out_sharding: as `jax.numpy.matmul` takes it. With it, the call is XLA's.
 

@@ -1,11 +1,14 @@
 """The dtypes of a product: of its operands, of its sums, and of what JAX returns for them."""
 
+import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+FEW_PRODUCTS = 2**20  # so many that widening their factors takes next to no time
 
 
 def accumulator(operands: Any, result: Any) -> Any:
@@ -55,9 +58,7 @@ def _both_float8(a: Any, b: Any) -> bool:
 
 
 def summed(a: Any, b: Any, numbers: Any, algorithm: Any, accumulator: str, sharding: Any) -> jax.Array:
-    """`lax.dot_general` with sums in the accumulator's dtype. A narrower one would be what XLA sums in, where one
-    operand is a vector.
-    """
+    """`lax.dot_general` with sums in the accumulator's dtype, where needs be of operands that are widened to it."""
     wide = jnp.dtype(accumulator)
 
     def multiply(a: Any, b: Any) -> jax.Array:
@@ -66,8 +67,27 @@ def summed(a: Any, b: Any, numbers: Any, algorithm: Any, accumulator: str, shard
     def multiply_wide(a: Any, b: Any) -> jax.Array:
         return multiply(a.astype(wide), b.astype(wide))
 
-    floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (wide, a.dtype, b.dtype))
-    if not floating or wide in (a.dtype, b.dtype):
+    given = (a.dtype, b.dtype)
+    if wide in given or any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in (wide, *given)):
         return multiply(a, b)
     # XLA:CPU lacks products of narrow operands with wide results that it has fused an operand's transpose into.
-    return lax.platform_dependent(a, b, cpu=multiply_wide, default=multiply)
+    of_cuda = multiply_wide if _is_inexact_on_cuda(a, b, numbers, wide) else multiply
+    return lax.platform_dependent(a, b, cpu=multiply_wide, cuda=of_cuda, default=multiply)
+
+
+def _is_inexact_on_cuda(a: Any, b: Any, numbers: Any, wide: Any) -> bool:
+    """Whether XLA may return something else than sums in `wide` of exact products: JAX 0.11.2, on an H200."""
+    if jnp.issubdtype(wide, jnp.integer):
+        return True  # sums of int8 came out twice as large, for some shapes
+    if wide.itemsize > 4:
+        return True  # summed in float32
+    if a.dtype == b.dtype == jnp.float8_e5m2:
+        return True  # launches failed while its autotuner tried kernels for them
+    # Products are rounded to the operands' dtype, where they are few or one operand is a vector.
+    (of_a, of_b), (batch_of_a, batch_of_b) = numbers
+    k = math.prod(a.shape[i] for i in of_a)
+    m, n = (
+        math.prod(size for i, size in enumerate(array.shape) if i not in (*contracted, *batch))
+        for array, contracted, batch in ((a, of_a, batch_of_a), (b, of_b, batch_of_b))
+    )
+    return any(isinstance(size, int) and size <= least for size, least in ((m, 1), (n, 1), (m * n * k, FEW_PRODUCTS)))
