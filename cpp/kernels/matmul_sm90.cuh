@@ -264,8 +264,7 @@ __device__ __forceinline__ void matmul_sm90(const MatmulSm90<Config>& call) {
   const int group = ptx::uniform(threadIdx.x / 128);
   if (group == Config::kConsumers) {
     // 64 Ki registers a multiprocessor: the consumers take what the producer gives back.
-    if constexpr (Config::kConsumers == 2) ptx::release_registers<24>();
-    if constexpr (Config::kConsumers == 3) ptx::release_registers<32>();
+    if constexpr (Config::kConsumers > 1) ptx::release_registers<32>();
     if (threadIdx.x == Config::kConsumers * 128) block.produce();
   } else {
     if constexpr (Config::kConsumers == 2) ptx::take_registers<240>();

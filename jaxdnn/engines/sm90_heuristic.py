@@ -1,24 +1,36 @@
 """Which knobs of the Hopper matmul kernel to try for a product, best first."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
 
 from jaxdnn.device import Target
-from jaxdnn.engines.product import EpilogueOperand, Product
-from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason, sum_registers
+from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced
+from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason, loaded_columns, sum_registers
 from jaxdnn.engines.sm90_tensors import depth, reduced, stored, tma_reason
 from jaxdnn.engines.sm90_unit import cluster_tiles
+from jaxdnn.pointwise import Program
 
-# All numbers of this file were measured on an H200 that its power limit held at 1.43 GHz, bfloat16, random data.
-RATE = 670e12  # flops a second of the 128 x 256 tile
+# All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
+# the model of `seconds` are fitted to 190 times of 14 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
+# which it meets with an error of 6 % (root mean square). Of its choices the worst one takes 6 % longer than the best.
+RATE = 740e12  # flops a second of 16-bit operands
+# Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
+# its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
+SHARED_RATE = 173e9
+L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
+MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
+ALONE = 1.07  # time of multiplies by one warp group, which never overlap with another's
+EPILOGUE = 7e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or to compute something of it
+TILE = 0.2e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
+MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
 # In many rounds power is the limit: a last round that is not full costs less than its share, because what the idle
 # blocks don't draw makes the others faster. In few rounds latency is, and the blocks of a cluster wait for each other.
-TAIL_EXPONENT = 0.65
+TAIL_EXPONENT = 0.45
 MANY_ROUNDS = 3
 CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 TFLOP/s at 2048 x 2048 x 2048
 # Stages of 8-bit floats that the tensor cores sum. A sum of positive numbers comes out too small by 0.05 % with one, by
@@ -27,38 +39,43 @@ CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 T
 # and 1199 TFLOP/s with one, two and four; 1254 without.
 PROMOTION = 2
 # Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one stage between the consumers, 620, 670, 636, 676 with
-# two, 633, 669, 646, 688 with three. Without an epilogue it is worth nothing.
+# two, 633, 669, 646, 688 with three. 16-bit sums without an epilogue gain nothing; float32: 412 us with one, 433 with
+# none.
 MOST_STAGGER = 3
-LIGHT_SUMS = 128  # registers of sums that leave room for an epilogue's work, or for the addresses of a direct store
+MOST_SUMS = 192  # registers
+LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what did not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
+LIGHT_WORK = 20  # registers of epilogues that did not spill beside the most sums
 REDUCTION_REGISTERS = 24
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A tile and schedule, and its speed relative to the first one when all blocks are busy."""
-
-    knobs: Sm90Knobs
-    speed: float
+INDEX_REGISTERS = 16
+HEAVY_REGISTERS = 16  # of a function that takes many constants
+HEAVY = ("cos", "erf", "expm1", "log1p", "mod", "pow", "sin", "tan")
+# Of operands and results, the bytes of a band of tiles (core/scheduler.cuh) that should stay in the L2 cache: at 8192 x
+# 28672 x 4096, bands of 8 MiB of a took 2674 us, of 16 MiB 2894; 2551 and 2811 with tiles of 256 x 192.
+BAND_BYTES = 10e6
+GROUPS = (8, 4)  # rows of tiles in a band
 
 
 _SHAPES = (
-    Shape(Sm90Knobs(), 1.0),
-    # A larger tile moves a fifth less into shared memory, and the power saved becomes clock: 707 TFLOP/s at
-    # 8192 x 28672 x 4096, and 700 of the first.
-    Shape(Sm90Knobs(tile_m=256, tile_n=192, stages=3), 1.01),
-    Shape(Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"), 0.985),
-    Shape(Sm90Knobs(tile_m=256, tile_n=128), 0.96),  # 663, 660, 657, 684 of four shapes; the first 669, 696, 700, 704
-    Shape(Sm90Knobs(tile_n=192), 0.935),
-    Shape(Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"), 0.95),
-    Shape(Sm90Knobs(cluster_m=1), 0.98),
-    # Promoted sums of 8-bit floats, 4096 and 8192 x 4096 x 14336: 1182 and 1251; with tile_n = 192 1080 and 1225.
-    Shape(Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1), 0.94),
-    Shape(Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1), 0.97),
-    Shape(Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1), 0.94),
-    Shape(Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1), 0.91),
-    Shape(Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1), 0.80),
+    Sm90Knobs(),
+    Sm90Knobs(tile_m=256, tile_n=192, stages=3),
+    Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
+    Sm90Knobs(tile_m=256, tile_n=128),
+    Sm90Knobs(tile_n=192, cluster_m=1),
+    Sm90Knobs(tile_n=192),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
+    Sm90Knobs(cluster_m=1),
+    Sm90Knobs(tile_n=224, cluster_m=1),
+    Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
+    Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1),
+    Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
+    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
 )
 
 
@@ -66,10 +83,10 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs that work for the product, by the time that is expected of them."""
     found: dict[Sm90Knobs, float] = {}
     for shape in _SHAPES:
-        for split in splits(product, shape.knobs, target.sm_count):
-            knobs = fitted(product, replace(shape.knobs, split_k=split), target)
+        for split in splits(product, shape, target.sm_count):
+            knobs = fitted(product, replace(shape, split_k=split), target)
             if knobs is not None:
-                found[knobs] = seconds(product, knobs, shape.speed, target.sm_count)
+                found.setdefault(knobs, seconds(product, knobs, target.sm_count))
     return iter(sorted(found, key=found.__getitem__))
 
 
@@ -81,23 +98,27 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
-    staggered = knobs.schedule == "cooperative" and knobs.consumers == 2 and not product.is_plain
     direct = any(tma_reason(result, "a result") for result in stored(product))
-    knobs = replace(
-        knobs,
-        tile_n=knobs.tile_n // sums,
-        promotion=promotion,
-        store="direct" if direct else "tma",
-        stagger=knobs.stages - 1 if staggered else 0,
-    )
+    knobs = replace(knobs, tile_n=knobs.tile_n // sums, promotion=promotion, store="direct" if direct else "tma")
     smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
     if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):
         return None
+    staggered = knobs.schedule == "cooperative" and knobs.consumers == 2
+    staggered = staggered and not (product.is_plain and product.a.itemsize == 2)
+    staggered = staggered and rounds(product, knobs, target.sm_count) >= MANY_ROUNDS
+    stagger = MOST_STAGGER if staggered else 0
+    knobs = replace(knobs, group=group(product, knobs))
     for slots, stages in ((slots, stages) for stages in range(knobs.stages, 1, -1) for slots in (2, 1)):
-        choice = replace(knobs, stages=stages, slots=slots, stagger=min(knobs.stagger, stages - 1, MOST_STAGGER))
+        choice = replace(knobs, stages=stages, slots=slots, stagger=min(stagger, stages - 1))
         if knobs_reason(product, choice, target.shared_memory) is None:
             return choice
     return None
+
+
+def group(product: Product, knobs: Sm90Knobs) -> int:
+    """How many rows of tiles to work through together."""
+    of_row = knobs.tile_m * knobs.cluster_m * product.k * product.a.itemsize
+    return next((rows for rows in GROUPS if rows * of_row <= BAND_BYTES), GROUPS[-1])
 
 
 def promotes(product: Product) -> bool:
@@ -108,11 +129,13 @@ def promotes(product: Product) -> bool:
 def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
     """How many registers may hold sums."""
     if knobs.split_k > 1:
-        return LIGHT_SUMS - 1  # a part's place in K takes registers too: 8 to 16 bytes spilled with as many or more
+        return LIGHT_SUMS  # a part's place in K takes registers too
     if product.is_plain and knobs.store == "tma":
-        return 192
-    work = sum(map(operand_registers, product.operands)) + 8 * len(product.results)
+        return MOST_SUMS
+    work = sum(map(operand_registers, product.operands)) + sum(map(result_registers, product.results))
     work += REDUCTION_REGISTERS * len(reduced(product))
+    if knobs.store == "tma" and work + program_registers(product.program) <= LIGHT_WORK:
+        return MOST_SUMS
     limit = LIGHT_SUMS + 64 * bool(knobs.promotion)  # half of them are added to the others, and free then
     return limit - max(0, work - EPILOGUE_REGISTERS[knobs.consumer_rows])
 
@@ -126,6 +149,18 @@ def operand_registers(operand: EpilogueOperand) -> int:
     return batched + rows * (4 if operand.pairs and np.dtype(operand.dtype).itemsize < 4 else 8)
 
 
+def result_registers(result: Matrix | Reduced) -> int:
+    """Registers that a result's values wait in; those of one byte are packed in two steps."""
+    return 24 if np.dtype(result.dtype).itemsize == 1 else 8
+
+
+def program_registers(program: Program) -> int:
+    """Registers that an epilogue's steps take beside its operands."""
+    heavy = any(operation in HEAVY for operation in program.operations)
+    columns = sum(not load.varies[2] for load in program.loads)
+    return HEAVY_REGISTERS * heavy + INDEX_REGISTERS * program.indexed + 8 * columns
+
+
 def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
     """Into how many parts K may be cut to occupy more of the device: parts of at least 1 KiB of each row."""
     rows, columns = ceil(product.m / knobs.tile_m), ceil(product.n * len(product.b) / knobs.tile_n)
@@ -134,21 +169,40 @@ def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
     return [1, *(split for split in (2, 4, 8, most) if 1 < split <= most)]
 
 
-def seconds(product: Product, knobs: Sm90Knobs, speed: float, sm_count: int) -> float:
-    """An estimate of the time, for comparing knobs with each other."""
+def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
+    """How often every block has a tile to work on, on average."""
     cluster = knobs.cluster_m * knobs.cluster_n
-    tiles = cluster_tiles(product, knobs) * product.batch * knobs.split_k
-    rounds = ceil(tiles / max(1, sm_count // cluster))
-    share = knobs.tile_m * knobs.tile_n / knobs.split_k
-    full = product.m * product.n * product.batch / (rounds * sm_count * share)
-    if rounds >= MANY_ROUNDS:
+    return cluster_tiles(product, knobs) * product.batch * knobs.split_k / max(1, sm_count // cluster)
+
+
+def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
+    """An estimate of the time, for comparing knobs with each other."""
+    sums, size = len(product.b), product.a.itemsize
+    width, loaded = knobs.tile_n * sums, loaded_columns(product, knobs) * sums
+    cluster = knobs.cluster_m * knobs.cluster_n
+    length = ceil(product.k / knobs.split_k)
+    # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
+    multiplies = 2 * knobs.tile_m * width * length / (RATE * 2 / size / sm_count)
+    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + width)
+    multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * (ALONE if knobs.consumers == 1 else 1.0)
+    shared_a, shared_b = ((1 - MULTICAST) + MULTICAST / n for n in (knobs.cluster_n, knobs.cluster_m))
+    loading = (knobs.tile_m * shared_a + loaded * shared_b) * length * size / L2_RATE
+    work = sum(result.itemsize for result in stored(product)) / 2 + (0 if product.is_plain else 1)
+    storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
+    if knobs.schedule == "pingpong":
+        tile = max(multiplying, loading, (multiplying + storing) / 2)
+    else:
+        tile = max(multiplying + storing, loading)
+    turns = rounds(product, knobs, sm_count)
+    full = turns / ceil(turns)
+    if ceil(turns) >= MANY_ROUNDS:
         full **= TAIL_EXPONENT
     elif cluster > 1:
         full *= CLUSTER_LATENCY
-    # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
-    rate = RATE * speed * 2 / product.a.itemsize
-    time = 2 * product.m * product.n * product.k * product.batch * len(product.b) / (rate * full)
+    moved = size * (product.m * product.k + sums * product.k * product.n) + product.m * product.n * size
+    # Neither of the two hides behind the other entirely, where they are alike.
+    time = ((turns / full * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
     if knobs.split_k > 1:
-        sums = product.m * product.n * product.batch * len(product.b) * 4
-        time += SPLIT_LAUNCH + 2 * sums * knobs.split_k / SUMS_RATE
+        stored_sums = product.m * product.n * product.batch * sums * 4
+        time += SPLIT_LAUNCH + 2 * stored_sums * knobs.split_k / SUMS_RATE
     return time
