@@ -1,6 +1,6 @@
 """A `Plan` as an XLA custom call, and the registration of the handlers that execute it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,11 +25,17 @@ def register() -> None:
         jax.ffi.register_ffi_target(name, registration["handlers"], platform=platform)
 
 
-def custom_call(ctx: Any, plan: Plan, operands: Sequence[Any]) -> Sequence[Any]:
-    """Emits the custom call that executes `plan` in a primitive's lowering, and drops the scratch from its results."""
+def custom_call(
+    ctx: Any, plan: Plan, operands: Sequence[Any], aliases: Mapping[int, int] | None = None
+) -> Sequence[Any]:
+    """Emits the custom call that executes `plan` in a primitive's lowering, and drops the scratch from its results.
+
+    `aliases` are positions of operands, and of the results that take their place in memory. XLA copies an operand that
+    something else still needs.
+    """
     scratch = [ShapedArray((size,), np.dtype(np.uint8)) for size in plan.scratch]
     results = len(ctx.avals_out)
-    call = jax.ffi.ffi_lowering(handler(plan))
+    call = jax.ffi.ffi_lowering(handler(plan), operand_output_aliases=aliases or None)
     with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
     return call(with_scratch, *operands, **attributes(plan, results))[:results]
 

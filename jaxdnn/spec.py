@@ -164,6 +164,16 @@ class Spec:
         raise NotImplementedError
 
     @property
+    def aliases(self) -> Mapping[int, int]:
+        """Positions of operands, and of the results, alike in shape and dtype, that take their place in memory."""
+        return {}
+
+    @property
+    def unaliased(self) -> Self:
+        """The same call with memory of their own for all results."""
+        return self
+
+    @property
     def fused(self) -> tuple[str, ...]:
         """What an engine does in the same pass, as words for the user."""
         return ()

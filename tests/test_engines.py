@@ -256,6 +256,13 @@ PLANNED = [
 ]
 
 
+def calls_for(engine, cases):
+    """Cases and their calls of the engine's op, numbered."""
+    for case in cases:
+        own = [call for call in calls_of(case) if call.spec.op == engine.op]
+        yield from ((case, number, call) for number, call in enumerate(own))
+
+
 def planned(engine, call, target):
     reason = engine.supports(call.spec, call.signature, target)
     if reason:
@@ -274,11 +281,10 @@ def planned(engine, call, target):
 @pytest.mark.parametrize("engine", NATIVE)
 def test_golden_plans(engine):
     text = ""
-    for case in [case for case in PLANNED if case.op == engine.op]:
-        for call in calls_of(case):
-            text += f"{call.spec.title} {case}\n"
-            for target in TARGETS[engine.platform]:
-                text += textwrap.indent(planned(engine, call, target), "    ")
+    for case, _, call in calls_for(engine, PLANNED):
+        text += f"{call.spec.title} {case}\n"
+        for target in TARGETS[engine.platform]:
+            text += textwrap.indent(planned(engine, call, target), "    ")
     same_as_golden(f"plans_{engine.op}_{engine.name}.txt", text)
 
 
@@ -286,10 +292,9 @@ def test_golden_plans(engine):
 def test_golden_coverage(engine):
     """Which rows of the table an engine leaves to the next one, and why: coverage must not shrink unnoticed."""
     lines = []
-    for case in [case for case in (*CASES, *EMPTY) if case.op == engine.op]:
-        for number, call in enumerate(calls_of(case)):
-            for target in TARGETS[engine.platform]:
-                reason = engine.supports(call.spec, call.signature, target)
-                if reason:
-                    lines.append(f"{target.arch} {case} {call.spec.title} {number}: {reason}\n")
+    for case, number, call in calls_for(engine, (*CASES, *EMPTY)):
+        for target in TARGETS[engine.platform]:
+            reason = engine.supports(call.spec, call.signature, target)
+            if reason:
+                lines.append(f"{target.arch} {case} {call.spec.title} {number}: {reason}\n")
     same_as_golden(f"coverage_{engine.op}_{engine.name}.txt", "".join(lines))

@@ -159,6 +159,12 @@ void Interpreter::run(const Rows* sums, const Tile& tile) const {
   }
 }
 
+// Whether a result takes the operand's place: it is stored there when another one may still want to read the operand.
+bool Interpreter::overwritten(const Array& operand) const {
+  const auto there = [&](const Array& result) { return result.data == operand.data; };
+  return std::any_of(results_, results_ + (output_end_ - outputs_), there);
+}
+
 void Interpreter::execute(const int64_t* begin, const int64_t* end, const Rows* sums, const Origin& origin,
                           const Tile& block) const {
   const Processor processor(registers_);
@@ -186,9 +192,8 @@ void Interpreter::execute(const int64_t* begin, const int64_t* end, const Rows* 
       case Operation::operand:
         with_element(code.dtype, [&](auto element, auto type) {
           const Array& array = operands_[code.immediate];
-          // A result may take the place of an operand of its shape, and another one still want to read it.
           read(code.result, array.at<const decltype(element)>(block.batch, block.row, block.column), array.row,
-               array.column, type, word < instructions_);
+               array.column, type, word < instructions_ && !overwritten(array));
         });
         break;
       case Operation::index:

@@ -83,6 +83,7 @@ class Interpreter {
   struct Origin {
     int64_t row, column;
   };
+  bool overwritten(const Array& operand) const;
   void execute(const int64_t* begin, const int64_t* end, const Rows* sums, const Origin& origin,
                const Tile& block) const;
   void store(const Tile& block) const;

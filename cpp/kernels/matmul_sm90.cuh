@@ -47,7 +47,7 @@ struct MatmulSm90 {
   int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
   int splits = 1;                    // of K; each split's sums are a matrix of their own (matmul_split.cuh)
 
-  static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
+  static constexpr int kWidth = Config::kTileN / Config::kSums;                       // columns of a result's tile
   static constexpr int kLoaded = Config::kAlongN ? (kWidth + 63) / 64 * 64 : kWidth;  // of B's, in whole chunks
   using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kAlongM, Config::kClusterN>;
   using BTile = OperandTile<typename Config::B, kLoaded, Config::kAlongN, Config::kClusterM>;

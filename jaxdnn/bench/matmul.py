@@ -44,7 +44,8 @@ def cases() -> Iterator[Case]:
         fused, plain = (partial(matmul, precision="highest") for matmul in (jaxdnn.matmul, jnp.matmul))
         yield _case("matmul, HIGHEST", shape, F32, [shape], fused, plain)
         yield _case("matmul", shape, F32, [shape], jaxdnn.matmul, jnp.matmul)
-    yield _case("matmul, 4096 times", (128, 128, 64), BF16, [(128, 128, 64)], jaxdnn.matmul, jnp.matmul, batch=(4096,))
+    for shape in ((128, 128, 64), (128, 64, 128)):
+        yield _case("matmul, 4096 times", shape, BF16, [shape], jaxdnn.matmul, jnp.matmul, batch=(4096,))
     yield _gradient((8192, 14_336, 4096), BF16)
 
 

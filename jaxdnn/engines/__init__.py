@@ -4,6 +4,7 @@ from jaxdnn.engines.base import Engine
 from jaxdnn.engines.direct_norm import DirectNorm
 from jaxdnn.engines.host_matmul import Host
 from jaxdnn.engines.host_norm import HostNorm
+from jaxdnn.engines.pointwise import Pointwise
 from jaxdnn.engines.simt_matmul import Simt
 from jaxdnn.engines.skinny_matmul import Skinny
 from jaxdnn.engines.sm90_matmul import Sm90
@@ -15,6 +16,7 @@ ENGINES: tuple[Engine, ...] = (
     Skinny(),
     Sm90(),
     Simt(),
+    Pointwise(),
     Host(),
     Xla(),
 )

@@ -87,7 +87,8 @@ def ctype(dtype: str) -> str:
     return dtype if dtype in ("bool", "float", "double") else f"jaxdnn::{dtype}"
 
 
-def _itemsize(ctype: str) -> int:
+def itemsize(ctype: str) -> int:
+    """Bytes of an element of a C++ type."""
     name = ctype.removeprefix("jaxdnn::")
     return np.dtype({"float": "float32", "double": "float64"}.get(name, name)).itemsize
 
@@ -182,31 +183,51 @@ def reductions_reason(product: Product) -> str | None:
 def _reduce(product: Product, result: Reduced, register: str, scratch: int, number: int) -> Stage:
     """Reduces the values in a scratch buffer, an axis at a time, the innermost first."""
     sizes = [product.batch, product.m, product.n]
-    source, texts, launches, buffers = Scratch(scratch), [], [], [math.prod(sizes) * _itemsize(register)]
+    source, stages, buffers = Scratch(scratch), list[Stage](), [math.prod(sizes) * itemsize(register)]
     axes = sorted(result.axes, reverse=True)
     if not axes:  # over dimensions of one element: nothing is left to combine
         axes = [2] if product.n == 1 else [1] if product.m == 1 else [0]
     for axis in axes:
-        length, kept, outer = sizes[axis], math.prod(sizes[axis + 1 :]), math.prod(sizes[:axis])
+        extents = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
         sizes[axis] = 1
-        last = axis == axes[-1]
-        to = result.buffer if last else Scratch(scratch + len(buffers))
-        if not last:
-            buffers.append(math.prod(sizes) * _itemsize(register))
-        to_type = ctype(result.dtype) if last else register
-        columns = REDUCE_COLUMNS if kept > 1 else 1
-        name = f"matmul_reduce_axis{number + len(launches)}"
-        call = f"jaxdnn::MatmulReduceAxis<jaxdnn::{_REDUCTIONS[result.reduction]}<{register}>, {to_type}, {columns}>"
-        found = [
-            Parameter(f"const {register}*", "values", "values", source),
-            Parameter(f"{to_type}*", "result", "result", to),
-            *numbers("int64", length=length, kept=kept),
-        ]
-        texts.append(entry_text("matmul_reduce_axis", call, str(REDUCE_THREADS), found, name))
-        grid = outer * math.ceil(kept / columns)
-        launches.append(Launch(name, arguments(found), (grid, 1, 1), (REDUCE_THREADS, 1, 1)))
+        if axis == axes[-1]:
+            to, to_type = result.buffer, ctype(result.dtype)
+        else:
+            to, to_type = Scratch(scratch + len(buffers)), register
+            buffers.append(math.prod(sizes) * itemsize(register))
+        stages.append(axis_stage(reduction(result, register), source, (to, to_type), extents, number + len(stages)))
         source = to
-    return Stage(("matmul_reduce_axis.cuh",), "\n" + "\n".join(texts), tuple(launches), tuple(buffers))
+    return joined([*stages, Stage(scratch=tuple(buffers))])
+
+
+def reduction(result: Reduced, register: str) -> str:
+    """The C++ type of a reduction of values of the type `register`."""
+    return f"jaxdnn::{_REDUCTIONS[result.reduction]}<{register}>"
+
+
+def axis_stage(
+    reduction: str,
+    source: Scratch | Result,
+    result: tuple[Scratch | Result, str],
+    extents: tuple[int, int, int],
+    number: int,
+) -> Stage:
+    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type."""
+    to, to_type = result
+    outer, length, kept = extents
+    register = reduction[reduction.index("<") + 1 : -1]
+    columns = REDUCE_COLUMNS if kept > 1 else 1
+    name = f"matmul_reduce_axis{number}"
+    found = [
+        Parameter(f"const {register}*", "values", "values", source),
+        Parameter(f"{to_type}*", "result", "result", to),
+        *numbers("int64", length=length, kept=kept),
+    ]
+    call = f"jaxdnn::MatmulReduceAxis<{reduction}, {to_type}, {columns}>"
+    text = "\n" + entry_text("matmul_reduce_axis", call, str(REDUCE_THREADS), found, name)
+    grid = outer * math.ceil(kept / columns)
+    launch = Launch(name, arguments(found), (grid, 1, 1), (REDUCE_THREADS, 1, 1))
+    return Stage(("matmul_reduce_axis.cuh",), text, (launch,))
 
 
 def identity_sums(product: Product) -> ElementEpilogue:
@@ -234,5 +255,5 @@ def sums_stage(product: Product, epilogue: ElementEpilogue, splits: int) -> Stag
         (math.ceil(elements / SUMS_THREADS), 1, 1),
         (SUMS_THREADS, 1, 1),
     )
-    sizes = (elements * splits * _itemsize(register),) * len(product.b)
+    sizes = (elements * splits * itemsize(register),) * len(product.b)
     return Stage(("matmul_sums.cuh",), text, (launch,), sizes)

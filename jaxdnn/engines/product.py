@@ -4,7 +4,7 @@ An engine that takes a `Product` inherits from `ProductEngine`, and never sees a
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -79,7 +79,9 @@ class Product:
       program: the epilogue, over (batch, row, column): its accumulators are the sums, in the dtype that they are summed
         in; its loads are `operands` and its outputs are `results`, in order.
       operands: what the epilogue reads.
-      results: `Matrix` (m, n), dense; or `Reduced`.
+      results: `Matrix` (m, n), dense; or `Reduced`. A matrix may be the same memory as an operand of its shape: so an
+        engine writes an element of it once, when everything that depends on the operand's element there has been
+        computed, and has no other use for a result's memory.
       precision: of float32 operands: "default" may round them to tf32, "highest" may not.
     """
 
@@ -142,9 +144,14 @@ def product(spec: Any, signature: Signature) -> Product | str:
         program = collapse(spec.epilogue.program, shape, shapes, counts)
         if isinstance(program, str):
             return program
+
+    def operand(load: Load) -> EpilogueOperand:
+        name = spec.extras[load.operand]
+        return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name])
+
     results = []
-    for index, (output, name) in enumerate(zip(program.outputs, spec.outputs, strict=True)):
-        result = _result(output, index, signature.results[name], sizes)
+    for index, output in enumerate(program.outputs):
+        result = dense_result(output, index, sizes)
         if isinstance(result, str):
             return result
         results.append(result)
@@ -157,7 +164,7 @@ def product(spec: Any, signature: Signature) -> Product | str:
         b=tuple(matrices[name] for name in spec.rights),
         program=program,
         results=tuple(results),
-        operands=tuple(_operand(spec, signature, load) for load in program.loads),
+        operands=tuple(operand(load) for load in program.loads),
         a_transposed=spec.a_order.index("k") < spec.a_order.index("m"),
         b_transposed=spec.b_order.index("n") < spec.b_order.index("k"),
         precision=spec.precision,
@@ -186,17 +193,16 @@ def _matrix(spec: Any, signature: Signature, name: str, sizes: dict[str, int]) -
     return Matrix(Operand(index), dtype, lengths[outer], lengths[inner], strides[outer], batch)
 
 
-def _operand(spec: Any, signature: Signature, load: Load) -> EpilogueOperand:
-    name = spec.extras[load.operand]
-    array = signature.operands[name]
+def dense_operand(load: Load, buffer: Operand, array: Any) -> EpilogueOperand:
+    """What is read of a dense array."""
     batch, row, column = load.strides(array.shape)
     _, by_row, by_column = load.varies
     broadcast = ("full" if by_row else "row") if by_column else ("column" if by_row else "scalar")
-    buffer = Operand(signature.operand_index(name))
     return EpilogueOperand(buffer, array.dtype.name, broadcast, batch, row, column)
 
 
-def _result(output: Output, index: int, array: Any, sizes: dict[str, int]) -> Matrix | Reduced | str:
+def dense_result(output: Output, index: int, sizes: Mapping[str, int]) -> Matrix | Reduced | str:
+    """An output as the dense array that is stored, given the sizes of batch ("b"), rows ("m") and columns ("n")."""
     m, n = sizes["m"], sizes["n"]
     if output.reduction is None:
         return Matrix(Result(index), output.dtype, m, n, n, m * n)
@@ -207,7 +213,6 @@ def _result(output: Output, index: int, array: Any, sizes: dict[str, int]) -> Ma
         if axis not in output.axes:
             strides[axis] = step
             step *= sizes[group]
-    assert step == math.prod(array.shape), "a reduction keeps what it does not reduce"
     batch, row, column = strides
     return Reduced(Result(index), output.dtype, output.reduction, batch, row, column, output.axes)
 

@@ -89,15 +89,32 @@ def register_type(dtype: str) -> str:
     )
 
 
-def functor(program: Program, name: str = "Epilogue") -> Functor:
-    """Emits a collapsed program as the struct `name`."""
+def functor(program: Program, name: str = "Epilogue", *, coarse: bool = False) -> Functor:
+    """Emits a collapsed program as the struct `name`.
+
+    What is rounded to 16 bits when it is stored may be off by 2^-17, relative to the largest value on the way. `coarse`
+    allows that of everything.
+    """
     if program.rank != 3:
         raise ValueError(f"functor: the program has {program.rank} dimensions; collapse it to batch, row and column")
-    return _Emitter(program, name).functor()
+    return _Emitter(program, name, coarse).functor()
+
+
+@dataclass(frozen=True)
+class _ShiftedTanh:
+    """1 + tanh(argument), 1 - tanh(argument), or times * (1 + tanh(argument)); of positions of instructions."""
+
+    argument: int
+    negated: bool = False
+    times: int | None = None
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        return (self.argument,) if self.times is None else (self.argument, self.times)
 
 
 class _Emitter:
-    def __init__(self, program: Program, name: str) -> None:
+    def __init__(self, program: Program, name: str, coarse: bool) -> None:
         self.program, self.name = program, name
         self.taken: set[str] = {name}
         self.accumulators = [self._unique(argument.name) for argument in program.accumulators]
@@ -111,7 +128,7 @@ class _Emitter:
         self.results = tuple(register_type(program.instructions[output.value].dtype) for output in program.outputs)
         used = {i.immediate.dimension for i in program.instructions if isinstance(i.immediate, Index)}
         # What is off by 2^-17 rounds to the same 16 bits, or next to a tie to a neighbour.
-        self.coarse = all(np.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
+        self.coarse = coarse or all(np.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
         self.coordinates = [_COORDINATES[dimension] for dimension in sorted(used)]
 
     def functor(self) -> Functor:
@@ -143,22 +160,49 @@ class _Emitter:
         self.taken.add(name)
         return name
 
-    def _shifted_tanh(self) -> dict[int, int]:
-        """Sums of 1 and a tanh, as in gelu, which cancel where the tanh is near -1: position to the tanh's argument."""
-        found, instructions = {}, self.program.instructions
+    def _shifted_tanh(self) -> dict[int, "_ShiftedTanh"]:
+        """Sums of 1 and a tanh, as in gelu and its derivative, which cancel where the tanh is near the other one."""
+        instructions = self.program.instructions
+
+        def argument_of_tanh(position: int) -> int | None:
+            one = instructions[position]
+            return one.arguments[0] if one.operation == "tanh" else None
+
+        found = {}
         for i, instruction in enumerate(instructions):
-            if instruction.operation == "add" and instruction.dtype in ("float32", "float64"):
-                for one, other in (instruction.arguments, instruction.arguments[::-1]):
-                    is_one = instructions[one].operation == "literal" and instructions[one].literal == 1
-                    if is_one and instructions[other].operation == "tanh":
-                        found[i] = instructions[other].arguments[0]
+            if instruction.operation not in ("add", "sub") or instruction.dtype not in ("float32", "float64"):
+                continue
+            for one, other in (instruction.arguments, instruction.arguments[::-1]):
+                tanh = argument_of_tanh(other)
+                is_one = instructions[one].operation == "literal" and instructions[one].literal == 1
+                subtracted = instruction.operation == "sub"
+                if tanh is not None and is_one and not (subtracted and one == instruction.arguments[1]):
+                    found[i] = _ShiftedTanh(tanh, negated=subtracted)
+                # x + x * tanh
+                product = instructions[other]
+                if instruction.operation == "add" and product.operation == "mul" and one in product.arguments:
+                    factor = product.arguments[1] if product.arguments[0] == one else product.arguments[0]
+                    tanh = argument_of_tanh(factor)
+                    if tanh is not None:
+                        found[i] = _ShiftedTanh(tanh, times=one)
         return found
+
+    def _needed(self, shifted: dict[int, "_ShiftedTanh"]) -> set[int]:
+        """The instructions that the outputs depend on."""
+        needed: set[int] = set()
+        waiting = [output.value for output in self.program.outputs]
+        while waiting:
+            position = waiting.pop()
+            if position not in needed:
+                needed.add(position)
+                own = self.program.instructions[position].arguments
+                waiting += shifted[position].arguments if position in shifted else own
+        return needed
 
     def _statements(self) -> Iterable[str]:
         names: list[str] = []
         shifted = self._shifted_tanh()
-        used = {a for i, one in enumerate(self.program.instructions) if i not in shifted for a in one.arguments}
-        used |= {output.value for output in self.program.outputs} | {*shifted.values()}
+        needed = self._needed(shifted)
         operands = iter(self.operands)
         computed = 0
         for position, instruction in enumerate(self.program.instructions):
@@ -174,14 +218,16 @@ class _Emitter:
                     expression = _literal(instruction)
                 case "convert" if _widens(dtypes[0], instruction.dtype):
                     expression = arguments[0]
-                case "tanh" if position not in used:
+                case _ if position not in needed:
                     expression = ""
                 case _:
                     expression = f"v{computed}"
                     computed += 1
                     approximate = "approximate_" if self.coarse and instruction.dtype == "float32" else ""
                     if position in shifted:
-                        value = f"math::{approximate}one_plus_tanh({names[shifted[position]]})"
+                        one = shifted[position]
+                        value = f"math::{approximate}one_plus_tanh({'-' * one.negated}{names[one.argument]})"
+                        value = value if one.times is None else f"{names[one.times]} * {value}"
                     elif instruction.operation == "logistic" and approximate:
                         value = f"math::approximate_logistic({arguments[0]})"
                     else:

@@ -133,12 +133,20 @@ def _root(node: Node, shape: tuple[int, ...], title: str) -> _Root:
 def _reduction(node: Node) -> Node | None:
     """The reduction that `node` is, but for one rounding of floats and dimensions of size one."""
     casts = 0
-    while node.primitive in LAYOUT or node.primitive == "convert_element_type":
+    while _is_layout(node) or node.primitive == "convert_element_type":
         casts += node.primitive == "convert_element_type"
         node, outer = node.inputs[0], node
         if kind(node.dtype) != kind(outer.dtype) or casts > 1:
             return None
     return node if node.primitive in REDUCTIONS else None
+
+
+def _is_layout(node: Node) -> bool:
+    """Whether it changes dimensions alone; as does a reduction of a reduction, over dimensions that have size one."""
+    if node.primitive in REDUCTIONS:
+        source = node.inputs[0]
+        return all(source.shape[axis] == 1 for axis in node.params["axes"]) and _reduces(node) is not None
+    return node.primitive in LAYOUT
 
 
 def _reduces(node: Node) -> str | None:
@@ -163,7 +171,7 @@ def _carried(node: Node, reduction: Node, dimensions: Dimensions) -> Dimensions:
     if node.primitive == "convert_element_type":
         return dimensions
     # Where the argument's dimensions come from, with this node's own numbered in order, turned around.
-    places = LAYOUT[node.primitive](node, identity(node.shape))
+    places = LAYOUT["squeeze" if node.primitive in REDUCTIONS else node.primitive](node, identity(node.shape))
     here = {place: dimension for place, dimension in zip(places, dimensions, strict=True) if place is not None}
     if any(size != 1 and d not in here for d, size in enumerate(node.shape)):
         raise node.unsupported("a reduction can only be the last step of what is returned")

@@ -10,7 +10,7 @@ Op            is three primitives (see `Spec`): `forward`, whose JVP rule binds 
 MultilinearOp is one primitive, whose derivatives the spec writes in terms of the same primitive.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,8 @@ class Op:
         def reduced(name: str) -> Any:
             # A tangent that did not carry a mapped axis was the same all along it.
             missing = tuple(level for level, carried in enumerate(spec.carries[name]) if not carried)
-            return jnp.sum(gradients[name], missing) if missing else gradients[name]
+            gradient = jnp.sum(gradients[name], missing) if missing else gradients[name]
+            return gradient.astype(arrays[name].aval.dtype)
 
         return [reduced(name) if ad.is_undefined_primal(arrays[name]) else None for name in spec.operands]
 
@@ -123,9 +124,8 @@ class MultilinearOp:
         return [gradients.get(name, ad.Zero(wanted[name])) if name in wanted else None for name in spec.inputs]
 
 
-def is_used(function: Callable[..., Any], *avals: Any) -> list[bool]:
-    """Of each argument, whether what the function returns depends on it."""
-    jaxpr = jax.make_jaxpr(function)(*avals).jaxpr
+def used_inputs(jaxpr: Any) -> list[bool]:
+    """Of each input, whether an output depends on it."""
     return list(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
 
 
@@ -227,7 +227,7 @@ def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: 
     selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
-    return lowering.custom_call(ctx, selection.plan, operands)
+    return lowering.custom_call(ctx, selection.plan, operands, spec.aliases)
 
 
 def _lower_reference(ctx: Any, *operands: Any, spec: Spec) -> Any:

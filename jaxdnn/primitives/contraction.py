@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from jaxdnn.pointwise import Index, Program, UnsupportedOperation, trace
-from jaxdnn.primitives._define import MultilinearOp, is_used
-from jaxdnn.primitives.epilogue import Epilogue
+from jaxdnn.pointwise import Program, UnsupportedOperation, trace
+from jaxdnn.primitives._define import MultilinearOp, used_inputs
+from jaxdnn.primitives.derivative import EpilogueSpec, tangents_of
+from jaxdnn.primitives.epilogue import Epilogue, program_factors
 from jaxdnn.primitives.layout import contract, explicit_sharding, moved, rearranged, with_batch
-from jaxdnn.primitives.promotion import summed
+from jaxdnn.primitives.promotion import gradient_dtype, summed
 from jaxdnn.spec import Signature, Spec
 
 # What an array of float32 may be rounded to before it is multiplied.
@@ -93,6 +94,15 @@ class MatmulSpec(Spec):
     @property
     def saved(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def aliases(self) -> Mapping[int, int]:
+        in_place = () if self.epilogue is None or self.batch else self.epilogue.in_place
+        return {self.inputs.index(self.extras[operand]): output for operand, output in in_place}
+
+    @property
+    def unaliased(self) -> Self:
+        return self.replace(epilogue=self.epilogue and replace(self.epilogue, in_place=()))
 
     @property
     def precision(self) -> str:
@@ -173,8 +183,7 @@ class MatmulSpec(Spec):
                 program = spec.traced(function, types)
             except UnsupportedOperation:
                 return super().mapped(operands, axes)
-            program = replace(program, title=self.epilogue.program.title)
-            spec = spec.replace(epilogue=Epilogue(function, program, self.epilogue.saved))
+            spec = spec.replace(epilogue=self.epilogue.mapped(program, function, front[len(self.rights) :]))
         return spec, places, (0,) * len(self.outputs)
 
     def traced(self, function: Callable[..., Any], operands: Mapping[str, Any]) -> Program:
@@ -214,19 +223,31 @@ class MatmulSpec(Spec):
 
         pair = [jax.typeof(inputs[name]) for name in ("a", self.rights[0])]
         sums = jax.make_jaxpr(self.plain(self.accumulator).evaluate)(*pair).out_avals * count
-        types = [[*sums, *map(jax.typeof, extras)], [*map(jax.typeof, directions)]]
-        form = self._saving(inputs) if any(is_used(push_forward, *types)[:count]) else self
+        jaxpr = jax.make_jaxpr(push_forward)([*sums, *map(jax.typeof, extras)], [*map(jax.typeof, directions)]).jaxpr
+        form = self._saving(inputs) if any(used_inputs(jaxpr)[:count]) else self
         outputs = matmul(form, inputs)
+        kept = dict(zip(self.outputs, (outputs[name] for name in form.outputs), strict=False))
         assert form.epilogue is not None
         if form.epilogue.saved:
-            values = [outputs[name].astype(self.accumulator) for name in form.outputs[-count:]]
-        else:
-            like = next((d_sum for d_sum in d_sums if d_sum is not None), None)
-            zero = jnp.zeros(sums[0].shape, self.accumulator) if like is None else jnp.zeros_like(like)
-            values = [zero] * count
-        d_outputs = push_forward([*values, *extras], directions)
-        kept = [outputs[name] for name in form.outputs][: len(self.outputs)]
-        return dict(zip(self.outputs, kept, strict=True)), dict(zip(self.outputs, d_outputs, strict=True))
+            saved = [outputs[name] for name in form.outputs[-count:]]
+            spec = EpilogueSpec(
+                epilogue=self.epilogue,
+                sum_count=count,
+                operand_count=self.operand_count,
+                accumulator=self.accumulator,
+                saved_dtype=saved[0].dtype.name,
+                groups=(len(self.batched), self.row_ndim, self.column_ndim),
+                options=self.options,
+            )
+            arrays = dict(zip(spec.inputs, [*saved, *extras], strict=True))
+            d_arrays = {spec.inputs[i]: direction for i, direction in zip(moving, directions, strict=True)}
+            d_outputs = tangents_of(spec, str(jaxpr), arrays, d_arrays)
+            return kept, {name: d_outputs[i] for i, name in enumerate(self.outputs) if i in d_outputs}
+        # The derivative does not depend on the sums, whatever they are.
+        like = next((d_sum for d_sum in d_sums if d_sum is not None), None)
+        zero = jnp.zeros(sums[0].shape, self.accumulator) if like is None else jnp.zeros_like(like)
+        d_outputs = push_forward([*[zero] * count, *extras], directions)
+        return kept, dict(zip(self.outputs, d_outputs, strict=True))
 
     def _differentiate_reference(self, inputs: Mapping[str, Any], tangents: Mapping[str, Any]) -> Any:
         def along(*active: Any) -> tuple[Any, ...]:
@@ -261,7 +282,7 @@ class MatmulSpec(Spec):
             return (*function(*arrays), *(array.astype(dtype) for array in arrays[:count]))
 
         program = replace(self.traced(saving, inputs), title=self.epilogue.program.title)
-        return self.replace(epilogue=Epilogue(saving, program, count))
+        return self.replace(epilogue=Epilogue(saving, program, count, self.epilogue.in_place))
 
     def transpose(
         self, cotangents: Mapping[str, Any], inputs: Mapping[str, Any], wanted: Mapping[str, Any]
@@ -302,25 +323,12 @@ class MatmulSpec(Spec):
         dimensions = {"a": named(self.labels("a")), **dict.fromkeys(self.rights, named(self.labels("b")))}
         if self.epilogue is None:
             return {**dimensions, **dict.fromkeys(self.outputs, sums)}, frozenset()
-        # An epilogue is of whole sums, and of the coordinates in a whole result.
-        program = self.epilogue.program
-        whole = {f"k_{i}" for i in range(self.contracted_ndim)}
-        whole |= {sums[i.immediate.dimension] for i in program.instructions if isinstance(i.immediate, Index)}
-        for number, name in enumerate(self.extras):
-            runs: dict[int, str] = {}
-            for load in program.loads:
-                if load.operand == number:
-                    runs |= {d: sums[o] for o, d in enumerate(load.dimensions) if d is not None}
-            alone = [f"{name}_{d}" for d in range(len(signature.operands[name].shape))]
-            dimensions[name] = tuple(runs.get(d, factor) for d, factor in enumerate(alone))
-            whole |= set(alone) & set(dimensions[name])
-        for name, output in zip(self.outputs, program.outputs, strict=True):
-            alone = [f"{name}_{d}" for d in range(len(output.dimensions))]
-            dimensions[name] = tuple(alone[i] if d is None else sums[d] for i, d in enumerate(output.dimensions))
-            whole |= set(alone) & set(dimensions[name])
-            if output.reduction in ("max", "min"):
-                whole |= {sums[axis] for axis in output.axes}
-        return dimensions, frozenset(whole)
+        # An epilogue is of whole sums.
+        contracted = {f"k_{i}" for i in range(self.contracted_ndim)}
+        arrays = {**signature.operands, **signature.results}
+        extras, outputs = ({name: len(arrays[name].shape) for name in names} for names in (self.extras, self.outputs))
+        of_epilogue, whole = program_factors(self.epilogue.program, sums, extras, outputs, self.epilogue.in_place)
+        return {**dimensions, **of_epilogue}, whole | contracted
 
     @property
     def on_one_device(self) -> Self:
@@ -330,7 +338,7 @@ class MatmulSpec(Spec):
     def fused(self) -> tuple[str, ...]:
         if self.unfused:
             return (f"not the epilogue: {self.unfused}",)
-        return () if self.epilogue is None else (self.epilogue.program.title, *self.epilogue.program.operations)
+        return () if self.epilogue is None else self.epilogue.words
 
     def flops(self, signature: Signature) -> int:
         sizes = self.groups(signature.operands).values()
@@ -338,8 +346,3 @@ class MatmulSpec(Spec):
 
 
 matmul = MultilinearOp(MatmulSpec)
-
-
-def gradient_dtype(dtype: Any) -> Any:
-    """The dtype in which cotangents are multiplied by arrays of `dtype`: that, if it has a mantissa worth the name."""
-    return jnp.dtype("bfloat16") if dtype.itemsize == 1 else dtype

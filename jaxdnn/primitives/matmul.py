@@ -1,6 +1,6 @@
 """Products of matrices with fused epilogues: `matmul`, `dot_general` and `gated_linear_unit`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from jaxdnn.pointwise import UnsupportedOperation
 from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.contraction import matmul as _matmul
-from jaxdnn.primitives.epilogue import Epilogue
+from jaxdnn.primitives.epilogue import Epilogue, apply_after
+from jaxdnn.primitives.in_place import check_places, checked_aliases
 from jaxdnn.primitives.layout import Labels, arrange
 from jaxdnn.primitives.promotion import accumulator, preferred_type, promoted
 
@@ -27,6 +28,7 @@ def matmul(
     precision: Any = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
     out_sharding: Any = None,
+    input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """The product of two arrays, as `jax.numpy.matmul` defines it, with a function of it computed in the same kernel.
 
@@ -47,13 +49,18 @@ def matmul(
       precision: as `jax.lax.dot_general` takes it. For float32 on GPUs, only HIGHEST forbids tf32.
       preferred_element_type: the result's dtype; sums are taken in at least this one.
       out_sharding: as `jax.numpy.matmul` takes it. With it, the call is XLA's.
+      input_output_aliases: numbers of operands, and of the results (as the epilogue returns them, flattened) that are
+        to take their place in memory, as `jax.ffi.ffi_call` has it. Each two have one shape and dtype. It changes
+        memory, never results: an operand that is donated, or needed no more, gives its buffer to the result; one that
+        lives on is copied before, which without an alias it would not be.
 
     Returns:
       The product, or what the epilogue returns.
 
     Raises:
       TypeError: a or b is no array of numbers, or the epilogue returns no array or closes over one.
-      ValueError: shapes do not fit, or the epilogue has side effects or returns another shape.
+      ValueError: shapes do not fit, the epilogue has side effects or returns another shape, or a result can't take the
+        place of an operand.
       jaxdnn.NoEngineError, jaxdnn.UnsupportedOperation: under `options(fallback=False)`, no kernel serves the call.
 
     Example:
@@ -63,13 +70,20 @@ def matmul(
       >>> y, largest = jaxdnn.matmul(x, w, epilogue=lambda sums: (sums, jnp.max(jnp.abs(sums))))
       >>> y.shape, float(largest)
       ((4, 16), 8.0)
+
+      Gradients are accumulated where they lie:
+
+      >>> accumulate = lambda sums, total: total + sums
+      >>> step = lambda total, x, dy: jaxdnn.matmul(x.T, dy, total, epilogue=accumulate, input_output_aliases={0: 0})
+      >>> total = jax.jit(step, donate_argnums=0)(jnp.zeros((8, 16)), x, y)
     """
+    aliases = checked_aliases(input_output_aliases, operands, epilogue)
     preferred = preferred_type(a, b, preferred_element_type)
     function = partial(
         jnp.matmul, a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding
     )
     if out_sharding is not None:
-        return _after(function(), operands, epilogue, out_dtype)
+        return apply_after(function(), operands, epilogue, out_dtype)
     type_of = jax.eval_shape(function)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
@@ -83,7 +97,7 @@ def matmul(
     batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
     spec = _spec(a.dtype, b.dtype, dtype, precision, preferred)
-    y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype)
+    y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
     return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
 
 
@@ -98,6 +112,7 @@ def dot_general(
     epilogue: Callable[..., Any] | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
     out_sharding: Any = None,
+    input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """The contraction that `jax.lax.dot_general` defines, with a function of it computed in the same kernel.
 
@@ -112,6 +127,7 @@ def dot_general(
         left of rhs.
       out_dtype: as in `matmul`.
       out_sharding: as `jax.lax.dot_general` takes it. With it, the call is XLA's.
+      input_output_aliases: as in `matmul`.
 
     Returns:
       The contraction, or what the epilogue returns.
@@ -126,6 +142,7 @@ def dot_general(
       >>> jaxdnn.dot_general(queries, keys, numbers, epilogue=lambda sums: sums / 8.0).shape
       (2, 5, 7)
     """
+    aliases = checked_aliases(input_output_aliases, operands, epilogue)
     function = partial(
         lax.dot_general,
         lhs,
@@ -136,7 +153,7 @@ def dot_general(
         out_sharding=out_sharding,
     )
     if out_sharding is not None:
-        return _after(function(), operands, epilogue, out_dtype)
+        return apply_after(function(), operands, epilogue, out_dtype)
     type_of = jax.eval_shape(function)
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
@@ -153,7 +170,8 @@ def dot_general(
         of_lhs[left] = of_rhs[right] = label
     result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
     spec = _spec(lhs.dtype, rhs.dtype, dtype, precision, preferred_element_type)
-    y = _apply(spec, (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))], result, batch, operands, epilogue, out_dtype)
+    sides = (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))]
+    y = _apply(spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
     return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
 
 
@@ -224,7 +242,7 @@ def gated_linear_unit(
     spec = _spec(x.dtype, gate.dtype, dtype, precision, preferred)
     rights = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
-    return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype)
+    return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
 
 
 def _apply(
@@ -236,6 +254,7 @@ def _apply(
     operands: Sequence[Any],
     epilogue: Callable[..., Any] | None,
     out_dtype: Any,
+    aliases: Mapping[int, int],
 ) -> Any:
     """Binds the primitive for arrays with labels: see `arrange`."""
     dtype = spec.dtype if out_dtype is None else _dtype(out_dtype)
@@ -256,7 +275,10 @@ def _apply(
         if not spec.options.fallback:
             raise
         sums = _matmul(spec.replace(unfused=str(error)), inputs)
-        return _after(list(sums.values()), operands, epilogue, dtype)
+        return apply_after(list(sums.values()), operands, epilogue, dtype)
+
+    stored = program.with_output_dtype(dtype)
+    check_places(aliases, stored, [fused.sizes(inputs)[label] for label in fused.labels("y")], operands)
 
     # Results that the epilogue leaves in the sums' dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
@@ -265,7 +287,7 @@ def _apply(
         leaves = jax.tree.leaves(epilogue(*arrays))
         return tuple(leaf.astype(dtype) if own else leaf for leaf, own in zip(leaves, rounds, strict=True))
 
-    fused = fused.replace(epilogue=Epilogue(rounding, program.with_output_dtype(dtype)))
+    fused = fused.replace(epilogue=Epilogue(rounding, stored, in_place=tuple(sorted(aliases.items()))))
     outputs = _matmul(fused, inputs)
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.outputs])
 
@@ -276,19 +298,6 @@ def _array(number: int, operand: Any) -> jax.Array:
     except (TypeError, ValueError):
         kind = type(operand).__name__
         raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
-
-
-def _after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:
-    """The epilogue as a JAX function of its own."""
-    sums = sums if isinstance(sums, list) else [sums]
-    returned = sums[0] if epilogue is None else epilogue(*sums, *map(jnp.asarray, operands))
-    if out_dtype is None:
-        return returned
-
-    def rounded(leaf: Any) -> Any:
-        return leaf.astype(out_dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
-
-    return jax.tree.map(rounded, returned)
 
 
 def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulSpec:

@@ -91,3 +91,8 @@ def _is_inexact_on_cuda(a: Any, b: Any, numbers: Any, wide: Any) -> bool:
         for array, contracted, batch in ((a, of_a, batch_of_a), (b, of_b, batch_of_b))
     )
     return any(isinstance(size, int) and size <= least for size, least in ((m, 1), (n, 1), (m * n * k, FEW_PRODUCTS)))
+
+
+def gradient_dtype(dtype: Any) -> Any:
+    """The dtype in which cotangents are multiplied by arrays of `dtype`: that, if it has a mantissa worth the name."""
+    return jnp.dtype("bfloat16") if dtype.itemsize == 1 else dtype

@@ -1,9 +1,13 @@
 // The element types of core/vector.cuh, and what core/ptx.cuh does with them, in plain C++.
 #pragma once
 
+#include "core/ptx_memory.h"
 #include "cuda.h"
 
 namespace jaxdnn {
+
+using float64 = double;
+using float32 = float;
 
 struct float16 {
   unsigned short bits;

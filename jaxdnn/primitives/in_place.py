@@ -1,0 +1,66 @@
+"""`input_output_aliases`: which results of an epilogue take the place of one of its operands, checked."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxdnn.pointwise import Program
+
+
+def checked_aliases(given: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None) -> dict[int, int]:
+    """The user's `input_output_aliases`: numbers of operands to numbers of results, of which nothing is known yet."""
+    if not given:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"matmul: input_output_aliases must be a mapping, as in {{0: 0}}; got {given!r}")
+    title = f"matmul: input_output_aliases={given!r}"
+    try:
+        aliases = {operator.index(operand): operator.index(result) for operand, result in given.items()}
+    except TypeError:
+        raise TypeError(f"{title} must map an operand's number to a result's, as {{0: 0}} does") from None
+    if epilogue is None:
+        raise ValueError(f"{title} is about an epilogue's operands and results, and there is none; pass epilogue=")
+    if missing := [number for number in aliases if not 0 <= number < len(operands)]:
+        raise ValueError(
+            f"{title}: the epilogue has no operand {missing[0]}; its operands are what follows a and b, numbered from "
+            f"0, and there are {len(operands)}"
+        )
+    if len(set(aliases.values())) < len(aliases):
+        raise ValueError(f"{title}: a result can take the place of one operand only; name each result once")
+    return aliases
+
+
+def check_places(aliases: Mapping[int, int], program: Program, shape: Sequence[int], operands: Sequence[Any]) -> None:
+    """Raises ValueError unless each result can be stored where its operand is, and be computed in any order.
+
+    Args:
+      aliases: numbers of operands to numbers of results.
+      program: the epilogue's, whose outputs are the results.
+      shape: of the sums.
+      operands: the epilogue's.
+    """
+    for number, result in aliases.items():
+        title = f"matmul: input_output_aliases={dict(aliases)}"
+        if not 0 <= result < len(program.outputs):
+            raise ValueError(
+                f"{title}: there is no result {result}; the epilogue returns {len(program.outputs)}, numbered from 0"
+            )
+        output, operand = program.outputs[result], operands[number]
+        if output.reduction is not None:
+            raise ValueError(
+                f"{title}: result {result} is a {output.reduction}; only a result with an element for each sum can "
+                "take the place of an operand"
+            )
+        if (operand.shape, operand.dtype.name) != (tuple(shape), output.dtype):
+            raise ValueError(
+                f"{title}: operand {number} is {operand.dtype.name}{list(operand.shape)}, and result {result} is "
+                f"{output.dtype}{list(shape)}; they must have one shape and dtype: cast the operand, or choose "
+                "another out_dtype"
+            )
+        # Elsewhere there may be results already.
+        for load in program.loads:
+            if load.operand == number and any(d not in (None, place) for place, d in enumerate(load.dimensions)):
+                raise ValueError(
+                    f"{title}: the epilogue reads operand {number} transposed, at other places than those where "
+                    f"result {result} is written; transpose it before, and pass that as one more operand"
+                )

@@ -1,0 +1,150 @@
+"""The kernel of pointwise functions of arrays: what it plans, and its own text, run by the threads of a CPU."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dtypes import BF16, F16, F32, F64
+from test_kernels import kernels
+
+import jaxdnn
+from jaxdnn import _native, device
+from jaxdnn.engines.pointwise import Pointwise, PointwiseKnobs, pointwise_call
+from jaxdnn.plan import Operand, Result, Scalar, Scratch
+from jaxdnn.planning.calls import find_calls
+
+ENGINE = Pointwise()
+H100, A100 = device._NAMED[90], device._NAMED[80]
+SHIM = Path(__file__).parent / "cuda_shim"
+
+
+def gelu(sums, bias):
+    return jax.nn.gelu(sums + bias)
+
+
+def several(sums, row, column, scalar, full):
+    y = jnp.tanh(sums * scalar + row) * column
+    return y, (y + full).astype(jnp.float16), sums > 0
+
+
+def summed(sums, bias):
+    y = jax.nn.silu(sums + bias)
+    return y, jnp.sum(y, axis=-2)
+
+
+def gated(gate, up, bias):
+    return jax.nn.silu(gate + bias) * up
+
+
+# Of a, of b, their dtype, the epilogue, its operands.
+CASES = {
+    "gelu": ((64, 40), (40, 96), BF16, gelu, [((96,), BF16)]),
+    "gelu, float32 bias": ((37, 24), (24, 264), BF16, gelu, [((264,), F32)]),
+    "float32": ((37, 24), (24, 130), F32, gelu, [((130,), F32)]),
+    "float16": ((9, 8), (8, 35), F16, gelu, [((35,), F16)]),
+    "float64": ((21, 8), (8, 36), F64, gelu, [((36,), F64)]),
+    "rows in two dimensions": ((3, 17, 8), (8, 24), BF16, gelu, [((24,), BF16)]),
+    "batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((3, 1, 24), BF16)]),
+    "bias of a batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((24,), F32)]),
+    "sum": ((33, 8), (8, 20), F32, summed, [((20,), F32)]),
+    "one column": ((33, 8), (8, 1), BF16, gelu, [((1,), BF16)]),
+}
+
+
+def function_of(name):
+    a, b, dtype, epilogue, extras = CASES[name]
+
+    def backward(*arrays):
+        y, pull_back = jax.vjp(lambda *given: jaxdnn.matmul(*given, epilogue=epilogue), *arrays)
+        return pull_back(jax.tree.map(lambda one: jnp.sin(one.astype(jnp.float32)).astype(one.dtype), y))
+
+    return backward, [(a, dtype), (b, dtype), *extras]
+
+
+def call_of(name):
+    """The call of the pointwise op in the derivative of a case."""
+    function, arrays = function_of(name)
+    found = find_calls(function, *(jax.ShapeDtypeStruct(*one) for one in arrays))
+    return next(call for call in found if call.spec.op == "epilogue")
+
+
+@pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", CASES)
+def test_it_serves(name, target):
+    call = call_of(name)
+    assert ENGINE.supports(call.spec, call.signature, target) is None
+    assert len(list(ENGINE.candidates(call.spec, call.signature, target))) >= 3
+
+
+@pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", CASES)
+def test_configurations_compile(name, target):
+    call = call_of(name)
+    for knobs in ENGINE.candidates(call.spec, call.signature, target):
+        plan = ENGINE.plan(knobs, call.spec, call.signature, target)
+        for kernel, (_, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
+            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+
+
+def run(plan, arrays, folder):
+    """The results of a plan's kernels, as C++ for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++, which compiles the kernels for the CPU, is missing")
+    for header, text in _native.kernel_headers().items():
+        if not (SHIM / header).exists():
+            (folder / header).parent.mkdir(parents=True, exist_ok=True)
+            (folder / header).write_text(text)
+    launches = "".join(
+        f'extern "C" void run{i}(void* const* arguments) {{\n'
+        f"launch({one.grid[0]}, {one.block[0]}, {one.kernel}, arguments);\n}}\n"
+        for i, one in enumerate(plan.launches)
+    )
+    (folder / "unit.cc").write_text(f'#include "launch.h"\n{plan.unit}\n{launches}')
+    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{SHIM}", f"-I{folder}"]
+    command = ["g++", *flags, str(folder / "unit.cc"), "-o", str(folder / "unit.so")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    library = ctypes.CDLL(str(folder / "unit.so"))
+
+    operands, results = arrays
+    scratch = [np.full(size, 0xFF, np.uint8) for size in plan.scratch]
+    for i, one in enumerate(plan.launches):
+        held = []
+        for argument in one.arguments:
+            if isinstance(argument, Scalar):
+                held.append(ctypes.c_int64(argument.bits))
+            else:
+                buffers = {Operand: operands, Result: results, Scratch: scratch}[type(argument)]
+                held.append(ctypes.c_void_p(buffers[argument.index].ctypes.data + argument.offset))
+        getattr(library, f"run{i}")((ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_results(name, rows, tmp_path):
+    """Of the second configuration, and of one with a narrow block."""
+    call = call_of(name)
+    width = next(iter(ENGINE.candidates(call.spec, call.signature, H100))).width
+    knobs = PointwiseKnobs(width, 8 if rows == 1 else 2, rows, blocks=1)
+    target = device.Target("cuda", "sm_90", "few multiprocessors", 3)
+    plan = ENGINE.plan(knobs, call.spec, call.signature, target)
+    random = np.random.default_rng(0)
+    types = call.signature.operands.values()
+    operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
+    results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
+    run(plan, (operands, results), tmp_path)
+    expected = call.spec.evaluate(*map(jnp.asarray, operands))
+    coarse = 2.0**-15 if pointwise_call(call.spec, call.signature).coarse else 0.0
+    for got, want, result in zip(results, expected, call.spec.results, strict=True):
+        want = np.asarray(want, np.float64)
+        terms = max(array.size for array in operands) // want.size
+        # Both are rounded, and both are sums.
+        unit = 2 * float(jnp.finfo(got.dtype).eps)
+        compute = 32 * float(np.finfo(F64 if got.dtype == F64 else F32).eps)
+        allowed = unit * np.abs(want) + (coarse + compute) * np.sqrt(terms) * np.max(np.abs(want))
+        error = np.abs(got.astype(np.float64) - want)
+        assert np.all(error <= allowed), f"{result}: off by {np.max(error / allowed)} times what is allowed"
