@@ -18,16 +18,24 @@ from jaxdnn.device import gpus
 from jaxdnn.engines import ENGINES
 from jaxdnn.engines.base import Engine
 from jaxdnn.planning.select import select
+from jaxdnn.pointwise import trace
 from jaxdnn.primitives.contraction import MatmulSpec
+from jaxdnn.primitives.derivative import EpilogueSpec
+from jaxdnn.primitives.epilogue import Epilogue
 from jaxdnn.primitives.norm import NormSpec
 from jaxdnn.spec import Signature, Spec
 
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
+_SQUARE = Epilogue(lambda sums: (sums * sums,), trace(lambda sums: sums * sums, _ROWS.shape, (_ROWS.dtype,)))
 
 # For each op the call that its engines are asked to make ready.
 _SAMPLES: dict[str, tuple[Spec, Signature]] = {
     "norm": (NormSpec(kind="rms_norm"), Signature({"x": _ROWS}, {"y": _ROWS})),
     "matmul": (MatmulSpec(), Signature({"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS})),
+    "epilogue": (
+        EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("sums0",), seeded=("y0",)),
+        Signature({"sums0": _ROWS, "d_y0": _ROWS}, {"d_sums0": _ROWS}),
+    ),
 }
 
 

@@ -28,6 +28,15 @@ def gelu(sums, bias):
     return jax.nn.gelu(sums + bias)
 
 
+def saved(sums, bias):
+    return jax.nn.gelu(sums + bias), sums.astype(jnp.bfloat16)
+
+
+def long(sums, bias):
+    """Whose code is too long to stand in each place."""
+    return jnp.sin(sums + bias) * jnp.cos(sums) + jax.nn.mish(sums)
+
+
 def gated(gate, up):
     return jax.nn.silu(gate) * up
 
@@ -78,6 +87,8 @@ CASES = {
     "square": case(4096, 4096, 4096),
     "transposed": case(4096, 4096, 4096, "float16", a_transposed=True, b_transposed=True),
     "gelu": case(4096, 4096, 4096, epilogue=gelu, operands=BIAS),
+    "saved": case(4096, 4096, 4096, epilogue=saved, operands=BIAS),
+    "long": case(4096, 4096, 512, epilogue=long, operands=BIAS),
     "gated": case(4096, 4096, 4096, sums=2, epilogue=gated),
     "several": case(300, 520, 136, batch=2, epilogue=several, operands=SEVERAL),
     "several, unaligned": case(
@@ -266,6 +277,8 @@ def shrunk():
     found["wide and narrow"] = case(300, 272, 136, epilogue=wide_and_narrow, out="float32")
     found["gelu"] = case(300, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),))
     found["gated"] = case(300, 264, 136, sums=2, epilogue=gated)
+    found["saved"] = case(300, 264, 136, epilogue=saved, operands=(("bfloat16", (1, 1, 264)),))
+    found["long"] = case(300, 264, 136, epilogue=long, operands=(("bfloat16", (1, 1, 264)),))
     found["narrow"] = case(300, 264, 136, epilogue=narrow, operands=(("uint8", (1, 1, 264)),))
     return found
 

@@ -75,13 +75,20 @@ def test_emitted_source():
 
 def test_results_of_16_bits_are_computed_with_fewer_instructions():
     def function(acc):
-        return jax.nn.gelu(acc), jax.nn.silu(acc)
+        return jax.nn.gelu(acc), jax.nn.silu(acc), jnp.tanh(acc * 2)
 
     exact = collapsed(function)
     rounded = exact.with_output_dtype("bfloat16")
-    for name in ("one_plus_tanh", "logistic"):
+    for name in ("one_plus_tanh", "logistic", "tanh"):
         assert f"math::{name}(" in functor(exact).source
         assert f"math::approximate_{name}(" in functor(rounded).source
+
+
+def test_the_derivative_of_gelu_has_no_cancelling_sums():
+    source = functor(collapsed(jax.grad(lambda acc: jnp.sum(jax.nn.gelu(acc))))).source
+    assert "math::tanh(" not in source
+    assert "math::one_plus_tanh(-" in source
+    assert "* math::one_plus_tanh(" in source
 
 
 def test_a_tanh_that_is_used_by_itself_stays():

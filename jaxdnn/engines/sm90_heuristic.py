@@ -8,10 +8,16 @@ import numpy as np
 
 from jaxdnn.device import Target
 from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced
-from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason, loaded_columns, sum_registers
+from jaxdnn.engines.sm90_knobs import (
+    Sm90Knobs,
+    cluster_tiles,
+    knobs_reason,
+    loaded_columns,
+    resident_clusters,
+    sum_registers,
+)
 from jaxdnn.engines.sm90_tensors import depth, reduced, stored, tma_reason
-from jaxdnn.engines.sm90_unit import cluster_tiles
-from jaxdnn.pointwise import Program
+from jaxdnn.pointwise import functor
 
 # All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
 # the model of `seconds` are fitted to 190 times of 14 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
@@ -46,11 +52,11 @@ MOST_SUMS = 192  # registers
 LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what did not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
-LIGHT_WORK = 20  # registers of epilogues that did not spill beside the most sums
 REDUCTION_REGISTERS = 24
-INDEX_REGISTERS = 16
-HEAVY_REGISTERS = 16  # of a function that takes many constants
-HEAVY = ("cos", "erf", "expm1", "log1p", "mod", "pow", "sin", "tan")
+# What does not spill beside the most sums, two warp groups taking turns: up to two 16-bit results of these operations,
+# and a row of 16-bit operands.
+LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
+LIGHT_REGISTERS = 20
 # Of operands and results, the bytes of a band of tiles (core/scheduler.cuh) that should stay in the L2 cache: at 8192 x
 # 28672 x 4096, bands of 8 MiB of a took 2674 us, of 16 MiB 2894; 2551 and 2811 with tiles of 256 x 192.
 BAND_BYTES = 10e6
@@ -134,7 +140,7 @@ def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
         return MOST_SUMS
     work = sum(map(operand_registers, product.operands)) + sum(map(result_registers, product.results))
     work += REDUCTION_REGISTERS * len(reduced(product))
-    if knobs.store == "tma" and work + program_registers(product.program) <= LIGHT_WORK:
+    if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_SUMS
     limit = LIGHT_SUMS + 64 * bool(knobs.promotion)  # half of them are added to the others, and free then
     return limit - max(0, work - EPILOGUE_REGISTERS[knobs.consumer_rows])
@@ -154,11 +160,13 @@ def result_registers(result: Matrix | Reduced) -> int:
     return 24 if np.dtype(result.dtype).itemsize == 1 else 8
 
 
-def program_registers(program: Program) -> int:
-    """Registers that an epilogue's steps take beside its operands."""
-    heavy = any(operation in HEAVY for operation in program.operations)
-    columns = sum(not load.varies[2] for load in program.loads)
-    return HEAVY_REGISTERS * heavy + INDEX_REGISTERS * program.indexed + 8 * columns
+def is_light(product: Product) -> bool:
+    """Whether the epilogue takes few registers besides those of its operands and results."""
+    narrow = all(np.dtype(array.dtype).itemsize == 2 for array in (*product.operands, *product.results))
+    rows = all(operand.broadcast == "row" for operand in product.operands)
+    light = LIGHT_OPERATIONS.issuperset(product.program.operations) and not product.program.indexed
+    # A tanh that is not part of a gelu takes twice its constants.
+    return narrow and rows and light and "approximate_tanh(" not in functor(product.program).source
 
 
 def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
@@ -172,7 +180,7 @@ def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     """How often every block has a tile to work on, on average."""
     cluster = knobs.cluster_m * knobs.cluster_n
-    return cluster_tiles(product, knobs) * product.batch * knobs.split_k / max(1, sm_count // cluster)
+    return cluster_tiles(product, knobs) * product.batch * knobs.split_k / resident_clusters(cluster, sm_count)
 
 
 def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:

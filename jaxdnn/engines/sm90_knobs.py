@@ -148,3 +148,15 @@ def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
     pieces = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
     slots = 4 * knobs.consumers * knobs.slots * pieces if knobs.store == "tma" else 0
     return knobs.stages * stage + slots + knobs.stages * 16
+
+
+def resident_clusters(size: int, sm_count: int) -> int:
+    """How many clusters of so many blocks run at once. One more would wait for the others' end, and take as long."""
+    # Graphics processing clusters have 16 or 18 multiprocessors: 132 hold 66 pairs, and 32 groups of four.
+    return max(1, sm_count // size - (size > 2))
+
+
+def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
+    """Clusters' tiles of one matrix."""
+    rows = ceil(product.m / (knobs.tile_m * knobs.cluster_m))
+    return rows * ceil(product.n / (knobs.tile_n * knobs.cluster_n))

@@ -10,15 +10,33 @@ from math import ceil
 from typing import Any
 
 from jaxdnn.engines.product import Matrix, Product, Reduced, identity
-from jaxdnn.engines.sm90_knobs import CHUNK, MAX_GRID_YZ, WARP_ROWS, Sm90Knobs, shared_memory, store_columns
+from jaxdnn.engines.sm90_knobs import (
+    CHUNK,
+    MAX_GRID_YZ,
+    WARP_ROWS,
+    Sm90Knobs,
+    cluster_tiles,
+    resident_clusters,
+    shared_memory,
+    store_columns,
+)
 from jaxdnn.engines.sm90_tensors import SWIZZLE, copied, depth, tensor_map, transposes
 from jaxdnn.plan import Argument, Launch, Scalar, Scratch, TensorMap
-from jaxdnn.pointwise import Functor, functor
+from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of matmul_copy.cuh
 SPLIT_THREADS = 256  # of matmul_split.cuh
 REDUCE_THREADS = 1024  # of matmul_reduce.cuh
+# Seconds that ptxas takes for an operation on each element of 128 x 256.
+LENGTHS = {
+    **dict.fromkeys(("sin", "cos", "tan"), 2.4),
+    **dict.fromkeys(("rem", "pow"), 1.6),
+    **dict.fromkeys(("atan2", "asinh", "acosh", "atanh"), 0.8),
+    **dict.fromkeys(("log", "log1p", "expm1", "sinh", "cosh", "erf", "erfc", "asin", "acos", "atan"), 0.3),
+    **dict.fromkeys(("exp", "tanh", "logistic", "div", "sqrt", "cbrt"), 0.15),
+}
+LONGEST = 0.9  # of them together, for one and a half with all the rest
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,11 @@ def reduced_type(register: str) -> str:
     if register == "float":
         return "float"
     return "int32" if kind(register) == "i" else "uint32"
+
+
+def is_long(program: Program) -> bool:
+    """Whether an epilogue takes ptxas too long, if its code stands there for each element of a tile."""
+    return sum(LENGTHS.get(operation, 0) for operation in program.operations) > LONGEST
 
 
 class Unit:
@@ -213,6 +236,7 @@ class Unit:
             "Pingpong": knobs.schedule == "pingpong",
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
+            "LongEpilogue": is_long(product.program),
         }
         values = {
             "Sums": len(product.b),
@@ -246,7 +270,7 @@ class Unit:
         cluster = knobs.cluster_m * knobs.cluster_n
         tiles = cluster_tiles(product, knobs) * batch
         # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
-        rounds = ceil(tiles / max(1, self.sm_count // cluster))
+        rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
         grid = (ceil(tiles / rounds) * cluster, 1, 1)
         shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch("matmul_sm90", "", call, found, f"{knobs.threads}, 1", **shape)
@@ -323,9 +347,3 @@ class Unit:
             ]
             shape = {"grid": (ceil(kept / columns), min(outer, MAX_GRID_YZ), 1), "block": (REDUCE_THREADS, 1, 1)}
             self.launch("matmul_reduce", f"_{i}", f"MatmulReduce<Reduce{i}>", found, str(REDUCE_THREADS), **shape)
-
-
-def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
-    """Clusters' tiles of one matrix."""
-    rows = ceil(product.m / (knobs.tile_m * knobs.cluster_m))
-    return rows * ceil(product.n / (knobs.tile_n * knobs.cluster_n))

@@ -228,8 +228,8 @@ class _Emitter:
                         one = shifted[position]
                         value = f"math::{approximate}one_plus_tanh({'-' * one.negated}{names[one.argument]})"
                         value = value if one.times is None else f"{names[one.times]} * {value}"
-                    elif instruction.operation == "logistic" and approximate:
-                        value = f"math::approximate_logistic({arguments[0]})"
+                    elif instruction.operation in ("logistic", "tanh") and approximate:
+                        value = f"math::approximate_{instruction.operation}({arguments[0]})"
                     else:
                         value = _expression(instruction, arguments, dtypes)
                     yield f"const {register_type(instruction.dtype)} {expression} = {value};"

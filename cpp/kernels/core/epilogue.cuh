@@ -32,7 +32,8 @@ struct ResultSlots<TypeList<First, Rest...>, kColumns, kSlots> {
 };
 
 /// The epilogue of a warp. Config has: Epilogue, Operands, Results, Sum, kSums, kStoreColumns, kSlots, kTensorStore,
-/// kPairedStore.
+/// kPairedStore, kLongEpilogue (the functor's code stands once for 8 elements, and not for each: they pass through
+/// local memory, and the compiler takes a second instead of many).
 template <class Config>
 struct ResultWriter {
   using Operands = typename Config::Operands;
@@ -81,19 +82,25 @@ struct ResultWriter {
           values.fetch(operands, row + lane / 4, first + step * 16, batch, rows, columns);
         }
         Patch out[kResults];
+        Sum sum[8][Config::kSums];
+        Register operand[8][kOperands], result[8][kResults];
+        const Place place{row + lane / 4, first + step * 16, batch};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const int pair = i / 4, r = i / 2 % 2, side = i % 2;
-          const int index = (piece * kColumns + step * 16 + pair * 8) / 2 + r * 2 + side;
-          Sum sum[Config::kSums];
-          Register operand[kOperands], result[kResults];
+          const int index = (piece * kColumns + step * 16 + i / 4 * 8) / 2 + i / 2 % 2 * 2 + i % 2;
 #pragma unroll
-          for (int s = 0; s < Config::kSums; ++s) sum[s] = sums[s * (kWidth / 2) + index];
-          values.values(r, (step * 2 + pair) % (kFetched / 8), side, operand);
-          const Place place{row + lane / 4 + 8 * r, first + step * 16 + pair * 8 + side, batch};
-          Config::Epilogue::apply(sum, operand, place, result);
+          for (int s = 0; s < Config::kSums; ++s) sum[i][s] = sums[s * (kWidth / 2) + index];
+          values.values(i / 2 % 2, (step * 2 + i / 4) % (kFetched / 8), i % 2, operand[i]);
+          if constexpr (!Config::kLongEpilogue) apply(sum[i], operand[i], place, i, result[i]);
+        }
+        if constexpr (Config::kLongEpilogue) {
+#pragma unroll 1
+          for (int i = 0; i < 8; ++i) apply(sum[i], operand[i], place, i, result[i]);
+        }
 #pragma unroll
-          for (int j = 0; j < kResults; ++j) out[j][pair][r][side] = result[j];
+        for (int i = 0; i < 8; ++i) {
+#pragma unroll
+          for (int j = 0; j < kResults; ++j) out[j][i / 4][i / 2 % 2][i % 2] = result[i][j];
         }
         put<0>(out, step, row + lane / 4, first + step * 16, batch);
         partials.add(out, results, row + lane / 4, first + step * 16, batch, rows, columns);
@@ -119,6 +126,13 @@ struct ResultWriter {
   }
 
  private:
+  /// The functor, for element `i` of the patch whose first one is at `first`.
+  static __device__ __forceinline__ void apply(const Sum (&sum)[Config::kSums], const Register (&operand)[kOperands],
+                                               const Place& first, int i, Register (&result)[kResults]) {
+    const Place place{first.row + i / 2 % 2 * 8, first.column + i / 4 * 8 + i % 2, first.batch};
+    Config::Epilogue::apply(sum, operand, place, result);
+  }
+
   template <int kResult>
   __device__ __forceinline__ void put(const Patch (&out)[kResults], int step, int row, int column, int batch,
                                       unsigned base = 0) const {

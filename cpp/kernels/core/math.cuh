@@ -121,6 +121,12 @@ __device__ __forceinline__ float approximate_logistic(float x) {
 __device__ __forceinline__ float approximate_one_plus_tanh(float x) {
   return ptx::approximate_reciprocal(0.5f + 0.5f * ptx::approximate_exp2(-2.885390082f * x));
 }
+__device__ __forceinline__ float approximate_tanh(float x) {
+  // Near zero the series, to the seventh power; elsewhere the difference is 2^-22 off, of at least 2^-3.
+  const float square = x * x;
+  const float series = x + x * square * (-0.33333334f + square * (0.13333334f - 0.05396825f * square));
+  return abs(x) < 0.125f ? series : approximate_one_plus_tanh(x) - 1.0f;
+}
 
 /// Half the instructions of CUDA's own. The exact gelu is made of this.
 __device__ __forceinline__ float erfc(float x) {
