@@ -36,6 +36,11 @@ def runs(cases: Iterable[Any]) -> list[Any]:
     return [parameter(case, engine) for case in cases for engine in engines(case.op)]
 
 
+def native_runs(cases: Iterable[Any]) -> list[Any]:
+    """Those of `runs` with an engine of ours: what it does not serve runs through XLA all the same."""
+    return [parameter for parameter in runs(cases) if parameter.values[1] != "xla"]
+
+
 def as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """The function, with its one output in a tuple too."""
 

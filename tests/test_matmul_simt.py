@@ -107,8 +107,9 @@ def test_configurations_compile(name, target):
     assert ENGINE.reason(product, target) is None
     found = {replace(knobs, split_k=min(knobs.split_k, 2)): 0 for knobs in ENGINE.configurations(product, target)}
     assert found
-    if "large" not in name:  # those try every tile
-        found = dict(list(found.items())[:1])
+    # Large products try every tile, once.
+    count = 1 if "large" not in name else len(found) if target is H100 else 4
+    found = dict(list(found.items())[:count])
     try:
         _native.compiler()
     except _native.Unavailable as unavailable:

@@ -129,8 +129,12 @@ def opcodes(cubin, kernel):
 def test_configurations_compile(name):
     product = CASES[name].product()
     assert ENGINE.reason(product, H100) is None
-    found = {replace(knobs, split_k=min(knobs.split_k, 2)): 0 for knobs in ENGINE.configurations(product, H100)}
+    offered = list(ENGINE.configurations(product, H100))
+    # What differs in numbers alone is the same code.
+    found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), group=8) for knobs in offered))
     assert found
+    if name not in ("square", "gelu", "several", "reductions", "deep"):  # those try every tile
+        found = found[:6]
     try:
         _native.compiler()
     except _native.Unavailable as unavailable:
