@@ -119,7 +119,9 @@ def made(value: Any, error: Any, dtype: str, roundings: float, *sources: Any) ->
             pull = lambda t, partial=partial, source=source: _scaled(partial(), t, source.dtype)  # noqa: E731
             links.append(Link(source, push, pull))
     with np.errstate(all="ignore"):
-        error = error + (roundings * unit(dtype) * np.abs(value) + float(jnp.finfo(dtype).tiny) if roundings else 0.0)
+        # Whatever it is, up to its error, is what gets rounded.
+        rounded = roundings * unit(dtype) * (np.abs(value) + error) + float(jnp.finfo(dtype).tiny)
+        error = error + (rounded if roundings else 0.0)
         # Where the dtype's range is left, or nothing is known of an error, anything may be.
         known = np.abs(value) + error <= float(jnp.finfo(dtype).max)
     return Bounded(value, np.where(known, error, np.inf), dtype, tuple(links))
