@@ -183,16 +183,26 @@ class Functors:
         return [_finished(*pair, shape) for pair in zip(results, self.programs[k].outputs, strict=True)]
 
 
+def compiled_for_cpu(text: str, folder: Path) -> ctypes.CDLL:
+    """CUDA C++ as C++ for the CPU, with what tests/cuda_shim has in place of the kernels' headers."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++, which compiles kernels for the CPU, is missing")
+    for header, content in _native.kernel_headers().items():
+        if not (SHIM / header).exists():
+            (folder / header).parent.mkdir(parents=True, exist_ok=True)
+            (folder / header).write_text(content)
+    source, library = folder / "unit.cc", folder / "unit.so"
+    source.write_text(text)
+    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{SHIM}", f"-I{folder}"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
+    return ctypes.CDLL(str(library))
+
+
 class Emitted(Functors):
     """Functors compiled in one unit as C++ for the CPU."""
 
     def __init__(self, calls: Sequence[Call], folder: Path) -> None:
-        if shutil.which("g++") is None:
-            pytest.skip("g++, which compiles the emitted source for the CPU, is missing")
         super().__init__(calls)
-        headers = folder / "core"
-        headers.mkdir(parents=True)
-        (headers / "math.cuh").write_text(_native.kernel_headers()["core/math.cuh"])
         entries = "".join(
             f'extern "C" void run{k}(void* const* s, void* const* o, void* const* r, const long long* e) {{\n'
             "for (long long i = 0; i < e[0] * e[1] * e[2]; ++i)\n"
@@ -200,11 +210,8 @@ class Emitted(Functors):
             "}\n"
             for k in range(len(self.functors))
         )
-        source, library = folder / "unit.cc", folder / "unit.so"
-        source.write_text(f'#include "cuda.h"\n#include "core/math.cuh"\n{ADAPTER}{self.source}{entries}')
-        flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{SHIM}", f"-I{folder}"]
-        subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
-        self.library = ctypes.CDLL(str(library))
+        text = f'#include "cuda.h"\n#include "core/math.cuh"\n{ADAPTER}{self.source}{entries}'
+        self.library = compiled_for_cpu(text, folder)
 
     def run(self, k: int) -> list[np.ndarray]:
         """The results of call k."""

@@ -1,15 +1,13 @@
 """The kernel of pointwise functions of arrays: what it plans, and its own text, run by the threads of a CPU."""
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dtypes import BF16, F16, F32, F64
+from pointwise_runs import compiled_for_cpu
 from test_kernels import kernels
 
 import jaxdnn
@@ -20,25 +18,15 @@ from jaxdnn.planning.calls import find_calls
 
 ENGINE = Pointwise()
 H100, A100 = device._NAMED[90], device._NAMED[80]
-SHIM = Path(__file__).parent / "cuda_shim"
 
 
 def gelu(sums, bias):
     return jax.nn.gelu(sums + bias)
 
 
-def several(sums, row, column, scalar, full):
-    y = jnp.tanh(sums * scalar + row) * column
-    return y, (y + full).astype(jnp.float16), sums > 0
-
-
 def summed(sums, bias):
     y = jax.nn.silu(sums + bias)
     return y, jnp.sum(y, axis=-2)
-
-
-def gated(gate, up, bias):
-    return jax.nn.silu(gate + bias) * up
 
 
 # Of a, of b, their dtype, the epilogue, its operands.
@@ -94,23 +82,12 @@ def test_configurations_compile(name, target):
 
 def run(plan, arrays, folder):
     """The results of a plan's kernels, as C++ for the CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++, which compiles the kernels for the CPU, is missing")
-    for header, text in _native.kernel_headers().items():
-        if not (SHIM / header).exists():
-            (folder / header).parent.mkdir(parents=True, exist_ok=True)
-            (folder / header).write_text(text)
     launches = "".join(
         f'extern "C" void run{i}(void* const* arguments) {{\n'
         f"launch({one.grid[0]}, {one.block[0]}, {one.kernel}, arguments);\n}}\n"
         for i, one in enumerate(plan.launches)
     )
-    (folder / "unit.cc").write_text(f'#include "launch.h"\n{plan.unit}\n{launches}')
-    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{SHIM}", f"-I{folder}"]
-    command = ["g++", *flags, str(folder / "unit.cc"), "-o", str(folder / "unit.so")]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    library = ctypes.CDLL(str(folder / "unit.so"))
-
+    library = compiled_for_cpu(f'#include "launch.h"\n{plan.unit}\n{launches}', folder)
     operands, results = arrays
     scratch = [np.full(size, 0xFF, np.uint8) for size in plan.scratch]
     for i, one in enumerate(plan.launches):

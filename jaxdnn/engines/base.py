@@ -1,5 +1,6 @@
 """What an engine is: one family of kernels, and how to configure it for a call."""
 
+import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -35,3 +36,13 @@ class Engine(Protocol):
     def plan(self, config: Any, spec: Any, signature: Signature, target: Target) -> Plan | None:
         """What one call does under `config`; None for "lower the reference"."""
         ...
+
+
+def sizes_reason(signature: Signature) -> str | None:
+    """Why no kernel can be configured for arrays of such sizes, or None."""
+    shapes = [array.shape for array in (*signature.operands.values(), *signature.results.values())]
+    if not all(isinstance(size, int) for shape in shapes for size in shape):
+        return "the shapes are symbolic, and kernels are configured for known sizes"
+    if any(math.prod(shape) == 0 for shape in shapes):
+        return "the arrays have no elements"
+    return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdnn.engines.base import sizes_reason
 from jaxdnn.spec import Signature
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -39,11 +40,9 @@ class Geometry:
 
 def geometry(spec: Any, signature: Signature) -> Geometry | str:
     """The geometry of a call, or the reason why it has none that a kernel could serve."""
+    if reason := sizes_reason(signature):
+        return reason
     arrays = {**signature.operands, **signature.results}
-    if not all(isinstance(size, int) for array in arrays.values() for size in array.shape):
-        return "the shapes are symbolic, and kernels are configured for known sizes"
-    if any(math.prod(array.shape) == 0 for array in arrays.values()):
-        return "the arrays have no elements"
     for name, array in arrays.items():
         if np.dtype(array.dtype).name not in DTYPES:
             return f"{name} has dtype {np.dtype(array.dtype).name}, and the kernels take {', '.join(DTYPES)}"

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import sizes_reason
 from jaxdnn.engines.element_epilogue import (
     MAX_GRID,
     ElementEpilogue,
@@ -33,7 +34,6 @@ from jaxdnn.engines.element_epilogue import (
 from jaxdnn.engines.product import EpilogueOperand, Matrix, Reduced, dense_operand, dense_result
 from jaxdnn.plan import Launch, Operand, Plan, Scratch
 from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, functor, trace
-from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.spec import Signature
 
 THREADS = 256
@@ -94,14 +94,12 @@ class PointwiseCall:
 
 def pointwise_call(spec: Any, signature: Signature) -> PointwiseCall | str:
     """An `EpilogueSpec`'s call, or the reason why it is none."""
-    shapes = tuple((name, array.shape, array.dtype.name) for name, array in signature.operands.items())
-    if not all(isinstance(size, int) for _, shape, _ in shapes for size in shape):
-        return "the shapes are symbolic, and kernels are configured for known sizes"
-    if any(math.prod(shape) == 0 for _, shape, _ in shapes):
-        return "the arrays have no elements"
+    if reason := sizes_reason(signature):
+        return reason
     if spec.batch:
         return "it is mapped"
-    return _pointwise_call(spec, shapes)
+    arrays = ((name, array.shape, array.dtype.name) for name, array in signature.operands.items())
+    return _pointwise_call(spec, tuple(arrays))
 
 
 @lru_cache(maxsize=256)
@@ -109,7 +107,6 @@ def _pointwise_call(spec: Any, operands: tuple[tuple[str, tuple[int, ...], str],
     shape = operands[0][1]
     types = [jax.ShapeDtypeStruct(of, dtype) for _, of, dtype in operands]
     shapes = [one.shape for one in types]
-    groups = spec.groups
 
     def function(*arrays: Any) -> Any:
         return spec.evaluate(*arrays)
@@ -118,15 +115,15 @@ def _pointwise_call(spec: Any, operands: tuple[tuple[str, tuple[int, ...], str],
     function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     function.__name__ = f"{spec.direction} of {spec.program.title}"
     try:
-        program = collapse(trace(function, shape, (), types), shape, shapes, groups)
+        program = collapse(trace(function, shape, (), types), shape, shapes, spec.groups)
     except UnsupportedOperation as error:
         return f"`{error.primitive}`: {error.reason}"
     except (TypeError, ValueError) as error:
         return f"it is no pointwise function: {error}"
     if isinstance(program, str):
         return program
-    ends = (groups[0], groups[0] + groups[1])
-    batch, rows, columns = map(math.prod, (shape[: ends[0]], shape[ends[0] : ends[1]], shape[ends[1] :]))
+    first_row, first_column = spec.groups[0], spec.groups[0] + spec.groups[1]
+    batch, rows, columns = map(math.prod, (shape[:first_row], shape[first_row:first_column], shape[first_column:]))
     sizes = {"b": batch, "m": rows, "n": columns}
     stored = []
     for index, output in enumerate(program.outputs):
@@ -151,9 +148,6 @@ class Pointwise:
         call = pointwise_call(spec, signature)
         if isinstance(call, str):
             return call
-        for array in (*call.operands, *call.results):
-            if array.dtype not in DTYPES:
-                return f"an array is {array.dtype}; kernels take {', '.join(DTYPES)}"
         for operand in call.operands:
             if operand.column_stride > 1:
                 return "an operand runs along the rows in memory"

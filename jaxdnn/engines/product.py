@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import sizes_reason
 from jaxdnn.plan import Operand, Plan, Result, Scratch
 from jaxdnn.pointwise import Load, Output, Program, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
@@ -118,11 +119,8 @@ def identity(sums: int, accumulator: str, dtype: str) -> Program:
 
 def product(spec: Any, signature: Signature) -> Product | str:
     """A `MatmulSpec`'s call as a `Product`, or the reason why it is none."""
-    arrays = {**signature.operands, **signature.results}
-    if not all(isinstance(size, int) for array in arrays.values() for size in array.shape):
-        return "the shapes are symbolic, and kernels are configured for known sizes"
-    if any(math.prod(array.shape) == 0 for array in arrays.values()):
-        return "the arrays have no elements"
+    if reason := sizes_reason(signature):
+        return reason
     if spec.accumulator not in DTYPES:
         return f"kernels have no sums of {spec.accumulator}"
     if spec.batch:

@@ -20,8 +20,8 @@ from jaxdnn.engines.sm90_tensors import depth, reduced, stored, tma_reason
 from jaxdnn.pointwise import functor
 
 # All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
-# the model of `seconds` are fitted to 190 times of 14 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
-# which it meets with an error of 6 % (root mean square). Of its choices the worst one takes 6 % longer than the best.
+# the model of `seconds` are fitted to 176 times of 14 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
+# which it meets with an error of 8 % (root mean square). Of its choices the worst one takes 6 % longer than the best.
 RATE = 740e12  # flops a second of 16-bit operands
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
@@ -109,10 +109,9 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
     if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):
         return None
-    staggered = knobs.schedule == "cooperative" and knobs.consumers == 2
-    staggered = staggered and not (product.is_plain and product.a.itemsize == 2)
-    staggered = staggered and rounds(product, knobs, target.sm_count) >= MANY_ROUNDS
-    stagger = MOST_STAGGER if staggered else 0
+    shared = knobs.schedule == "cooperative" and knobs.consumers == 2
+    worth = not (product.is_plain and product.a.itemsize == 2)
+    stagger = MOST_STAGGER if shared and worth and rounds(product, knobs, target.sm_count) >= MANY_ROUNDS else 0
     knobs = replace(knobs, group=group(product, knobs))
     for slots, stages in ((slots, stages) for stages in range(knobs.stages, 1, -1) for slots in (2, 1)):
         choice = replace(knobs, stages=stages, slots=slots, stagger=min(stagger, stages - 1))

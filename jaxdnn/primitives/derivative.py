@@ -5,13 +5,12 @@ d_sums = f'(sums, operands) * dy, and what of it is summed for operands that bro
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxdnn.config import Options
 from jaxdnn.pointwise import Program
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.epilogue import Epilogue, program_factors
@@ -110,16 +109,10 @@ def tangents_of(
       arrays: the saved sums and the operands, by the names of the spec's inputs.
       tangents: of those that have one.
     """
-    options = spec.options
     # What serves a matmul serves no derivative, and that XLA does, where no kernel of ours can, is no fallback.
-    engine = options.engine if options.engine in ("xla", "pointwise") else None
-    options = Options(
-        engine=engine,
-        autotune=options.autotune,
-        sm_count=options.sm_count,
-        workspace_limit=options.workspace_limit,
-        target=options.target,
-    )
+    options = replace(spec.options, fallback=True)
+    if options.engine not in ("xla", "pointwise"):
+        options = replace(options, engine=None, knobs=())
     active = tuple(name for name in spec.inputs if name in tangents)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     tangent = spec.replace(direction="tangent", active=active, derivative=digest, options=options)
