@@ -61,6 +61,11 @@ struct MatmulSm90 {
   static constexpr int kSlotsAt = Config::kStages * kStageBytes;
   static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * ResultWriter<Config>::kSharedBytes;
   static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
+  // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
+  // one that asks for more than there is left waits forever.
+  static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters =
+      ((Config::kConsumers + 1) * kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
   static constexpr int kRows =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
   static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
@@ -265,12 +270,10 @@ __device__ __forceinline__ void matmul_sm90(const MatmulSm90<Config>& call) {
 
   const int group = ptx::uniform(threadIdx.x / 128);
   if (group == Config::kConsumers) {
-    // 64 Ki registers a multiprocessor: the consumers take what the producer gives back.
-    if constexpr (Config::kConsumers > 1) ptx::release_registers<32>();
+    if constexpr (Config::kConsumers > 1) ptx::release_registers<Call::kProducerRegisters>();
     if (threadIdx.x == Config::kConsumers * 128) block.produce();
   } else {
-    if constexpr (Config::kConsumers == 2) ptx::take_registers<240>();
-    if constexpr (Config::kConsumers == 3) ptx::take_registers<160>();
+    if constexpr (Config::kConsumers > 1) ptx::take_registers<Call::kConsumerRegisters>();
     block.consume(group);
   }
   // No block leaves while others of its cluster may still arrive at its barriers.
