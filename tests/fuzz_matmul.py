@@ -190,11 +190,12 @@ class _Contraction(NamedTuple):
             arrays = [array.reshape(shape) for array, shape in zip((first, second), shapes, strict=True)]
             return np.einsum(f"{left[0]},{right[0]}->{of}", *arrays, optimize=True)
 
-        value, error = summed(x.value, y.value), roundoff(terms) * summed(np.abs(x.value), np.abs(y.value))
+        off = roundoff(terms)
+        value, error = summed(x.value, y.value), off * summed(np.abs(x.value), np.abs(y.value))
         for first, second in ((x.error, np.abs(y.value)), (np.abs(x.value), y.error), (x.error, y.error)):
             if np.any(first) and np.any(second):
                 with np.errstate(invalid="ignore"):
-                    error = error + np.nan_to_num(summed(first, second), nan=np.inf, posinf=np.inf)
+                    error = error + (1 + off) * np.nan_to_num(summed(first, second), nan=np.inf, posinf=np.inf)
         return Bounded(value, error, x.dtype)
 
 

@@ -45,6 +45,7 @@ CALLS = [(case, None) for case in SIGNATURES] + MAPPED
 
 def kernels(log):
     """Registers and bytes of spills, by kernel, from what ptxas says."""
+    assert "warning" not in log, log
     found = {}
     for part in re.split(r"Compiling entry function '", log)[1:]:
         name = part[: part.index("'")]

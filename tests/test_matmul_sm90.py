@@ -220,6 +220,12 @@ def test_sizes_are_not_in_the_code():
         (case(8, 8, 8, batch=2**28).product(), H100, None),
         (case(8, 8, 8, batch=2**30).product(), H100, "more tiles"),
         (case(8, 8, 8, epilogue=lambda sums: jnp.sum(sums, axis=0), batch=2).product(), H100, "over the batch alone"),
+        (case(8, 8, 8, epilogue=lambda sums: jnp.sum(sums, axis=0)).product(), H100, None),
+        (
+            case(8, 8, 8, epilogue=lambda sums: (sums.astype("float64") * 2).astype("float16")).product(),
+            H100,
+            "computed as a double",
+        ),
     ],
 )
 def test_reasons(product, target, said):

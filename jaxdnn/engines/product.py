@@ -202,10 +202,10 @@ def dense_operand(load: Load, buffer: Operand, array: Any) -> EpilogueOperand:
 def dense_result(output: Output, index: int, sizes: Mapping[str, int]) -> Matrix | Reduced | str:
     """An output as the dense array that is stored, given the sizes of batch ("b"), rows ("m") and columns ("n")."""
     m, n = sizes["m"], sizes["n"]
+    if list(_kept(output.dimensions)) != sorted(_kept(output.dimensions)):
+        return "what is left of a reduction is stored transposed"
     if output.reduction is None:
         return Matrix(Result(index), output.dtype, m, n, n, m * n)
-    if list(_kept(output.dimensions)) != sorted(_kept(output.dimensions)):
-        return f"a {output.reduction} is stored transposed"
     strides, step = [0, 0, 0], 1
     for axis, group in reversed(list(enumerate("bmn"))):
         if axis not in output.axes:

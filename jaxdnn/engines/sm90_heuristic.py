@@ -20,34 +20,31 @@ from jaxdnn.engines.sm90_tensors import depth, reduced, stored, tma_reason
 from jaxdnn.pointwise import functor
 
 # All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
-# the model of `seconds` are fitted to 176 times of 14 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
-# which it meets with an error of 8 % (root mean square). Of its choices the worst one takes 6 % longer than the best.
-RATE = 740e12  # flops a second of 16-bit operands
+# the model of `seconds` are fitted to 267 times of 24 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
+# which it meets with an error of 6 % (root mean square). Of its choices the worst one takes 5 % longer than the best.
+RATE = 700e12  # flops a second of 16-bit operands
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
-SHARED_RATE = 173e9
+SHARED_RATE = 185e9
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 ALONE = 1.07  # time of multiplies by one warp group, which never overlap with another's
-EPILOGUE = 7e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or to compute something of it
-TILE = 0.2e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
+EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or to compute something of it
+TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
-# In many rounds power is the limit: a last round that is not full costs less than its share, because what the idle
-# blocks don't draw makes the others faster. In few rounds latency is, and the blocks of a cluster wait for each other.
-TAIL_EXPONENT = 0.45
-MANY_ROUNDS = 3
+# In few rounds latency is the limit, and the blocks of a cluster wait for each other.
+FEW_ROUNDS = 2
 CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 TFLOP/s at 2048 x 2048 x 2048
 # Stages of 8-bit floats that the tensor cores sum. A sum of positive numbers comes out too small by 0.05 % with one, by
 # 0.17 % with two and 0.5 % with four, whatever k; without promotion by 7 % with k = 4096, and 25 % with 16384. With
 # normally distributed numbers the error is 2e-4 with two, relative to the norm. Speed at 8192 x 8192 x 8192: 972, 1194
 # and 1199 TFLOP/s with one, two and four; 1254 without.
 PROMOTION = 2
-# Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one stage between the consumers, 620, 670, 636, 676 with
-# two, 633, 669, 646, 688 with three. 16-bit sums without an epilogue gain nothing; float32: 412 us with one, 433 with
-# none.
-MOST_STAGGER = 3
+# Stages between the consumers. Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one, 620, 670, 636, 676 with
+# two, 633, 669, 646, 688 with three. Without an epilogue nothing is gained.
+STAGGER = 3
 MOST_SUMS = 192  # registers
 LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what did not spill.
@@ -57,11 +54,6 @@ REDUCTION_REGISTERS = 24
 # and a row of 16-bit operands.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
-# Of operands and results, the bytes of a band of tiles (core/scheduler.cuh) that should stay in the L2 cache: at 8192 x
-# 28672 x 4096, bands of 8 MiB of a took 2674 us, of 16 MiB 2894; 2551 and 2811 with tiles of 256 x 192.
-BAND_BYTES = 10e6
-GROUPS = (8, 4)  # rows of tiles in a band
-
 
 _SHAPES = (
     Sm90Knobs(),
@@ -71,8 +63,8 @@ _SHAPES = (
     Sm90Knobs(tile_n=192, cluster_m=1),
     Sm90Knobs(tile_n=192),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
-    Sm90Knobs(cluster_m=1),
-    Sm90Knobs(tile_n=224, cluster_m=1),
+    # With few rows memory is the limit: 67 us with three stages, 70 with four, of 128 rows of 16-bit elements.
+    Sm90Knobs(stages=3, cluster_m=1),
     Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
     Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
@@ -101,6 +93,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     sums = len(product.b)
     if knobs.tile_n % sums:
         return None
+    if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
+        return None  # K is split where blocks are idle, and the producer has no registers left for both
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
@@ -109,21 +103,13 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
     if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):
         return None
-    shared = knobs.schedule == "cooperative" and knobs.consumers == 2
-    worth = not (product.is_plain and product.a.itemsize == 2)
-    stagger = MOST_STAGGER if shared and worth and rounds(product, knobs, target.sm_count) >= MANY_ROUNDS else 0
-    knobs = replace(knobs, group=group(product, knobs))
+    staggered = knobs.schedule == "cooperative" and knobs.consumers == 2 and not product.is_plain
+    stagger = STAGGER if staggered and rounds(product, knobs, target.sm_count) > FEW_ROUNDS else 0
     for slots, stages in ((slots, stages) for stages in range(knobs.stages, 1, -1) for slots in (2, 1)):
         choice = replace(knobs, stages=stages, slots=slots, stagger=min(stagger, stages - 1))
         if knobs_reason(product, choice, target.shared_memory) is None:
             return choice
     return None
-
-
-def group(product: Product, knobs: Sm90Knobs) -> int:
-    """How many rows of tiles to work through together."""
-    of_row = knobs.tile_m * knobs.cluster_m * product.k * product.a.itemsize
-    return next((rows for rows in GROUPS if rows * of_row <= BAND_BYTES), GROUPS[-1])
 
 
 def promotes(product: Product) -> bool:
@@ -200,15 +186,12 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile = max(multiplying, loading, (multiplying + storing) / 2)
     else:
         tile = max(multiplying + storing, loading)
-    turns = rounds(product, knobs, sm_count)
-    full = turns / ceil(turns)
-    if ceil(turns) >= MANY_ROUNDS:
-        full **= TAIL_EXPONENT
-    elif cluster > 1:
-        full *= CLUSTER_LATENCY
+    turns = ceil(rounds(product, knobs, sm_count))
+    if turns <= FEW_ROUNDS and cluster > 1:
+        tile /= CLUSTER_LATENCY
     moved = size * (product.m * product.k + sums * product.k * product.n) + product.m * product.n * size
     # Neither of the two hides behind the other entirely, where they are alike.
-    time = ((turns / full * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
+    time = ((turns * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
     if knobs.split_k > 1:
         stored_sums = product.m * product.n * product.batch * sums * 4
         time += SPLIT_LAUNCH + 2 * stored_sums * knobs.split_k / SUMS_RATE

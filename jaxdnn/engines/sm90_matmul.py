@@ -10,6 +10,7 @@ from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.sm90_tensors import copied, reduced
 from jaxdnn.engines.sm90_unit import Unit
 from jaxdnn.plan import Plan
+from jaxdnn.pointwise import functor
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # What is multiplied, and the dtype that its products are summed in.
@@ -22,6 +23,7 @@ _SUMS = {
 }
 # Of an epilogue's operands and results.
 _STORED = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", *_FLOAT8, "bfloat16", "float16", "float32")
+_WIDE = ("double", "int64", "uint64")  # C++ types that an epilogue may compute in before it narrows a result
 _MOST_TILES = 2**31  # of 64 x 64, the smallest
 
 
@@ -48,6 +50,8 @@ class Sm90(ProductEngine):
         for array in (*product.operands, *product.results):
             if array.dtype not in _STORED:
                 return f"an epilogue's operand or result is {array.dtype}, and it takes {', '.join(_STORED)}"
+        if wide := [held for held in functor(product.program).results if held in _WIDE]:
+            return f"an epilogue's result is computed as a {wide[0]}, and its registers have 32 bits"
         if any(result.axes == (0,) for result in reduced(product)):
             return "a result is reduced over the batch alone"
         if max(product.m, product.n, product.k, product.batch) >= 2**31 - 1024:

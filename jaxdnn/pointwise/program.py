@@ -211,6 +211,8 @@ def collapse(
         return Index(group, divisor, 0 if outermost else shape[value.dimension])
 
     def output(value: Output) -> Output | str:
+        if all(shape[d] == 1 for d in value.axes):
+            return replace(value, axes=(), reduction=None)  # each element is all that is reduced
         axes = []
         for g, group in enumerate(members):
             reduced = {d in value.axes for d in group if shape[d] != 1} or {d in value.axes for d in group}

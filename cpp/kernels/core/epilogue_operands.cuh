@@ -57,14 +57,24 @@ union Register {
 
   template <class T>
   __device__ __forceinline__ operator T&() {
-    if constexpr (is_same<T, float>) return real;
-    if constexpr (is_same<T, int32>) return signed_32;
-    if constexpr (is_same<T, uint32>) return unsigned_32;
-    if constexpr (is_same<T, int16>) return signed_16;
-    if constexpr (is_same<T, uint16>) return unsigned_16;
-    if constexpr (is_same<T, int8>) return signed_8;
-    if constexpr (is_same<T, uint8>) return unsigned_8;
-    if constexpr (is_same<T, bool>) return boolean;
+    if constexpr (is_same<T, float>) {
+      return real;
+    } else if constexpr (is_same<T, int32>) {
+      return signed_32;
+    } else if constexpr (is_same<T, uint32>) {
+      return unsigned_32;
+    } else if constexpr (is_same<T, int16>) {
+      return signed_16;
+    } else if constexpr (is_same<T, uint16>) {
+      return unsigned_16;
+    } else if constexpr (is_same<T, int8>) {
+      return signed_8;
+    } else if constexpr (is_same<T, uint8>) {
+      return unsigned_8;
+    } else {
+      static_assert(is_same<T, bool>, "a register has 32 bits");
+      return boolean;
+    }
   }
 
   template <class T>
