@@ -42,8 +42,8 @@ CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 T
 # normally distributed numbers the error is 2e-4 with two, relative to the norm. Speed at 8192 x 8192 x 8192: 972, 1194
 # and 1199 TFLOP/s with one, two and four; 1254 without.
 PROMOTION = 2
-# Stages between the consumers. Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one, 620, 670, 636, 676 with
-# two, 633, 669, 646, 688 with three. Without an epilogue nothing is gained.
+# Stages between the consumers. Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one, 620, 670, 636, 676
+# with two, 633, 669, 646, 688 with three. Without an epilogue nothing is gained.
 STAGGER = 3
 MOST_SUMS = 192  # registers
 LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
