@@ -32,6 +32,14 @@ def test_eager_gradient():
     assert_close(vjp(as_tuple(CASE.call), *arguments(CASE)), vjp, CASE, arguments)
 
 
+def test_without_jit():
+    """As one steps through a model in a debugger: each call is compiled by itself still."""
+    with jax.disable_jit():
+        assert_close(vjp(as_tuple(CASE.call), *arguments(CASE)), vjp, CASE, arguments)
+        gradient = jax.grad(lambda a: jaxdnn.matmul(a, a, epilogue=jax.nn.gelu).sum())(jnp.eye(3))
+    np.testing.assert_allclose(gradient, 2 * jax.grad(jax.nn.gelu)(1.0) * np.eye(3) + (1 - np.eye(3)), atol=1e-6)
+
+
 def test_numpy_and_lists_are_arrays():
     np.testing.assert_allclose(jaxdnn.rms_norm([[3.0, 4.0]]), [[0.8485281, 1.1313708]], rtol=1e-6)
     np.testing.assert_allclose(jaxdnn.rms_norm(np.float32([3, 4]), np.ones(2, np.float32)).sum(), 1.9798989, rtol=1e-6)

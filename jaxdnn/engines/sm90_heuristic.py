@@ -60,8 +60,8 @@ _SHAPES = (
     Sm90Knobs(tile_m=256, tile_n=192, stages=3),
     Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=128),
-    Sm90Knobs(tile_n=192, cluster_m=1),
     Sm90Knobs(tile_n=192),
+    Sm90Knobs(tile_n=192, cluster_m=1),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
     # With few rows memory is the limit: 67 us with three stages, 70 with four, of 128 rows of 16-bit elements.
     Sm90Knobs(stages=3, cluster_m=1),

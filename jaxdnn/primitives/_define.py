@@ -137,7 +137,7 @@ def weakly_typed(array: Any) -> Any:
 def _define(op: str) -> Primitive:
     primitive = Primitive(f"jaxdnn_{op}")
     primitive.multiple_results = True
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="spec"))
+    primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(_abstract_evaluation)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     for platform in _PLATFORMS:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import jax
@@ -17,6 +18,11 @@ from jaxdnn.primitives.epilogue import Epilogue, apply_after
 from jaxdnn.primitives.in_place import check_places, checked_aliases
 from jaxdnn.primitives.layout import Labels, arrange
 from jaxdnn.primitives.promotion import accumulator, preferred_type, promoted
+
+# JAX keeps what it has traced of functions that it jits, so that calls of the same types take no time to check.
+_jit = partial(jax.jit, static_argnames=("precision", "preferred_element_type"))
+_product = _jit(unwrap(jnp.matmul))
+_dot = _jit(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))))  # of vectors
 
 
 def matmul(
@@ -79,12 +85,10 @@ def matmul(
     """
     aliases = checked_aliases(input_output_aliases, operands, epilogue)
     preferred = preferred_type(a, b, preferred_element_type)
-    function = partial(
-        jnp.matmul, a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding
-    )
     if out_sharding is not None:
-        return apply_after(function(), operands, epilogue, out_dtype)
-    type_of = jax.eval_shape(function)
+        y = jnp.matmul(a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding)
+        return apply_after(y, operands, epilogue, out_dtype)
+    type_of = _product.eval_shape(a, b, precision=precision, preferred_element_type=preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
 
@@ -143,18 +147,11 @@ def dot_general(
       (2, 5, 7)
     """
     aliases = checked_aliases(input_output_aliases, operands, epilogue)
-    function = partial(
-        lax.dot_general,
-        lhs,
-        rhs,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-    )
+    given = {"precision": precision, "preferred_element_type": preferred_element_type}
     if out_sharding is not None:
-        return apply_after(function(), operands, epilogue, out_dtype)
-    type_of = jax.eval_shape(function)
+        y = lax.dot_general(lhs, rhs, dimension_numbers, out_sharding=out_sharding, **given)
+        return apply_after(y, operands, epilogue, out_dtype)
+    type_of = jax.eval_shape(partial(lax.dot_general, lhs, rhs, dimension_numbers=dimension_numbers, **given))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
 
@@ -215,7 +212,7 @@ def gated_linear_unit(
     """
     title = "gated_linear_unit"
     preferred = preferred_type(x, gate, preferred_element_type)
-    dtype = jax.eval_shape(partial(jnp.matmul, x, gate, precision=precision, preferred_element_type=preferred)).dtype
+    dtype = _product.eval_shape(x, gate, precision=precision, preferred_element_type=preferred).dtype
     gate, up = jnp.asarray(gate), jnp.asarray(up)
     if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
         types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
@@ -303,8 +300,7 @@ def _array(number: int, operand: Any) -> jax.Array:
 def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
     vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
-    dot = partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())), precision=precision)
-    traced = jax.make_jaxpr(partial(dot, preferred_element_type=preferred))(*vectors)
+    traced = _dot.trace(*vectors, precision=precision, preferred_element_type=preferred).jaxpr
     return MatmulSpec(
         accumulator=accumulator(a, jnp.dtype(dtype)).name,
         dtype=jnp.dtype(dtype).name,

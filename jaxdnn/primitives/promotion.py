@@ -82,7 +82,7 @@ def _is_inexact_on_cuda(a: Any, b: Any, numbers: Any, wide: Any) -> bool:
     if wide.itemsize > 4:
         return True  # summed in float32
     if a.dtype == b.dtype == jnp.float8_e5m2:
-        return True  # launches failed while its autotuner tried kernels for them
+        return True  # cuBLAS does not multiply them, and what does is untested
     # Products are rounded to the operands' dtype, where they are few or one operand is a vector.
     (of_a, of_b), (batch_of_a, batch_of_b) = numbers
     k = math.prod(a.shape[i] for i in of_a)
