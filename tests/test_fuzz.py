@@ -18,13 +18,19 @@ from dtypes import E4M3, E5M2, I8
 from fuzz_epilogues import Program
 from test_jvp import arguments as jvp_arguments
 from test_jvp import jvp
+from test_kernels import kernels
 from test_vjp import arguments as vjp_arguments
 from test_vjp import vjp
 from tolerance import Rounding
 
+from jaxdnn import _native, device
+from jaxdnn.planning.calls import find_calls
+from jaxdnn.planning.candidates import engines_for
+
 COUNT = int(os.environ.get("JAXDNN_FUZZ_CASES", "40"))
 SEED = 20_261_121
 PORTION = 20
+H100 = device._NAMED[90]
 
 
 @pytest.mark.parametrize("start", range(0, COUNT, PORTION))
@@ -33,6 +39,23 @@ def test_random_calls(op, start):
     numbers = range(start, min(start + PORTION, COUNT))
     wrong = [text for _, text in fuzz.failures(op, SEED, numbers, workers=2)]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("start", range(0, COUNT // 2, PORTION // 2))
+def test_kernels_of_random_products_compile(start):
+    """For a GPU, without one, and without a warning: of what can't be, compilers make a trap."""
+    try:
+        _native.compiler()
+    except _native.Unavailable as unavailable:
+        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
+    for number in range(start, start + PORTION // 2):
+        case = fuzz_matmul.draw(np.random.default_rng([SEED, number]))
+        for call in find_calls(as_tuple(case.call), *case.primals()):
+            for engine in (engine for engine in engines_for(call.spec) if engine.platform == "cuda"):
+                if engine.supports(call.spec, call.signature, H100) is None:
+                    config = next(iter(engine.candidates(call.spec, call.signature, H100)))
+                    plan = engine.plan(config, call.spec, call.signature, H100)
+                    assert kernels(_native.compile(plan.unit, plan.arch).log), f"{engine.name}, {case}"
 
 
 FORMULAS = [case for case in CASES if case.op == "norm"]

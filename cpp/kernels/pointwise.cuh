@@ -8,7 +8,8 @@
 //                    leaves a part in scratch memory [batch, chunk, column], and matmul_reduce_axis.cuh combines those.
 //                    All orders are fixed
 //
-// Bytes: each element read and written once, and 4 for each column of a chunk. Memory bounds it.
+// Bytes: each element read and written once, and 4 for each column of a chunk. Memory bounds it: gelu's derivative with
+// the sum over rows, 8192 x 14336 bfloat16, takes 183 us on an H200, where a copy of as many bytes takes 171.
 #pragma once
 
 #include "core/epilogue_element.cuh"
