@@ -139,10 +139,11 @@ def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
 
 def run(plan: Plan, product: Product, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of a plan, on the default device; a reduced one without the dimensions that are gone."""
+    shape = (product.batch, product.m, product.n)
     types = []
     for output in product.program.outputs:
-        sizes = enumerate((product.batch, product.m, product.n))
-        types.append(jax.ShapeDtypeStruct(tuple(n for axis, n in sizes if axis not in output.axes), output.dtype))
+        whole = len(output.dimensions) == len(shape) and output.reduction is None
+        types.append(jax.ShapeDtypeStruct(shape if whole else output.shape(shape), output.dtype))
     results = jax.jit(lambda *operands: _plan_p.bind(*operands, plan=plan, types=tuple(types)))(*arrays)
     return [np.asarray(result) for result in results]
 
