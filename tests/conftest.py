@@ -7,9 +7,12 @@ from pathlib import Path
 
 DEVICES = 4
 
+# XLA's programs are small here, and run once: compiled without optimization, all tests take a fifth less time.
+FLAGS = {"--xla_force_host_platform_device_count": DEVICES, "--xla_backend_optimization_level": 0}
+
 flags = os.environ.get("XLA_FLAGS", "")
-if "--xla_force_host_platform_device_count" not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={DEVICES}".strip()
+added = [f"{name}={value}" for name, value in FLAGS.items() if name not in flags]
+os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
 # Several processes may share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Kept until the process ends. Compile logs are only there when a unit is compiled, so nobody else's cache will do.

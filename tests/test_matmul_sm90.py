@@ -134,7 +134,7 @@ def test_configurations_compile(name):
     found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), group=8) for knobs in offered))
     assert found
     if name not in ("square", "gelu", "several"):  # those try every tile
-        found = found[:4]
+        found = found[:3]
     try:
         _native.compiler()
     except _native.Unavailable as unavailable:
