@@ -14,16 +14,16 @@ from analytic import evaluate
 from bounded import Bounded
 from cases import BF16, CASES, F16, F32, F64, MatmulCase, NormCase
 from checking import as_tuple, difference
+from compiled import compiled, kernels
 from dtypes import E4M3, E5M2, I8
 from fuzz_epilogues import Program
 from test_jvp import arguments as jvp_arguments
 from test_jvp import jvp
-from test_kernels import kernels
 from test_vjp import arguments as vjp_arguments
 from test_vjp import vjp
 from tolerance import Rounding
 
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import engines_for
 
@@ -44,10 +44,6 @@ def test_random_calls(op, start):
 @pytest.mark.parametrize("start", range(0, COUNT // 2, PORTION // 2))
 def test_kernels_of_random_products_compile(start):
     """For a GPU, without one, and without a warning: of what can't be, compilers make a trap."""
-    try:
-        _native.compiler()
-    except _native.Unavailable as unavailable:
-        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
     for number in range(start, start + PORTION // 2):
         case = fuzz_matmul.draw(np.random.default_rng([SEED, number]))
         for call in find_calls(as_tuple(case.call), *case.primals()):
@@ -55,7 +51,7 @@ def test_kernels_of_random_products_compile(start):
                 if engine.supports(call.spec, call.signature, H100) is None:
                     config = next(iter(engine.candidates(call.spec, call.signature, H100)))
                     plan = engine.plan(config, call.spec, call.signature, H100)
-                    kernels(_native.compile(plan.unit, plan.arch).log)
+                    kernels(compiled(plan.unit, plan.arch).log)
 
 
 FORMULAS = [case for case in CASES if case.op == "norm"]

@@ -1,19 +1,11 @@
 """The run-time compiler takes every configuration that an engine offers, and kernels keep within their registers."""
 
-import re
-
 import pytest
 from calls import calls_of, configurations, native
 from cases import BF16, F16, F32, F64, NormCase
+from compiled import REGISTERS, compiled, kernels, launch_bounds
 
-from jaxdnn import _native, device
-
-try:
-    _native.compiler()
-except _native.Unavailable as unavailable:
-    pytest.skip(f"the compiler that is under test is missing: {unavailable}", allow_module_level=True)
-
-REGISTERS = 65_536  # of a multiprocessor; the same from compute capability 8.0 to 12.0
+from jaxdnn import device
 
 # What changes the generated code: dtypes, operands, vector width, elements of a thread, threads and parts of a row.
 SIGNATURES = [
@@ -43,24 +35,6 @@ MAPPED = [
 CALLS = [(case, None) for case in SIGNATURES] + MAPPED
 
 
-def kernels(log):
-    """Registers and bytes of spills, by kernel, from what ptxas says."""
-    assert "warning" not in log, log
-    found = {}
-    for part in re.split(r"Compiling entry function '", log)[1:]:
-        name = part[: part.index("'")]
-        registers = int(re.search(r"Used (\d+) registers", part)[1])
-        stores, loads = map(int, re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part).groups())
-        found[name] = registers, stores + loads
-    return found
-
-
-def launch_bounds(unit):
-    """Threads of a block, and blocks that a multiprocessor must be able to hold, by kernel."""
-    found = re.findall(r"__launch_bounds__\((\d+)(?:, (\d+))?\)\s+(\w+)\(", unit)
-    return {name: (int(threads), int(blocks or 1)) for threads, blocks, name in found}
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("case", "mapped"), CALLS, ids=[f"{case}{'-mapped' * bool(mapped)}" for case, mapped in CALLS])
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
@@ -77,7 +51,7 @@ def test_configurations_compile(direction, case, mapped, capability):
         config = next(config for config, plan in plans if plan.unit == unit)
         bounds = launch_bounds(unit)
         # Two processes or an earlier case may have compiled it already: then the log is empty and was checked there.
-        log = _native.compile(unit, arch).log
+        log = compiled(unit, arch).log
         for name, (registers, spilled) in kernels(log).items():
             threads, blocks = bounds[name]
             if spilled:

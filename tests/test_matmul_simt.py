@@ -6,10 +6,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from compiled import REGISTERS, compiled, kernels, launch_bounds
 from product_calls import ProductCase, check, run
-from test_kernels import REGISTERS, kernels, launch_bounds
 
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.simt_knobs import SimtKnobs, knobs_reason
 from jaxdnn.engines.simt_matmul import Simt
 
@@ -110,16 +110,12 @@ def test_configurations_compile(name, target):
     # Large products try every tile, once.
     count = 1 if "large" not in name else len(found) if target is H100 else 4
     found = dict(list(found.items())[:count])
-    try:
-        _native.compiler()
-    except _native.Unavailable as unavailable:
-        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
     for knobs in found:
         plan = ENGINE.build(knobs, product, target, name)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
-        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
+        for kernel, (registers, spilled) in kernels(compiled(plan.unit, plan.arch).log).items():
             threads, blocks = bounds[kernel]
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * threads * blocks <= REGISTERS
@@ -129,10 +125,7 @@ def test_tiles_of_more_than_4_gib_compile():
     product = ProductCase(256, 256, 2**24).product()
     plan = ENGINE.build(SimtKnobs(), product, H100, "matmul")
     assert "kFar = true" in plan.unit
-    try:
-        log = _native.compile(plan.unit, plan.arch).log
-    except _native.Unavailable as unavailable:
-        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
+    log = compiled(plan.unit, plan.arch).log
     assert not any(spilled for _, spilled in kernels(log).values())
 
 

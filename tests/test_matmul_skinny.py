@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import jax
 import pytest
+from compiled import REGISTERS, compiled, kernels, launch_bounds
 from product_calls import ProductCase, check, run
-from test_kernels import REGISTERS, kernels, launch_bounds
 from test_matmul_simt import gated, gelu, reductions, several
 
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.skinny_matmul import Skinny, SkinnyKnobs, knobs_reason, skinny
 from jaxdnn.plan import TensorMap
 
@@ -58,17 +58,13 @@ def test_configurations_compile(name):
     assert ENGINE.reason(product, H100) is None
     found = list(ENGINE.configurations(product, H100))
     assert found
-    try:
-        _native.compiler()
-    except _native.Unavailable as unavailable:
-        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
     tried = list({replace(knobs, stages=2): 0 for knobs in found})
     for knobs in tried if "64" in name or "several" in name else tried[:1]:
         plan = ENGINE.build(knobs, product, H100, name)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
-        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
+        for kernel, (registers, spilled) in kernels(compiled(plan.unit, plan.arch).log).items():
             threads, blocks = bounds[kernel]
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * threads * blocks <= REGISTERS

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled, kernels, launch_bounds
 from product_calls import ProductCase, check, run
-from test_kernels import kernels, launch_bounds
 
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.sm90_matmul import Sm90
 from jaxdnn.plan import TensorMap
@@ -135,21 +135,17 @@ def test_configurations_compile(name):
     assert found
     if name not in ("square", "gelu", "several"):  # those try every tile
         found = found[:3]
-    try:
-        _native.compiler()
-    except _native.Unavailable as unavailable:
-        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
     for knobs in found:
         plan = ENGINE.build(knobs, product, H100, name)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
             assert launch.shared_memory <= H100.shared_memory
-        compiled = _native.compile(plan.unit, plan.arch)
-        for kernel, (registers, spilled) in kernels(compiled.log).items():
+        unit = compiled(plan.unit, plan.arch)
+        for kernel, (registers, spilled) in kernels(unit.log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * bounds[kernel][0] <= 65_536
-        assert OPCODES[product.a.dtype] in opcodes(compiled.cubin, "matmul_sm90"), f"no tensor cores under {knobs}"
+        assert OPCODES[product.a.dtype] in opcodes(unit.cubin, "matmul_sm90"), f"no tensor cores under {knobs}"
 
 
 def test_a_plan_is_what_it_is():

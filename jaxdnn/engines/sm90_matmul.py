@@ -10,7 +10,7 @@ from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.sm90_tensors import copied, reduced
 from jaxdnn.engines.sm90_unit import Unit
 from jaxdnn.plan import Plan
-from jaxdnn.pointwise import functor
+from jaxdnn.pointwise.cuda import register_type
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # What is multiplied, and the dtype that its products are summed in.
@@ -50,7 +50,9 @@ class Sm90(ProductEngine):
         for array in (*product.operands, *product.results):
             if array.dtype not in _STORED:
                 return f"an epilogue's operand or result is {array.dtype}, and it takes {', '.join(_STORED)}"
-        if wide := [held for held in functor(product.program).results if held in _WIDE]:
+        program = product.program
+        computed = [register_type(program.instructions[output.value].dtype) for output in program.outputs]
+        if wide := [register for register in computed if register in _WIDE]:
             return f"an epilogue's result is computed as a {wide[0]}, and its registers have 32 bits"
         if any(result.axes == (0,) for result in reduced(product)):
             return "a result is reduced over the batch alone"

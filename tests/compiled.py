@@ -1,0 +1,36 @@
+"""What the compiler makes of kernels, and what it says of them."""
+
+import re
+from typing import Any
+
+import pytest
+
+from jaxdnn import _native
+
+REGISTERS = 65_536  # of a multiprocessor; the same from compute capability 8.0 to 12.0
+
+
+def compiled(unit: str, arch: str) -> Any:
+    """The unit's binary and the compiler's log. Skips the test where there is no compiler."""
+    try:
+        return _native.compile(unit, arch)
+    except _native.Unavailable as unavailable:
+        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
+
+
+def kernels(log):
+    """Registers and bytes of spills, by kernel, from what ptxas says."""
+    assert "warning" not in log, log
+    found = {}
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        name = part[: part.index("'")]
+        registers = int(re.search(r"Used (\d+) registers", part)[1])
+        stores, loads = map(int, re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part).groups())
+        found[name] = registers, stores + loads
+    return found
+
+
+def launch_bounds(unit):
+    """Threads of a block, and blocks that a multiprocessor must be able to hold, by kernel."""
+    found = re.findall(r"__launch_bounds__\((\d+)(?:, (\d+))?\)\s+(\w+)\(", unit)
+    return {name: (int(threads), int(blocks or 1)) for threads, blocks, name in found}
