@@ -2,7 +2,8 @@
 
 Shapes, dtypes, values, mapped axes, direction, engine and options are drawn from the seed and the number of the case
 alone. A failure prints the line that runs that case by itself. An op is a module with two functions: `draw(random)`
-returns a case, as of the tables in cases.py; `evaluate(case, check, primals, directions)` what it should return.
+returns a case, as of the tables in cases.py, which also says whether it is `differentiable`; `evaluate(case, check,
+primals, directions)` what it should return.
 """
 
 import argparse
@@ -56,9 +57,7 @@ def draw(op: str, seed: int, number: int) -> Fuzzed:
     case = OPS[op].draw(random)
     carriers = tuple(name for name in case.operands if random.random() < 0.6)
     mapped = int(random.integers(1, 4)) if carriers and random.random() < 0.3 else 0
-    smooth = all(jnp.issubdtype(case.dtypes[name], jnp.floating) for name in case.operands[:2])
-    smooth = smooth and all(jnp.issubdtype(dtype, jnp.floating) for dtype in case.outputs.values())
-    check = CHECKS[random.integers(len(CHECKS))] if smooth else "forward"
+    check = CHECKS[random.integers(len(CHECKS))] if case.differentiable else "forward"
     return Fuzzed(case, check, mapped, carriers if mapped else (), _options(op, random))
 
 

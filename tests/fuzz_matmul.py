@@ -48,6 +48,13 @@ class DrawnCase(MatmulCase):
         return self.program and self.program.function(JAX)
 
     @property
+    def differentiable(self) -> bool:
+        """Whether its derivatives can be compared with exact ones."""
+        types = (*self.dtypes_of, *self.outputs.values())
+        floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in types)
+        return floating and not (self.program and self.program.compares_twice)
+
+    @property
     def accumulator(self) -> str:
         """The dtype of the sums."""
         if I8 in self.dtypes_of:

@@ -322,8 +322,9 @@ def test_symbolic_sizes():
 
 
 @needs_native
-def test_one_call_forward_and_three_with_the_gradient():
+def test_one_call_forward_and_one_more_for_each_gradient():
     given, cotangents = arguments(MLP)
     forward_text = jax.jit(MLP.call).lower(*given).compile().as_text()
     text = jax.jit(functools.partial(vjp, as_tuple(MLP.call))).lower(given, cotangents).compile().as_text()
-    assert (native_calls(forward_text), native_calls(text)) == (1, 3)
+    # A GPU has a kernel for the epilogue's derivative, too.
+    assert (native_calls(forward_text), native_calls(text)) == (1, 4 if platform() == "cuda" else 3)

@@ -234,6 +234,7 @@ def test_reasons(product, target, said):
     [
         (Sm90Knobs(tile_n=100), "square", "100 columns at once"),
         (Sm90Knobs(tile_n=96), "gated", "need a multiple of 64"),
+        (Sm90Knobs(tile_n=80), "gated", "tile_n is 80; expected a multiple of 32"),
         (Sm90Knobs(stages=9), "square", "bytes of shared memory"),
         (Sm90Knobs(split_k=65), "square", "split_k is 65"),
         (Sm90Knobs(split_k=2), "reductions", "can't be split"),

@@ -281,9 +281,9 @@ L2_BANDWIDTH = 8e12  # bytes a second from the L2 cache to the multiprocessors
 SM_BANDWIDTH = 110e9  # of which one multiprocessor takes at most so many
 MEMORY_BANDWIDTH = 66e9  # bytes a second from memory to one multiprocessor: 64 of them had all there is
 IN_FLIGHT = 4.3e6  # bytes that must have been asked for at any time, or bandwidth falls in proportion
-# With more than this for each multiprocessor, neighbours in memory are fetched too far apart: 57.7 us with 96 KiB, 59.6
-# with 128 KiB, at 16 x 28672 x 4096.
-MOST_IN_FLIGHT = 108 * 1024
+# With more than this for each multiprocessor, neighbours in memory are fetched too far apart: 57.0 us with 90 KiB, 57.8
+# with 120 KiB, at 16 x 28672 x 4096.
+MOST_IN_FLIGHT = 92 * 1024
 START = 2.3e-6  # seconds before the first bytes, and after the last
 EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns
 TOGETHER = 4  # elements of a thread that are finished together

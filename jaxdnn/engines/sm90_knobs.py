@@ -99,6 +99,8 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
     width = knobs.tile_n * len(product.b)
     if width not in TILE_WIDTHS:
         return f"its tiles multiply {width} columns at once; expected one of {TILE_WIDTHS}"
+    if knobs.tile_n % store_columns(product, knobs):
+        return f"tile_n is {knobs.tile_n}; expected a multiple of {store_columns(product, knobs)}, a piece of results"
     if len(product.b) > 1 and loaded_columns(product, knobs) != knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; two b of (k, n) need a multiple of {CHUNK}"
     for name, along, extent, sharers in (
