@@ -193,7 +193,9 @@ def compiled_for_cpu(text: str, folder: Path) -> ctypes.CDLL:
             (folder / header).write_text(content)
     source, library = folder / "unit.cc", folder / "unit.so"
     source.write_text(text)
-    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{SHIM}", f"-I{folder}"]
+    # Shared memory is a static variable of a template here; unique, it would be one for all libraries in the process,
+    # which have it in different sizes under the same name.
+    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-pthread", f"-I{SHIM}", f"-I{folder}"]
     subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(library))
 
