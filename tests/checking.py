@@ -28,18 +28,8 @@ def engines(op: str = "norm", on: str | None = None) -> list[str]:
 
 
 def runs(cases: Iterable[Any]) -> list[Any]:
-    """Every case with every engine that serves its op here, as parameters of a test; with XLA, every second."""
-
-    def parameter(case: Any, engine: str) -> Any:
-        return pytest.param(case, engine, id=f"{case}-{engine}")
-
-    several = [(number, case, engine) for number, case in enumerate(cases) for engine in engines(case.op)]
-    return [parameter(case, engine) for number, case, engine in several if engine != "xla" or number % 2 == 0]
-
-
-def native_runs(cases: Iterable[Any]) -> list[Any]:
-    """Those of `runs` with an engine of ours: what it does not serve runs through XLA all the same."""
-    return [parameter for parameter in runs(cases) if parameter.values[1] != "xla"]
+    """Every case with every engine that serves its op here, as parameters of a test."""
+    return [pytest.param(case, engine, id=f"{case}-{engine}") for case in cases for engine in engines(case.op)]
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:

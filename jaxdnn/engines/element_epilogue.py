@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxdnn.engines.entry import Parameter, arguments, entry_text, numbers, struct_text
 from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced, identity
-from jaxdnn.plan import Argument, Launch, Operand, Result, Scalar, Scratch, TensorMap
+from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
 from jaxdnn.pointwise import Functor, functor
 from jaxdnn.pointwise.cuda import register_type
 
@@ -20,19 +21,6 @@ SUMS_THREADS = 256  # of matmul_sums.cuh
 REDUCE_THREADS = 256  # of matmul_reduce_axis.cuh
 REDUCE_COLUMNS = 32
 _REDUCTIONS = {"sum": "SumOf", "max": "MaximumOf", "min": "MinimumOf"}
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a kernel's entry point: its declaration, what it sets in the kernel's call, its argument.
-
-    An argument that is a plain number is written into the code.
-    """
-
-    ctype: str
-    name: str
-    field: str
-    argument: Argument | int
 
 
 @dataclass(frozen=True)
@@ -57,16 +45,16 @@ class ElementEpilogue:
         """The functor's definition."""
         return f"namespace jaxdnn {{\n{self.functor.source}}}  // namespace jaxdnn\n"
 
-    def config(self) -> list[str]:
-        """Lines of a `Config` that name the types."""
+    def types(self) -> dict[str, str]:
+        """The types of a `Config`."""
         operands = ", ".join(ctype(operand.dtype) for operand in self.operands)
         results = ", ".join(result.ctype for result in self.results)
-        return [
-            f"using Epilogue = jaxdnn::{self.functor.name};",
-            f"using Operands = jaxdnn::ElementTypes<{operands}>;",
-            f"using Results = jaxdnn::ElementTypes<{results}>;",
-            f"using Registers = jaxdnn::ElementTypes<{', '.join(map(ctype, self.functor.results))}>;",
-        ]
+        return {
+            "Epilogue": f"jaxdnn::{self.functor.name}",
+            "Operands": f"jaxdnn::ElementTypes<{operands}>",
+            "Results": f"jaxdnn::ElementTypes<{results}>",
+            "Registers": f"jaxdnn::ElementTypes<{', '.join(map(ctype, self.functor.results))}>",
+        }
 
     def parameters(self) -> list[Parameter]:
         """The addresses, with those strides that are not zero."""
@@ -100,40 +88,6 @@ def _strides(name: str, field: str, strides: tuple[int, int, int]) -> list[Param
         for kind, stride in named
         if stride
     ]
-
-
-def numbers(dtype: str = "int32", **values: int) -> list[Parameter]:
-    """Integers of the kernel's call."""
-    word = {"int32": "int", "int64": "long long"}[dtype]
-    return [Parameter(word, name, name, Scalar(dtype, value)) for name, value in values.items()]  # type: ignore[arg-type]
-
-
-def entry_text(kernel: str, call: str, bounds: str, found: Sequence[Parameter], name: str = "") -> str:
-    """An entry point, named `name` if not as the kernel, that fills in the kernel's call."""
-    passed = [parameter for parameter in found if not isinstance(parameter.argument, int)]
-
-    def value(parameter: Parameter) -> str:
-        if isinstance(parameter.argument, int):
-            return str(parameter.argument)
-        return f"{'&' if isinstance(parameter.argument, TensorMap) else ''}{parameter.name}"
-
-    return (
-        f'extern "C" __global__ void __launch_bounds__({bounds})\n{name or kernel}('
-        + ", ".join(f"{parameter.ctype} {parameter.name}" for parameter in passed)
-        + f") {{\n    {call} call;\n"
-        + "".join(f"    call.{parameter.field} = {value(parameter)};\n" for parameter in found)
-        + f"    jaxdnn::{kernel}(call);\n}}\n"
-    )
-
-
-def arguments(found: Sequence[Parameter]) -> tuple[Argument, ...]:
-    """What an entry point is launched with."""
-    return tuple(parameter.argument for parameter in found if not isinstance(parameter.argument, int))
-
-
-def config_text(name: str, lines: Sequence[str]) -> str:
-    """A structure of `lines`."""
-    return f"struct {name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"
 
 
 @dataclass(frozen=True)
@@ -221,7 +175,7 @@ def axis_stage(
     found = [
         Parameter(f"const {register}*", "values", "values", source),
         Parameter(f"{to_type}*", "result", "result", to),
-        *numbers("int64", length=length, kept=kept),
+        *numbers("long long", length=length, kept=kept),
     ]
     call = f"jaxdnn::MatmulReduceAxis<{reduction}, {to_type}, {columns}>"
     text = "\n" + entry_text("matmul_reduce_axis", call, str(REDUCE_THREADS), found, name)
@@ -241,12 +195,12 @@ def identity_sums(product: Product) -> ElementEpilogue:
 def sums_stage(product: Product, epilogue: ElementEpilogue, splits: int) -> Stage:
     """Adds the splits' sums and applies the epilogue (cpp/kernels/matmul_sums.cuh)."""
     register = ctype(register_type(product.accumulator))
-    lines = [*epilogue.config(), f"using Sum = {register};", f"static constexpr int kSums = {len(product.b)};"]
+    config = struct_text("SumsConfig", {**epilogue.types(), "Sum": register}, {"Sums": len(product.b)})
     elements = product.batch * product.m * product.n
     found = [Parameter(f"const {register}*", f"sums{i}", f"sums[{i}]", Scratch(i)) for i in range(len(product.b))]
     found += epilogue.parameters()
-    found += numbers("int64", elements=elements) + numbers(m=product.m, n=product.n, splits=splits)
-    text = f"\n{epilogue.text()}\n{config_text('SumsConfig', lines)}\n" + entry_text(
+    found += numbers("long long", elements=elements) + numbers(m=product.m, n=product.n, splits=splits)
+    text = f"\n{epilogue.text()}\n{config}\n" + entry_text(
         "matmul_sums", "jaxdnn::MatmulSums<SumsConfig>", str(SUMS_THREADS), found
     )
     launch = Launch(

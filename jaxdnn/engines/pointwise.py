@@ -21,16 +21,13 @@ from jaxdnn.engines.element_epilogue import (
     ElementEpilogue,
     Stage,
     Stored,
-    arguments,
     axis_stage,
-    config_text,
     ctype,
-    entry_text,
     itemsize,
     joined,
-    numbers,
     reduction,
 )
+from jaxdnn.engines.entry import arguments, entry_text, numbers, struct_text
 from jaxdnn.engines.product import EpilogueOperand, Matrix, Reduced, dense_operand, dense_result
 from jaxdnn.plan import Launch, Operand, Plan, Scratch
 from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, functor, trace
@@ -199,17 +196,13 @@ class Pointwise:
             stages.append(axis_stage(reductions[-1], part, to, (outer, length, call.columns), len(stages)))
         epilogue = ElementEpilogue(emitted, call.operands, tuple(stored))
         runs = [f"jaxdnn::{RUNS[operand.broadcast]}" for operand in call.operands]
-        lines = [
-            *epilogue.config(),
-            f"static constexpr int kRuns[] = {{{', '.join(runs) or 0}}};",
-            f"using Reductions = jaxdnn::ElementTypes<{', '.join(reductions)}>;",
-            *(f"static constexpr int k{n.title()} = {getattr(config, n)};" for n in ("width", "across", "rows")),
-        ]
+        types = {**epilogue.types(), "Reductions": f"jaxdnn::ElementTypes<{', '.join(reductions)}>"}
+        constants = {"Runs": runs, "Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
         found += numbers(rows=call.rows, columns=call.columns, chunk=chunk, chunks=chunks, strips=call.strips(config))
         entry = entry_text("pointwise", "jaxdnn::Pointwise<Config>", str(THREADS), found)
         launch = Launch("pointwise", arguments(found), (_blocks(call, config, target), 1, 1), (THREADS, 1, 1))
-        text = f"\n{epilogue.text()}\n{config_text('Config', lines)}\n{entry}"
+        text = f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n{entry}"
         whole = joined([Stage(("pointwise.cuh", "matmul_reduce_axis.cuh"), text, (launch,), tuple(buffers)), *stages])
         unit = "".join(f'#include "{header}"\n' for header in whole.headers) + whole.text
         return Plan(spec.title, unit, target.arch, whole.launches, whole.scratch)

@@ -11,19 +11,15 @@ from dataclasses import dataclass, replace
 from jaxdnn.device import Target
 from jaxdnn.engines.element_epilogue import (
     ElementEpilogue,
-    Parameter,
     Stage,
-    arguments,
-    config_text,
     ctype,
     element_epilogue,
-    entry_text,
     identity_sums,
     joined,
-    numbers,
     reductions_reason,
     sums_stage,
 )
+from jaxdnn.engines.entry import Parameter, arguments, entry_text, numbers, struct_text
 from jaxdnn.engines.product import Matrix, Product, ProductEngine
 from jaxdnn.engines.simt_knobs import (
     DOUBLE,
@@ -106,15 +102,17 @@ def _multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> 
         (knobs.depth if runs else tile) * matrix.row_stride * matrix.itemsize >= 2**32
         for matrix, runs, tile in zip(matrices, along, (knobs.tile_m, knobs.tile_n), strict=True)
     )
-    lines = [
-        *epilogue.config(),
-        f"using A = {ctype(product.a.dtype)};",
-        f"using B = {ctype(product.b[0].dtype)};",
-        f"using Sum = {ctype(register_type(product.accumulator))};",
-    ]
-    flags = {"AlongM": along[0], "AlongN": along[1], "Far": far, "Half": unit is TENSOR}
-    lines += [f"static constexpr bool k{name} = {str(value).lower()};" for name, value in flags.items()]
-    sizes = {
+    types = {
+        **epilogue.types(),
+        "A": ctype(product.a.dtype),
+        "B": ctype(product.b[0].dtype),
+        "Sum": ctype(register_type(product.accumulator)),
+    }
+    constants = {
+        "AlongM": along[0],
+        "AlongN": along[1],
+        "Far": far,
+        "Half": unit is TENSOR,
         "Sums": sums,
         "TileM": knobs.tile_m,
         "TileN": knobs.tile_n,
@@ -125,7 +123,6 @@ def _multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> 
         "VectorA": vector(unit, product.a, along[0]),
         "VectorB": min(vector(unit, b, along[1]) for b in product.b),
     }
-    lines += [f"static constexpr int k{name} = {value};" for name, value in sizes.items()]
     call = "jaxdnn::MatmulSimt<Config>"
     needed, threads = shared_memory(product, knobs), knobs.threads(unit)
     found = _matrix("a", "a", product.a)
@@ -137,7 +134,7 @@ def _multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> 
         depth = math.ceil(product.k / (knobs.split_k * knobs.depth)) * knobs.depth
         found += numbers(splits=knobs.split_k, split_depth=depth)
     text = (
-        f"\n{epilogue.text()}\n{config_text('Config', lines)}\n"
+        f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
         f"static_assert({call}::kSharedBytes == {needed}, "
         '"the plan and the kernel disagree about shared memory");\n\n'
         + entry_text("matmul_simt", call, f"{threads}, {knobs.resident}", found)
@@ -156,7 +153,7 @@ def _matrix(name: str, field: str, matrix: Matrix, index: str = "") -> list[Para
     """The address and strides of an operand."""
     pointer = Parameter(f"const {ctype(matrix.dtype)}*", name, f"{field}{index}", matrix.buffer)
     strides = {f"{name}_stride": matrix.row_stride, f"{name}_batch": matrix.batch_stride}
-    found = [replace(p, field=f"{field}_{p.name.rsplit('_')[-1]}{index}") for p in numbers("int64", **strides)]
+    found = [replace(p, field=f"{field}_{p.name.rsplit('_')[-1]}{index}") for p in numbers("long long", **strides)]
     return [pointer, *found]
 
 

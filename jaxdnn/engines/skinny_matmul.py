@@ -11,17 +11,13 @@ from jaxdnn.device import Target
 from jaxdnn.engines.element_epilogue import (
     MAX_GRID,
     ElementEpilogue,
-    Parameter,
     Stage,
-    arguments,
-    config_text,
     ctype,
     element_epilogue,
-    entry_text,
     joined,
-    numbers,
     reductions_reason,
 )
+from jaxdnn.engines.entry import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
 from jaxdnn.engines.product import Matrix, Product, ProductEngine
 from jaxdnn.plan import Launch, Plan, TensorMap
 from jaxdnn.pointwise.cuda import register_type
@@ -224,27 +220,27 @@ def _tensor_map(matrix: Matrix, batch: int, box: tuple[int, int]) -> TensorMap:
 
 def _multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) -> Stage:
     product = one.product
-    lines = [
-        *epilogue.config(),
-        f"using Wide = {ctype(one.wide[0].dtype)};",
-        f"using Narrow = {ctype(one.narrow.dtype)};",
-        f"using Sum = {ctype(register_type(product.accumulator))};",
-    ]
-    flags = {"AlongWide": one.along_wide, "AlongNarrow": one.along_narrow, "Swapped": one.swapped}
-    lines += [f"static constexpr bool k{name} = {str(value).lower()};" for name, value in flags.items()]
-    sizes = {
+    types = {
+        **epilogue.types(),
+        "Wide": ctype(one.wide[0].dtype),
+        "Narrow": ctype(one.narrow.dtype),
+        "Sum": ctype(register_type(product.accumulator)),
+    }
+    constants = {
+        "AlongWide": one.along_wide,
+        "AlongNarrow": one.along_narrow,
+        "Swapped": one.swapped,
         "Sums": len(one.wide),
         "Tile": knobs.tile,
         "Narrow": one.width,
         "Stages": knobs.stages,
         "Splits": knobs.split_k,
     }
-    lines += [f"static constexpr int k{name} = {value};" for name, value in sizes.items()]
 
     def parameter(name: str, field: str, matrix: Matrix, along: bool, extent: int) -> Parameter:
         box = (CHUNK, one.depth) if along else (one.depth, extent)
         argument = _tensor_map(matrix, product.batch, box)
-        return Parameter("const __grid_constant__ jaxdnn::TensorMap", name, field, argument)
+        return map_parameter(name, field, argument)
 
     found = [
         parameter(f"wide{i}", f"wide[{i}]", matrix, one.along_wide, knobs.tile) for i, matrix in enumerate(one.wide)
@@ -257,7 +253,7 @@ def _multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue)
         found += numbers(wide_batched=wide, narrow_batched=narrow)
     call, needed = "jaxdnn::MatmulSkinny<Config>", one.shared_memory(knobs)
     text = (
-        f"\n{epilogue.text()}\n{config_text('Config', lines)}\n"
+        f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
         f"static_assert({call}::kSharedBytes == {needed}, "
         '"the plan and the kernel disagree about shared memory");\n\n'
         + entry_text("matmul_skinny", call, str(one.threads(knobs)), found)

@@ -5,10 +5,11 @@ matmul_split.cuh, which adds the sums of a K that was split, or matmul_reduce.cu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from jaxdnn.engines.entry import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
 from jaxdnn.engines.product import Matrix, Product, Reduced, identity
 from jaxdnn.engines.sm90_knobs import (
     CHUNK,
@@ -21,7 +22,7 @@ from jaxdnn.engines.sm90_knobs import (
     store_columns,
 )
 from jaxdnn.engines.sm90_tensors import SWIZZLE, copied, depth, tensor_map, transposes
-from jaxdnn.plan import Argument, Launch, Scalar, Scratch, TensorMap
+from jaxdnn.plan import Launch, Scalar, Scratch, TensorMap
 from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
 
@@ -37,47 +38,6 @@ LENGTHS = {
     **dict.fromkeys(("exp", "tanh", "logistic", "div", "sqrt", "cbrt"), 0.15),
 }
 LONGEST = 0.9  # of them together, for one and a half with all the rest
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a kernel's entry point: its declaration, what it sets in the kernel's call, its argument."""
-
-    ctype: str
-    name: str
-    field: str
-    argument: Argument
-
-
-def map_parameter(name: str, field: str, argument: TensorMap) -> Parameter:
-    """A tensor map."""
-    return Parameter("const __grid_constant__ TensorMap", name, field, argument)
-
-
-def numbers(ctype: str, **values: int) -> list[Parameter]:
-    """Numbers of the kernel's call."""
-    dtype = "int64" if ctype == "long long" else "int32"
-    return [Parameter(ctype, name, name, Scalar(dtype, value)) for name, value in values.items()]
-
-
-def entry_text(kernel: str, function: str, call: str, bounds: str, found: Sequence[Parameter]) -> str:
-    """An entry point that fills in the kernel's call."""
-    settings = (f"call.{p.field} = {'&' if isinstance(p.argument, TensorMap) else ''}{p.name};" for p in found)
-    return (
-        f'extern "C" __global__ void __launch_bounds__({bounds})\n{kernel}('
-        + ", ".join(f"{p.ctype} {p.name}" for p in found)
-        + f") {{\n    {call} call;\n"
-        + "".join(f"    {setting}\n" for setting in settings)
-        + f"    {function}(call);\n}}\n"
-    )
-
-
-def struct_text(name: str, types: dict[str, str], flags: dict[str, bool], values: dict[str, int]) -> str:
-    """A structure of types and constants."""
-    lines = [f"using {key} = {value};" for key, value in types.items()]
-    lines += [f"static constexpr bool k{key} = {str(value).lower()};" for key, value in flags.items()]
-    lines += [f"static constexpr int k{key} = {value};" for key, value in values.items()]
-    return f"struct {name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"
 
 
 def reduced_type(register: str) -> str:
@@ -125,12 +85,12 @@ class Unit:
     ) -> None:
         """Adds a launch of the kernel of `header`, and an entry point for it, unless there is one already."""
         kernel = header + suffix
-        text = entry_text(kernel, header, call, bounds, found)
+        text = entry_text(header, call, bounds, found, kernel)
         if text not in self.texts:
             self.texts.append(text)
         if f"{header}.cuh" not in self.headers:
             self.headers.append(f"{header}.cuh")
-        self.launches.append(Launch(kernel, tuple(p.argument for p in found), **shape))
+        self.launches.append(Launch(kernel, arguments(found), **shape))
 
     # ------------------------------------------------------------ copies of operands
 
@@ -144,7 +104,7 @@ class Unit:
             lines = [line for source, _ in own for line in (source.row_stride, source.batch_stride, source.columns)]
             words = not any(line * size % 4 for line in lines) and not any(one.buffer.offset % 4 for one, _ in own)
             flags = {"Transposes": transposes(product, which), "Words": words}
-            self.texts.append(struct_text(f"Copy{which.upper()}", {}, flags, {"Bytes": size}))
+            self.texts.append(struct_text(f"Copy{which.upper()}", {}, {**flags, "Bytes": size}))
             for source, copy in own:
                 self._copy(which, source, copy, product.batch if copy.batch_stride else 1)
         return loaded
@@ -157,7 +117,7 @@ class Unit:
         found = [
             Parameter("const unsigned char*", "from", "from", source.buffer),
             Parameter("unsigned char*", "to", "to", copy.buffer),
-            *numbers("int", rows=source.rows, columns=source.columns),
+            *numbers(rows=source.rows, columns=source.columns),
             *numbers("long long", from_row=source.row_stride * size, from_batch=source.batch_stride * size),
             *numbers("long long", to_row=copy.row_stride * size, to_batch=copy.batch_stride * size),
             *numbers("unsigned", row_tiles=row_tiles, column_tiles=column_tiles),
@@ -230,15 +190,13 @@ class Unit:
         """Adds the kernel that multiplies and applies `epilogue`."""
         knobs = self.knobs
         batch = product.batch * knobs.split_k
-        flags = {
+        constants = {
             "AlongM": product.a_transposed,
             "AlongN": not product.b_transposed,
             "Pingpong": knobs.schedule == "pingpong",
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
-        }
-        values = {
             "Sums": len(product.b),
             "TileM": knobs.tile_m,
             "TileN": knobs.tile_n * len(product.b),
@@ -254,19 +212,19 @@ class Unit:
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"MatmulSm90<{config}>"
         shared = shared_memory(self.product, knobs)
-        self.texts += [epilogue.source, struct_text(config, types, flags, values)]
+        self.texts += [epilogue.source, struct_text(config, types, constants)]
         self.texts.append(
             f"static_assert({call}::kSharedBytes == {shared}, "
             + '"the plan and the kernel disagree about shared memory");\n'
         )
         found = self.load_parameters(product)
         found += self.result_parameters(product, knobs, batch, partials) + self.operand_parameters(product)
-        found += numbers("int", m=product.m, n=product.n, k=product.k, batches=product.batch, group=knobs.group)
+        found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, group=knobs.group)
         if knobs.split_k > 1:
-            found += numbers("int", splits=knobs.split_k)
+            found += numbers(splits=knobs.split_k)
         if product.batch > 1:
             a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
-            found += numbers("int", a_batched=a_batched, b_batched=b_batched)
+            found += numbers(a_batched=a_batched, b_batched=b_batched)
         cluster = knobs.cluster_m * knobs.cluster_n
         tiles = cluster_tiles(product, knobs) * batch
         # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
@@ -300,14 +258,14 @@ class Unit:
         self.multiply(first, functor(store, "Store"), "Config", {})
         epilogue = functor(product.program)
         types = self.traits(product, epilogue)
-        self.texts += [epilogue.source, struct_text("SplitConfig", types, {}, {"Sums": sums})]
+        self.texts += [epilogue.source, struct_text("SplitConfig", types, {"Sums": sums})]
         found = [
             Parameter(f"const {product.accumulator}*", f"sums{i}", f"sums[{i}]", matrix.buffer)
             for i, matrix in enumerate(matrices)
         ]
         found += self.operand_parameters(product)
         found += self.result_parameters(product, replace(knobs, store="direct"), product.batch, {})
-        found += numbers("int", m=m, n=n, splits=knobs.split_k)
+        found += numbers(m=m, n=n, splits=knobs.split_k)
         grid = (ceil(n / SPLIT_THREADS), min(m, MAX_GRID_YZ), product.batch)
         shape = {"grid": grid, "block": (SPLIT_THREADS, 1, 1)}
         self.launch("matmul_split", "", "MatmulSplit<SplitConfig>", found, str(SPLIT_THREADS), **shape)
@@ -338,12 +296,12 @@ class Unit:
             outer, parts, kept = self.reduction(result)
             columns = 32 if kept > 1 else 1
             types = {"Reduced": f"jaxdnn::{self.reduced_text(result, epilogue.results[i])}", "Result": result.dtype}
-            self.texts.append(struct_text(f"Reduce{i}", types, {}, {"Columns": columns}))
+            self.texts.append(struct_text(f"Reduce{i}", types, {"Columns": columns}))
             found = [
                 Parameter(f"const {ctype}*", "partials", "partials", scratch),
                 Parameter(f"{result.dtype}*", "result", "result", result.buffer),
                 *numbers("long long", parts=parts, kept=kept),
-                *numbers("int", outer=outer),
+                *numbers(outer=outer),
             ]
             shape = {"grid": (ceil(kept / columns), min(outer, MAX_GRID_YZ), 1), "block": (REDUCE_THREADS, 1, 1)}
             self.launch("matmul_reduce", f"_{i}", f"MatmulReduce<Reduce{i}>", found, str(REDUCE_THREADS), **shape)
