@@ -77,14 +77,6 @@ class Program:
     returned: tuple[tuple[str, bool], ...]
 
     @property
-    def compares_twice(self) -> bool:
-        """Whether XLA may lose a derivative: of an epilogue that no kernel has, it may compute an array once for its
-        maximum and once more to find that, with another rounding, which is then nowhere.
-        """
-        reduces_inside = any("keepdims=True" in line for line in self.lines)
-        return reduces_inside and any(f"xp.{of}(" in self.source for of in ("max", "min"))
-
-    @property
     def source(self) -> str:
         body = "".join(f"    {line}\n" for line in self.lines)
         results = ", ".join(expression for expression, _ in self.returned)

@@ -286,6 +286,7 @@ def _matmuls() -> list[MatmulCase]:
         product((2, 33, 40), (2, 40, 24), BF16, epilogue="summed over rows", extras=(((2, 33, 24), BF16),)),
         product((33, 40), (40, 300), epilogue="least of each row"),
         product((33, 40), (40, 1), epilogue="least of each row"),
+        product((33, 106), (106, 256), epilogue="extrema", precision="highest"),
         product((33, 40), (40, 24), epilogue="sum alone"),
         # two products at once
         gated((33, 40), (40, 24)),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn.pointwise import Index, Program
+from jaxdnn.primitives.extrema import located
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +50,7 @@ class Epilogue:
 def apply_after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:
     """The epilogue as a JAX function of its own, applied to the sums: one array, or a list of them."""
     sums = sums if isinstance(sums, list) else [sums]
-    returned = sums[0] if epilogue is None else epilogue(*sums, *map(jnp.asarray, operands))
+    returned = sums[0] if epilogue is None else located(epilogue)(*sums, *map(jnp.asarray, operands))
     if out_dtype is None:
         return returned
 

@@ -15,6 +15,7 @@ from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.contraction import matmul as _matmul
 from jaxdnn.primitives.epilogue import Epilogue, apply_after
+from jaxdnn.primitives.extrema import located
 from jaxdnn.primitives.in_place import check_places, checked_aliases
 from jaxdnn.primitives.layout import Labels, arrange
 from jaxdnn.primitives.promotion import accumulator, preferred_type, promoted
@@ -277,11 +278,12 @@ def _apply(
     stored = program.with_output_dtype(dtype)
     check_places(aliases, stored, [fused.sizes(inputs)[label] for label in fused.labels("y")], operands)
 
+    function = located(epilogue) if any(output.reduction in ("max", "min") for output in program.outputs) else epilogue
     # Results that the epilogue leaves in the sums' dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
 
     def rounding(*arrays: Any) -> tuple[Any, ...]:
-        leaves = jax.tree.leaves(epilogue(*arrays))
+        leaves = jax.tree.leaves(function(*arrays))
         return tuple(leaf.astype(dtype) if own else leaf for leaf, own in zip(leaves, rounds, strict=True))
 
     fused = fused.replace(epilogue=Epilogue(rounding, stored, in_place=tuple(sorted(aliases.items()))))
