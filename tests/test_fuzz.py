@@ -14,7 +14,7 @@ from analytic import evaluate
 from bounded import Bounded
 from cases import BF16, CASES, F16, F32, F64, MatmulCase, NormCase
 from checking import as_tuple, difference
-from compiled import compiled, kernels
+from compiler_log import kernels
 from dtypes import E4M3, E5M2, I8
 from fuzz_epilogues import Program
 from test_jvp import arguments as jvp_arguments
@@ -23,7 +23,7 @@ from test_vjp import arguments as vjp_arguments
 from test_vjp import vjp
 from tolerance import Rounding
 
-from jaxdnn import device
+from jaxdnn import _native, device
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import engines_for
 
@@ -51,7 +51,7 @@ def test_kernels_of_random_products_compile(start):
                 if engine.supports(call.spec, call.signature, H100) is None:
                     config = next(iter(engine.candidates(call.spec, call.signature, H100)))
                     plan = engine.plan(config, call.spec, call.signature, H100)
-                    kernels(compiled(plan.unit, plan.arch).log)
+                    kernels(_native.compile(plan.unit, plan.arch).log)
 
 
 FORMULAS = [case for case in CASES if case.op == "norm"]

@@ -3,9 +3,9 @@
 import pytest
 from calls import calls_of, configurations, native
 from cases import BF16, F16, F32, F64, NormCase
-from compiled import REGISTERS, compiled, kernels, launch_bounds
+from compiler_log import REGISTERS, kernels, launch_bounds
 
-from jaxdnn import device
+from jaxdnn import _native, device
 
 # What changes the generated code: dtypes, operands, vector width, elements of a thread, threads and parts of a row.
 SIGNATURES = [
@@ -51,7 +51,7 @@ def test_configurations_compile(direction, case, mapped, capability):
         config = next(config for config, plan in plans if plan.unit == unit)
         bounds = launch_bounds(unit)
         # Two processes or an earlier case may have compiled it already: then the log is empty and was checked there.
-        log = compiled(unit, arch).log
+        log = _native.compile(unit, arch).log
         for name, (registers, spilled) in kernels(log).items():
             threads, blocks = bounds[name]
             if spilled:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from compiled import REGISTERS, compiled, kernels, launch_bounds
+from compiler_log import REGISTERS, kernels, launch_bounds
 from product_calls import ProductCase, check, run
 
-from jaxdnn import device
+from jaxdnn import _native, device
 from jaxdnn.engines.simt_knobs import SimtKnobs, knobs_reason
 from jaxdnn.engines.simt_matmul import Simt
 
@@ -115,7 +115,7 @@ def test_configurations_compile(name, target):
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
-        for kernel, (registers, spilled) in kernels(compiled(plan.unit, plan.arch).log).items():
+        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
             threads, blocks = bounds[kernel]
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * threads * blocks <= REGISTERS
@@ -125,7 +125,7 @@ def test_tiles_of_more_than_4_gib_compile():
     product = ProductCase(256, 256, 2**24).product()
     plan = ENGINE.build(SimtKnobs(), product, H100, "matmul")
     assert "kFar = true" in plan.unit
-    log = compiled(plan.unit, plan.arch).log
+    log = _native.compile(plan.unit, plan.arch).log
     assert not any(spilled for _, spilled in kernels(log).values())
 
 

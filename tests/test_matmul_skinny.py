@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import jax
 import pytest
-from compiled import REGISTERS, compiled, kernels, launch_bounds
+from compiler_log import REGISTERS, kernels, launch_bounds
 from product_calls import ProductCase, check, run
 from test_matmul_simt import gated, gelu, reductions, several
 
-from jaxdnn import device
+from jaxdnn import _native, device
 from jaxdnn.engines.skinny_matmul import Skinny, SkinnyKnobs, knobs_reason, skinny
 from jaxdnn.plan import TensorMap
 
@@ -64,7 +64,7 @@ def test_configurations_compile(name):
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
-        for kernel, (registers, spilled) in kernels(compiled(plan.unit, plan.arch).log).items():
+        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
             threads, blocks = bounds[kernel]
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * threads * blocks <= REGISTERS

@@ -4,11 +4,12 @@ import re
 
 import jax
 import pytest
-from compiled import compiled
 from pointwise_runs import Call, Compiled
 from pointwise_tolerance import check
 from test_pointwise_layout import CASES
 from test_pointwise_runs import TABLE
+
+from jaxdnn import _native
 
 CALLS = {**TABLE, **CASES}
 PORTION = 40
@@ -22,7 +23,7 @@ def calls(names: list[str]) -> list[Call]:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("names", NAMES, ids=lambda names: f"{names[0]} ... {names[-1]}")
 def test_source_compiles(names, arch):
-    log = compiled(Compiled(calls(names)).unit, arch).log
+    log = _native.compile(Compiled(calls(names)).unit, arch).log
     assert not re.search(r"[1-9]\d* bytes spill", log), log
     # Of what jax.numpy does for signed integers, some is pointless for unsigned ones.
     assert set(re.findall(r"warning #(\d+)", log)) <= {"186"}, log

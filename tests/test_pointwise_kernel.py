@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import compiled, kernels
+from compiler_log import kernels
 from dtypes import BF16, F16, F32, F64
 from pointwise_runs import compiled_for_cpu
 
 import jaxdnn
-from jaxdnn import device
+from jaxdnn import _native, device
 from jaxdnn.engines.pointwise import Pointwise, PointwiseKnobs, pointwise_call
 from jaxdnn.plan import Operand, Result, Scalar, Scratch
 from jaxdnn.planning.calls import find_calls
@@ -76,7 +76,7 @@ def test_configurations_compile(name, target):
     offered = list(ENGINE.candidates(call.spec, call.signature, target))
     for knobs in offered if target is H100 else offered[:1]:
         plan = ENGINE.plan(knobs, call.spec, call.signature, target)
-        for kernel, (_, spilled) in kernels(compiled(plan.unit, plan.arch).log).items():
+        for kernel, (_, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
 
 

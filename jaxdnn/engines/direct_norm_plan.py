@@ -1,32 +1,18 @@
 """The plan that the direct norm engine's knobs make: translation unit, launches and scratch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from jaxdnn.device import Target
 from jaxdnn.engines.direct_norm_knobs import STREAMED, NormKnobs, collapsed, read
-from jaxdnn.plan import Argument, Launch, Operand, Result, Scalar, Scratch
+from jaxdnn.engines.entry import Parameter, arguments, entry_text, numbers, signature_text, struct_text
+from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
 from jaxdnn.spec import Signature
 
 MAX_GRID = 2**31 - 1
 REDUCE_THREADS = 1024  # kReduceThreads in norm_reduce.cuh
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a kernel's entry point: its C++ type, the field of the kernel's call it sets, and its argument."""
-
-    ctype: str
-    field: str
-    argument: Argument
-
-
-def signature_text(kernel: str, parameters: Sequence[Parameter]) -> str:
-    """The entry point's name and parameters, up to the opening brace."""
-    return f"{kernel}(" + ", ".join(f"{p.ctype} {p.field}" for p in parameters) + ") {\n"
 
 
 class Call:
@@ -138,33 +124,28 @@ class Call:
     def array(self, name: str) -> list[Parameter]:
         """An operand's pointer and, when there are several groups, its stride."""
         ctype = f"const jaxdnn::{np.dtype(self.signature.operands[name].dtype).name}*"
-        parameters = [Parameter(ctype, name, Operand(self.signature.operand_index(name)))]
+        parameters = [Parameter(ctype, name, name, Operand(self.signature.operand_index(name)))]
         if self.problem.groups > 1:
-            stride = Scalar("int64", self.problem.group_stride[name])
-            parameters.append(Parameter("long long", f"{name}_stride", stride))
+            parameters += numbers("long long", **{f"{name}_stride": self.problem.group_stride[name]})
         return parameters
 
     def result(self, name: str) -> Parameter:
         ctype = f"jaxdnn::{np.dtype(self.signature.results[name].dtype).name}*"
-        return Parameter(ctype, name, Result(self.signature.result_index(name)))
+        return Parameter(ctype, name, name, Result(self.signature.result_index(name)))
 
     def scratch(self, name: str, index: int) -> Parameter:
-        return Parameter(f"jaxdnn::{self.compute}*", name, Scratch(index))
+        return Parameter(f"jaxdnn::{self.compute}*", name, name, Scratch(index))
 
     def sizes(self) -> list[Parameter]:
-        return [
-            Parameter("long long", "rows", Scalar("int64", self.problem.rows)),
-            Parameter("int", "columns", Scalar("int32", self.problem.columns)),
-            Parameter("int", "slice", Scalar("int32", self.slice)),
-            Parameter("int", "blocks_per_group", Scalar("int32", self.blocks_per_group)),
-        ]
+        rows = numbers("long long", rows=self.problem.rows)
+        return rows + numbers(columns=self.problem.columns, slice=self.slice, blocks_per_group=self.blocks_per_group)
 
-    def numbers(self) -> list[Parameter]:
+    def factors(self) -> list[Parameter]:
         values = {"inverse_columns": 1 / self.problem.columns, "scale_offset": self.spec.scale_offset}
         if self.forward:
             values["epsilon"] = self.spec.epsilon
         ctype = f"jaxdnn::{self.compute}"
-        return [Parameter(ctype, name, Scalar(self.compute, value)) for name, value in values.items()]
+        return [Parameter(ctype, name, name, Scalar(self.compute, value)) for name, value in values.items()]
 
     # ------------------------------------------------------------------------------------------------------- the unit
 
@@ -188,7 +169,7 @@ class Call:
             flags |= {"Hold": knobs.hold}
         flags |= {"ScaleOffset": "scale" in inputs and spec.scale_offset != 0}
         flags |= {"Exact": self.exact}
-        numbers = {
+        constants = {
             "Vector": knobs.vector,
             "Vectors": knobs.vectors,
             "ThreadsPerRow": knobs.threads_per_row,
@@ -199,12 +180,9 @@ class Call:
             "Stages": knobs.stages,
             "Ahead": knobs.ahead,
             "Prefetch": knobs.prefetch,
+            "Parameters": f"jaxdnn::Place::{knobs.parameters}",
         }
-        lines = [f"    using {name} = jaxdnn::{dtype};" for name, dtype in types.items()]
-        lines += [f"    static constexpr int k{name} = {value};" for name, value in numbers.items()]
-        lines += [f"    static constexpr jaxdnn::Place kParameters = jaxdnn::Place::{knobs.parameters};"]
-        lines += [f"    static constexpr bool k{name} = {str(value).lower()};" for name, value in flags.items()]
-        return "struct Config {\n" + "\n".join(lines) + "\n};\n"
+        return struct_text("Config", {name: f"jaxdnn::{dtype}" for name, dtype in types.items()}, constants | flags)
 
     def launch(self, step: str, parameters: list[Parameter]) -> tuple[str, Launch]:
         """The entry point and the launch of one step ("whole", "measure" or "apply")."""
@@ -218,15 +196,11 @@ class Call:
             f"struct {config} : Config {{\n{x}    static constexpr jaxdnn::Step kStep = jaxdnn::Step::{step};\n}};\n"
             f"static_assert({call}<{config}>::kSharedBytes == {self.shared_memory}, "
             '"the plan and the kernel disagree about shared memory");\n\n'
-            f'extern "C" __global__ void __launch_bounds__({knobs.threads}, {knobs.blocks_per_sm})\n'
-            + signature_text(kernel, parameters)
-            + f"    {call}<{config}> call;\n"
-            + "".join(f"    call.{p.field} = {p.field};\n" for p in parameters)
-            + f"    jaxdnn::{header}(call);\n}}\n"
+            + entry_text(header, f"{call}<{config}>", f"{knobs.threads}, {knobs.blocks_per_sm}", parameters, kernel)
         )
         launch = Launch(
             kernel=kernel,
-            arguments=tuple(p.argument for p in parameters),
+            arguments=arguments(parameters),
             grid=(self.problem.groups * self.blocks_per_group * knobs.parts, 1, 1),
             block=(knobs.threads, 1, 1),
             cluster=(knobs.cluster, 1, 1),
@@ -238,15 +212,15 @@ class Call:
         """The entry point and the launch that add the blocks' shares of the parameters' gradients."""
         parameters, body = [], []
         for row, share in enumerate(shares):
-            result = self.result(share.field.replace("partial", "d"))
+            result = self.result(share.name.replace("partial", "d"))
             parameters += [share, result]
             body.append(
                 f"    if (blockIdx.y == {row}) "
-                f"jaxdnn::sum_shares({share.field}, {result.field}, columns, blocks_per_group, lanes);\n"
+                f"jaxdnn::sum_shares({share.name}, {result.name}, columns, blocks_per_group, lanes);\n"
             )
-        parameters += [p for p in self.sizes() if p.field in ("columns", "blocks_per_group")]
+        parameters += [p for p in self.sizes() if p.name in ("columns", "blocks_per_group")]
         lanes = min(32, 1 << (self.blocks_per_group - 1).bit_length())
-        parameters.append(Parameter("int", "lanes", Scalar("int32", lanes)))
+        parameters += numbers(lanes=lanes)
         text = (
             f'extern "C" __global__ void __launch_bounds__({REDUCE_THREADS})\n'
             + signature_text("norm_reduce", parameters)
@@ -256,7 +230,7 @@ class Call:
         tiles = -(-self.problem.columns // (REDUCE_THREADS // lanes))
         launch = Launch(
             kernel="norm_reduce",
-            arguments=tuple(p.argument for p in parameters),
+            arguments=arguments(parameters),
             grid=(self.problem.groups * tiles, len(shares), 1),
             block=(REDUCE_THREADS, 1, 1),
         )
@@ -284,19 +258,18 @@ class Call:
                     shares.append(self.scratch(f"partial_{name}", len(scratch)))
                     scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
 
-        common = [*parts, *self.sizes(), *self.numbers()]
+        common = [*parts, *self.sizes(), *self.factors()]
         if not split:
             steps = [self.launch("whole", [*inputs, *results, *shares, *common])]
         else:
-            added = [p for p in results if self.forward and p.field == "sum"]
+            added = [p for p in results if self.forward and p.name == "sum"]
             # The second step normalizes what the first one wrote, when that is a sum.
             again = inputs
             if added:
-                again = [replace(added[0], ctype=f"const {added[0].ctype}", field="x")]
-                again += [p for p in inputs if not p.field.startswith(("x", "residual"))]
+                again = [replace(added[0], ctype=f"const {added[0].ctype}", name="x", field="x")]
+                again += [p for p in inputs if not p.name.startswith(("x", "residual"))]
                 if problem.groups > 1:
-                    stride = Scalar("int64", problem.group_stride["sum"])
-                    again.append(Parameter("long long", "x_stride", stride))
+                    again += numbers("long long", x_stride=problem.group_stride["sum"])
             kept = [p for p in results if p not in added]
             steps = [
                 self.launch("measure", [*inputs, *added, *common]),

@@ -33,9 +33,14 @@ def numbers(ctype: str = "int", **values: int) -> list[Parameter]:
     return [Parameter(ctype, name, name, Scalar(dtype, value)) for name, value in values.items()]
 
 
+def signature_text(kernel: str, found: Sequence[Parameter]) -> str:
+    """The entry point's name and parameters, up to the opening brace."""
+    passed = (f"{parameter.ctype} {parameter.name}" for parameter in found if not isinstance(parameter.argument, int))
+    return f"{kernel}({', '.join(passed)}) {{\n"
+
+
 def entry_text(kernel: str, call: str, bounds: str, found: Sequence[Parameter], name: str = "") -> str:
     """An entry point, named `name` if not as the kernel, that fills in the kernel's call, of the type `call`."""
-    passed = [parameter for parameter in found if not isinstance(parameter.argument, int)]
 
     def value(parameter: Parameter) -> str:
         if isinstance(parameter.argument, int):
@@ -43,9 +48,9 @@ def entry_text(kernel: str, call: str, bounds: str, found: Sequence[Parameter], 
         return f"{'&' if isinstance(parameter.argument, TensorMap) else ''}{parameter.name}"
 
     return (
-        f'extern "C" __global__ void __launch_bounds__({bounds})\n{name or kernel}('
-        + ", ".join(f"{parameter.ctype} {parameter.name}" for parameter in passed)
-        + f") {{\n    {call} call;\n"
+        f'extern "C" __global__ void __launch_bounds__({bounds})\n'
+        + signature_text(name or kernel, found)
+        + f"    {call} call;\n"
         + "".join(f"    call.{parameter.field} = {value(parameter)};\n" for parameter in found)
         + f"    jaxdnn::{kernel}(call);\n}}\n"
     )
@@ -56,13 +61,19 @@ def arguments(found: Sequence[Parameter]) -> tuple[Argument, ...]:
     return tuple(parameter.argument for parameter in found if not isinstance(parameter.argument, int))
 
 
-def struct_text(name: str, types: Mapping[str, str], constants: Mapping[str, bool | int | Sequence[str]]) -> str:
-    """What a kernel is compiled with: a structure of types, and of flags, integers and lists of named integers."""
+def struct_text(name: str, types: Mapping[str, str], constants: Mapping[str, bool | int | str | list[str]]) -> str:
+    """What a kernel is compiled with: types, and flags, integers, named values and lists of named integers."""
 
-    def constant(key: str, value: bool | int | Sequence[str]) -> str:
-        if isinstance(value, Sequence):
-            return f"int k{key}[] = {{{', '.join(value) or 0}}}"
-        return f"bool k{key} = {str(value).lower()}" if isinstance(value, bool) else f"int k{key} = {value}"
+    def constant(key: str, value: bool | int | str | list[str]) -> str:
+        match value:
+            case bool():
+                return f"bool k{key} = {str(value).lower()}"
+            case int():
+                return f"int k{key} = {value}"
+            case str():
+                return f"auto k{key} = {value}"
+            case list():
+                return f"int k{key}[] = {{{', '.join(value) or 0}}}"
 
     lines = [f"using {key} = {value};" for key, value in types.items()]
     lines += [f"static constexpr {constant(*item)};" for item in constants.items()]

@@ -26,9 +26,8 @@ DEPTH_BYTES = 128  # of K in a stage
 CHUNK = 64  # elements of a row that runs along M or N, in one box
 LARGEST_SIZE = 2**31 - 1024  # of a dimension, which the copy engine indexes with 32 bits
 NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that core/wgmma_narrow.cuh has
-SMALL_ROWS = (
-    128  # of matrices that are left to sm90, if there are many: 4096 of 128 x 64 x 128 took 77 us, and 67 there
-)
+# Of matrices that are left to sm90, if there are many: 4096 of 128 x 64 x 128 took 77 us, and 67 there.
+SMALL_ROWS = 128
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 MULTIPLIES = {("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("int8", "int8")} | {
     (a, b) for a in FLOAT8 for b in FLOAT8
@@ -239,8 +238,7 @@ def _multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue)
 
     def parameter(name: str, field: str, matrix: Matrix, along: bool, extent: int) -> Parameter:
         box = (CHUNK, one.depth) if along else (one.depth, extent)
-        argument = _tensor_map(matrix, product.batch, box)
-        return map_parameter(name, field, argument)
+        return map_parameter(name, field, _tensor_map(matrix, product.batch, box))
 
     found = [
         parameter(f"wide{i}", f"wide[{i}]", matrix, one.along_wide, knobs.tile) for i, matrix in enumerate(one.wide)

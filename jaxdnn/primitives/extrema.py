@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
 _EXTREMA = ("reduce_max", "reduce_min")
-_CALLS = ("jit", "pjit")
+_CALLS = ("jit", "pjit")  # other functions that are called have derivatives of their own
 
 
 def located(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -278,6 +278,7 @@ def _apply(
     stored = program.with_output_dtype(dtype)
     check_places(aliases, stored, [fused.sizes(inputs)[label] for label in fused.labels("y")], operands)
 
+    # Which `located` would find out by tracing it once more.
     function = located(epilogue) if any(output.reduction in ("max", "min") for output in program.outputs) else epilogue
     # Results that the epilogue leaves in the sums' dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]

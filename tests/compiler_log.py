@@ -1,21 +1,8 @@
-"""What the compiler makes of kernels, and what it says of them."""
+"""What the compiler says of kernels."""
 
 import re
-from typing import Any
-
-import pytest
-
-from jaxdnn import _native
 
 REGISTERS = 65_536  # of a multiprocessor; the same from compute capability 8.0 to 12.0
-
-
-def compiled(unit: str, arch: str) -> Any:
-    """The unit's binary and the compiler's log. Skips the test where there is no compiler."""
-    try:
-        return _native.compile(unit, arch)
-    except _native.Unavailable as unavailable:
-        pytest.skip(f"the compiler that is under test is missing: {unavailable}")
 
 
 def kernels(log):
