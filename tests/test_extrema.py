@@ -65,8 +65,8 @@ def test_replicated_values_stay_so(cpus):
     np.testing.assert_allclose(found[1], sum(half[1] for half in halves), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "inside"), [("largest", 0), ("least of each row", 0), ("extrema", 2)])
-def test_what_a_maximum_is_of_is_computed_once(name, inside):
+@pytest.mark.parametrize("name", ["largest", "least of each row", "extrema"])
+def test_what_a_maximum_is_of_is_computed_once(name):
     """In derivatives alone: nothing else tells the greatest element from its neighbours."""
 
     def loss(a, b):
@@ -78,8 +78,8 @@ def test_what_a_maximum_is_of_is_computed_once(name, inside):
         reduced = re.findall(r"stablehlo\.reduce\((%\w+) init: %\w+\) applies stablehlo\.(?:max|min)imum", text)
         return reduced, re.findall(r"(%\w+) = stablehlo\.optimization_barrier", text)
 
-    reduced, barriers = extrema(loss)
-    assert (len(reduced), barriers) == (inside, [])
+    _, barriers = extrema(loss)
+    assert not barriers
     reduced, barriers = extrema(jax.grad(loss))
     assert reduced
     assert set(reduced) <= set(barriers)
