@@ -1,7 +1,6 @@
-"""What is particular to the matmul family under JAX's transformations: what is mapped, sharded, donated and fused."""
+"""What is particular to the matmul family under JAX's transformations: what is mapped, donated, fused and kept."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,9 @@ from calls import native_calls
 from cases import BF16, F32, F64
 from checking import as_tuple, assert_close, check, engines, platform
 from jax import export
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 from matmul_cases import MatmulCase, product
 from test_forward import forward, primals
-from test_sharding import collectives
+from test_matmul_sharding import MLP
 from test_vjp import arguments, vjp
 from test_vmap import stacked, stacked_by, vmapped
 
@@ -139,15 +136,6 @@ def test_programs_and_not_functions_are_compared():
     assert hash(jaxprs[0]) == hash(jaxprs[1])
 
 
-def test_out_sharding_is_xlas(cpus):
-    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpus)
-    with jax.set_mesh(mesh):
-        a = jax.device_put(np.ones((4, 8), np.float32), NamedSharding(mesh, P("a", "b")))
-        b = jax.device_put(np.ones((8, 6), np.float32), NamedSharding(mesh, P("b", None)))
-        y = jax.jit(lambda a, b: jaxdnn.matmul(a, b, epilogue=lambda s: s + 1, out_sharding=P("a", None)))(a, b)
-    np.testing.assert_array_equal(y, np.full((4, 6), 9))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_accumulation_in_place(engine):
     """alpha * a @ b + beta * c takes the place of c, step after step."""
@@ -194,107 +182,6 @@ def test_scan_and_remat(engine):
     check(layers, case, given, engine, surroundings=True)
 
 
-# ------------------------------------------------------------ devices
-
-MLP = product((8, 12), (12, 16), epilogue="bias gelu", extras=(((16,), F32),))
-
-
-def placed(mesh, specs, arrays):
-    return tuple(jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs, strict=True))
-
-
-def compiled_for(cpus, case, specs, transform, *, kind=AxisType.Auto):
-    """The program of `transform` with the operands placed by `specs`, after its results are checked."""
-    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind, kind), devices=cpus)
-    given = arguments(case)
-    with jax.set_mesh(mesh):
-        operands = placed(mesh, specs, given[0])
-        compiled = jax.jit(functools.partial(transform, as_tuple(case.call))).lower(operands, given[1]).compile()
-        assert_close(compiled(operands, given[1]), transform, case, arguments)
-    return compiled.as_text()
-
-
-def only_forward(function, primals, cotangents):
-    del cotangents
-    return function(*primals)
-
-
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        ((P("a"), P(), P()), set()),
-        ((P(), P(None, "b"), P("b")), set()),
-        ((P("a"), P(None, "b"), P("b")), set()),
-        ((P(("a", "b")), P(), P()), set()),
-    ],
-    ids=str,
-)
-def test_rows_and_columns_are_split_without_communication(cpus, specs, expected):
-    text = compiled_for(cpus, MLP, specs, only_forward)
-    assert set(collectives(text)) == expected
-    assert len(re.findall('custom_call_target="jaxdnn_host"', text)) == 1
-
-
-def test_a_split_contraction_is_summed_over_the_devices(cpus):
-    case = product((8, 12), (12, 16))
-    text = compiled_for(cpus, case, (P(None, "a"), P("a", None)), only_forward)
-    assert set(collectives(text)) == {"all-reduce"}
-    assert len(re.findall('custom_call_target="jaxdnn_host"', text)) == 1
-
-
-def test_an_epilogue_is_of_whole_sums(cpus):
-    """gelu(x + y) is not gelu(x) + gelu(y): what is split is gathered, and the result is right."""
-    compiled_for(cpus, MLP, (P(None, "a"), P("a", None), P()), only_forward)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_gradients_of_data_parallel_rows(cpus, kind):
-    text = compiled_for(cpus, MLP, (P("a"), P(), P()), vjp, kind=kind)
-    assert set(collectives(text)) <= {"all-reduce", "all-gather"}
-    assert "all-reduce" in collectives(text)
-
-
-@pytest.mark.parametrize("reduction", ["largest", "least of each row", "sum alone"])
-def test_reductions_over_split_rows(cpus, reduction):
-    compiled_for(cpus, product((8, 12), (12, 16), epilogue=reduction), (P("a"), P(None, "b")), only_forward)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_shard_map(cpus, kind):
-    """With its check of replication: rows are split, and the gradients of what every device has are summed."""
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(kind,), devices=cpus)
-    rows, whole = P("rows"), P()
-    given = arguments(MLP)
-    function = jax.shard_map(as_tuple(MLP.call), in_specs=(rows, whole, whole), out_specs=rows)
-    with jax.set_mesh(mesh):
-        operands = placed(mesh, (rows, whole, whole), given[0])
-        actual = jax.jit(functools.partial(vjp, function))(operands, placed(mesh, (rows,), given[1]))
-    assert_close(actual, vjp, MLP, arguments)
-
-
-def test_contraction_inside_shard_map(cpus):
-    """A column-parallel layer and a row-parallel one, with the sum over the devices in between them and the result."""
-    mesh = jax.make_mesh((4,), ("k",), axis_types=(AxisType.Auto,), devices=cpus)
-    random = np.random.default_rng(0)
-    x, first, second = (random.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 12), (12, 5)))
-
-    def mlp(x, first, second):
-        hidden = jaxdnn.matmul(x, first, epilogue=jax.nn.silu, precision="highest")
-        return jaxdnn.matmul(hidden, second, precision="highest")
-
-    def parallel(x, first, second):
-        return jax.lax.psum(mlp(x, first, second), "k")
-
-    specs = (P(), P(None, "k"), P("k", None))
-    sharded = jax.shard_map(parallel, mesh=mesh, in_specs=specs, out_specs=P())
-
-    def gradient(function):
-        return jax.jit(jax.grad(lambda *arrays: jnp.sum(jnp.sin(function(*arrays))), (0, 1, 2)))(x, first, second)
-
-    for one, other in zip(gradient(sharded), gradient(mlp), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
 # ------------------------------------------------------------ export
 
 
@@ -328,3 +215,21 @@ def test_one_call_forward_and_one_more_for_each_gradient():
     text = jax.jit(functools.partial(vjp, as_tuple(MLP.call))).lower(given, cotangents).compile().as_text()
     # A GPU has a kernel for the epilogue's derivative, too.
     assert (native_calls(forward_text), native_calls(text)) == (1, 4 if platform() == "cuda" else 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("dtype", "element", "preferred"),
+    [("float16", 48.0, None), ("int8", 101, None), ("int16", 300, "int32"), (BF16, 1.0078125, F32)],
+)
+def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element, preferred):
+    """Sums of float16 may be too large for it, those of integers have more digits, and so have wide results."""
+    a, b = jnp.full((8, 128), element, dtype), jnp.full((128, 8), element, dtype)
+
+    def loss(scale):
+        function = functools.partial(jaxdnn.matmul, preferred_element_type=preferred)
+        return jnp.sum(function(a, b, scale, epilogue=lambda sums, scale: jnp.sqrt(sums.astype(F32) * scale)))
+
+    with jaxdnn.options(engine=engine):
+        found = jax.jit(jax.grad(loss))(jnp.float32(4))
+    assert float(found) == pytest.approx(64 * np.sqrt(128 * element**2) / 4, rel=1e-6)

@@ -83,6 +83,19 @@ def test_split_columns_are_right(cpus, spec, kind):
     compile_and_check(make_mesh(cpus, kind), spec, CASE)
 
 
+@pytest.mark.parametrize("spec", [P(None, "a"), P(("b", "a")), P("b", "a")], ids=str)
+def test_a_residual_that_asks_for_the_same_axis(cpus, spec):
+    mesh = make_mesh(cpus, AxisType.Auto)
+    case = NormCase("rms_norm", (8, 12, 16), residual=F32)
+    x, residual = (
+        jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(case.primals(), (P("a"), spec), strict=True)
+    )
+    with jax.set_mesh(mesh):
+        actual = jax.jit(case.call)(x, residual)
+    for one, other in zip(actual, case.call(*case.primals()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
 def test_normalized_axis_in_front(cpus):
     """Here the axis that is normalized comes first, and the one that is sharded last."""
     case = NormCase("rms_norm", (6, 8), axis=0, x=BF16, scale=F32)

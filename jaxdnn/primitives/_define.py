@@ -256,18 +256,22 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
 
     def partition(mesh: Any, operand_shapes: Sequence[Any], result_shapes: Sequence[Any]) -> Any:
         of_operands, of_results, whole = factors(operand_shapes, result_shapes)
-        axes = {}
-        for dimensions, array in zip((*of_operands, *of_results), (*operand_shapes, *result_shapes), strict=True):
+        # Where arrays ask for different things a result's wish comes first, and no axis of the mesh serves twice.
+        axes: dict[str, tuple[str, ...]] = {}
+        free = set(mesh.axis_names)
+        for dimensions, array in zip((*of_results, *of_operands), (*result_shapes, *operand_shapes), strict=True):
             for factor, split in zip(dimensions, array.sharding.spec, strict=False):
-                if split is not None and factor not in whole:
-                    axes.setdefault(factor, split)
+                wished = split if isinstance(split, tuple) else (split,)
+                names = tuple(name for name in wished if name in free)
+                if names and factor not in whole and factor not in axes:
+                    axes[factor] = names
+                    free -= set(names)
 
         def sharding(dimensions: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(axes.get(factor) for factor in dimensions)))
 
         def summed(dimensions: Sequence[str]) -> tuple[str, ...]:
-            split = [axes[factor] for factor in axes if factor not in dimensions]
-            return tuple(name for names in split for name in (names if isinstance(names, tuple) else (names,)))
+            return tuple(name for factor, names in axes.items() if factor not in dimensions for name in names)
 
         def shard(*operands: Any) -> tuple[Any, ...]:
             # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the

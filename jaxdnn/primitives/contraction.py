@@ -19,7 +19,7 @@ from jaxdnn.primitives._define import MultilinearOp, used_inputs
 from jaxdnn.primitives.derivative import EpilogueSpec, tangents_of
 from jaxdnn.primitives.epilogue import Epilogue, program_factors
 from jaxdnn.primitives.layout import contract, explicit_sharding, moved, rearranged, with_batch
-from jaxdnn.primitives.promotion import gradient_dtype, summed
+from jaxdnn.primitives.promotion import gradient_dtype, saved_dtype, summed
 from jaxdnn.spec import Signature, Spec
 
 # What an array of float32 may be rounded to before it is multiplied.
@@ -271,12 +271,13 @@ class MatmulSpec(Spec):
         return self.replace(epilogue=None, operand_count=0, pair=False, dtype=dtype, out_sharding=None, unfused="")
 
     def _saving(self, inputs: Mapping[str, Any]) -> Self:
-        """The same call with the sums among its outputs, rounded to the dtype that gradients are multiplied in."""
+        """The same call with the sums among its outputs, for the derivative of the epilogue."""
         assert self.epilogue is not None
         function, count = self.epilogue.function, len(self.rights)
         if self.epilogue.saved:
             return self
-        dtype = gradient_dtype(inputs["a"].dtype)
+        results = [jnp.dtype(output.dtype) for output in self.epilogue.program.outputs if not output.reduction]
+        dtype = saved_dtype(inputs["a"].dtype, results, jnp.dtype(self.accumulator))
 
         def saving(*arrays: Any) -> tuple[Any, ...]:
             return (*function(*arrays), *(array.astype(dtype) for array in arrays[:count]))

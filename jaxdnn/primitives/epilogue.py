@@ -47,6 +47,23 @@ class Epilogue:
         return f"Epilogue({self.program.title!r}, {hashlib.sha256(meaning.encode()).hexdigest()[:8]})"
 
 
+def check_epilogue(epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> None:
+    """Raises unless there is a function, or nothing that one would be for."""
+    if epilogue is None and operands:
+        raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
+    if epilogue is not None and not callable(epilogue):
+        raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
+
+
+def as_operand(number: int, operand: Any) -> jax.Array:
+    """The epilogue's operand of this number, as an array."""
+    try:
+        return jnp.asarray(operand)
+    except (TypeError, ValueError):
+        kind = type(operand).__name__
+        raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
+
+
 def apply_after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:
     """The epilogue as a JAX function of its own, applied to the sums: one array, or a list of them."""
     sums = sums if isinstance(sums, list) else [sums]

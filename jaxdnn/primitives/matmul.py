@@ -14,11 +14,12 @@ from jaxdnn.pointwise import UnsupportedOperation
 from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.contraction import matmul as _matmul
-from jaxdnn.primitives.epilogue import Epilogue, apply_after
+from jaxdnn.primitives.epilogue import Epilogue, apply_after, as_operand, check_epilogue
 from jaxdnn.primitives.extrema import located
 from jaxdnn.primitives.in_place import check_places, checked_aliases
 from jaxdnn.primitives.layout import Labels, arrange
-from jaxdnn.primitives.promotion import accumulator, preferred_type, promoted
+from jaxdnn.primitives.out_sharding import sharded_product
+from jaxdnn.primitives.promotion import accumulator, dtype_name, preferred_type, promoted
 
 # JAX keeps what it has traced of functions that it jits, so that calls of the same types take no time to check.
 _jit = partial(jax.jit, static_argnames=("precision", "preferred_element_type"))
@@ -40,7 +41,8 @@ def matmul(
     """The product of two arrays, as `jax.numpy.matmul` defines it, with a function of it computed in the same kernel.
 
     Products are summed in float32 (float64 for float64, int32 for small integers), and `epilogue` is applied to the
-    sums before anything is rounded or stored.
+    sums before anything is rounded or stored. Where its derivative needs them they are stored as well: in the operands'
+    dtype, or unrounded if results are wider or sums might not fit (float16, integers).
 
     Args:
       a: array of shape (..., m, k), or (k,).
@@ -87,8 +89,8 @@ def matmul(
     aliases = checked_aliases(input_output_aliases, operands, epilogue)
     preferred = preferred_type(a, b, preferred_element_type)
     if out_sharding is not None:
-        y = jnp.matmul(a, b, precision=precision, preferred_element_type=preferred, out_sharding=out_sharding)
-        return apply_after(y, operands, epilogue, out_dtype)
+        product = partial(jnp.matmul, a, b, precision=precision, out_sharding=out_sharding)
+        return sharded_product(product, preferred, operands, epilogue, out_dtype, aliases)
     type_of = _product.eval_shape(a, b, precision=precision, preferred_element_type=preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
@@ -148,11 +150,11 @@ def dot_general(
       (2, 5, 7)
     """
     aliases = checked_aliases(input_output_aliases, operands, epilogue)
-    given = {"precision": precision, "preferred_element_type": preferred_element_type}
+    product = partial(lax.dot_general, lhs, rhs, dimension_numbers, precision)
     if out_sharding is not None:
-        y = lax.dot_general(lhs, rhs, dimension_numbers, out_sharding=out_sharding, **given)
-        return apply_after(y, operands, epilogue, out_dtype)
-    type_of = jax.eval_shape(partial(lax.dot_general, lhs, rhs, dimension_numbers=dimension_numbers, **given))
+        product = partial(product, out_sharding=out_sharding)
+        return sharded_product(product, preferred_element_type, operands, epilogue, out_dtype, aliases)
+    type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
 
@@ -255,15 +257,12 @@ def _apply(
     aliases: Mapping[int, int],
 ) -> Any:
     """Binds the primitive for arrays with labels: see `arrange`."""
-    dtype = spec.dtype if out_dtype is None else _dtype(out_dtype)
+    dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
+    check_epilogue(epilogue, operands)
     if epilogue is None:
-        if operands:
-            raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
         spec, arrays = arrange(spec.replace(dtype=dtype), left, rights, result, batch)
         return _matmul(spec, dict(zip(spec.inputs, arrays, strict=True)))["y"]
-    if not callable(epilogue):
-        raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
-    operands = [_array(i, operand) for i, operand in enumerate(operands)]
+    operands = [as_operand(i, operand) for i, operand in enumerate(operands)]
     spec, arrays = arrange(spec.replace(dtype=spec.accumulator), left, rights, result, batch)
     fused = spec.replace(operand_count=len(operands))
     inputs = dict(zip(fused.inputs, [*arrays, *operands], strict=True))
@@ -292,14 +291,6 @@ def _apply(
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.outputs])
 
 
-def _array(number: int, operand: Any) -> jax.Array:
-    try:
-        return jnp.asarray(operand)
-    except (TypeError, ValueError):
-        kind = type(operand).__name__
-        raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
-
-
 def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
     vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
@@ -310,10 +301,6 @@ def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulS
         algorithm=next(e.params["precision"] for e in traced.eqns if e.primitive is lax.dot_general_p),
         options=current_options(),
     )
-
-
-def _dtype(out_dtype: Any) -> str:
-    return jax.eval_shape(lambda: jnp.zeros((), out_dtype)).dtype.name
 
 
 def _matmul_labels(array: jax.Array, count: int, side: int) -> Labels:

@@ -1,6 +1,7 @@
 """The dtypes of a product: of its operands, of its sums, and of what JAX returns for them."""
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,23 @@ def _is_inexact_on_cuda(a: Any, b: Any, numbers: Any, wide: Any) -> bool:
     return any(isinstance(size, int) and size <= least for size, least in ((m, 1), (n, 1), (m * n * k, FEW_PRODUCTS)))
 
 
+def saved_dtype(operands: Any, results: Iterable[Any], accumulator: Any) -> Any:
+    """The dtype in which sums wait for the derivative of a function of them.
+
+    It is that of the gradient's factors, unless sums may not fit in it or the function's results are wider.
+    """
+    if not jnp.issubdtype(accumulator, jnp.floating) or operands == jnp.float16:
+        return accumulator
+    floats = [dtype for dtype in results if jnp.issubdtype(dtype, jnp.floating)]
+    wide = any(dtype.itemsize > gradient_dtype(operands).itemsize for dtype in floats)
+    return accumulator if wide else gradient_dtype(operands)
+
+
 def gradient_dtype(dtype: Any) -> Any:
     """The dtype in which cotangents are multiplied by arrays of `dtype`: that, if it has a mantissa worth the name."""
     return jnp.dtype("bfloat16") if dtype.itemsize == 1 else dtype
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of what JAX makes of a user's dtype."""
+    return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype.name
