@@ -36,6 +36,15 @@ constexpr int kPanelRows = 6;
 constexpr int kPanelRows = 4;
 #endif
 
+// Units of a that are fetched ahead, for panels of a come from the L2 cache. 1024 x 1024 x 1024 in float32, two cores
+// with AVX-512, multiplications alone: 378 GFLOP/s without, 403 with 16, 365 with 32; with AVX2, half as fast, no
+// difference.
+#if defined(__AVX512F__)
+constexpr int kUnitsAhead = 16;
+#else
+constexpr int kUnitsAhead = 0;
+#endif
+
 inline Vector<float> multiply_add(Vector<float> a, Vector<float> b, Vector<float> c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -82,6 +91,9 @@ void multiply(int64_t units, const void* a_panel, const void* b_panel, void* sum
   for (int64_t unit = 0; unit < units; ++unit, a += rows, b += kPanelVectors * kWidth) {
     Vector<T> columns[kPanelVectors];
     for (int j = 0; j < kPanelVectors; ++j) columns[j] = load_bytes<Vector<T>>(b + j * kWidth);
+    if constexpr (kUnitsAhead > 0) {
+      for (int i = 0; i < rows; i += kLanes<T>) __builtin_prefetch(a + kUnitsAhead * rows + i);
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       const Vector<T> row = a[i] - Vector<T>{};

@@ -137,7 +137,7 @@ def _tiles(product: Product, shape: _Shape) -> Iterator[tuple[int, int]]:
     """Rows and columns of tiles, the largest first, cut evenly."""
     # Where a tile has all rows, b is packed where it is used, and once.
     whole = product.m <= shape.rows
-    parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)) if whole else ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8))
+    parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)) if whole else ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8))
     for rows, columns in parts:
         yield (
             _even(product.m, shape.rows // rows, shape.panel),
