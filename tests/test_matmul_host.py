@@ -13,6 +13,7 @@ from native_tools import run_python
 from product_calls import ProductCase, check, run
 from test_matmul_simt import CASES
 
+import jaxdnn
 from jaxdnn import _native, device
 from jaxdnn.engines.host_matmul import Host, HostMatmulConfig, streams
 from jaxdnn.plan import Constant
@@ -220,6 +221,22 @@ def test_some_configuration_needs_no_workspace():
         product = ProductCase(m, n, k).product()
         plans = [ENGINE.build(config, product, CPU, "matmul") for config in ENGINE.configurations(product, CPU)]
         assert min(plan.workspace for plan in plans) == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", "float8_e4m3fn"])
+def test_sums_that_leave_their_range(dtype):
+    """A cast does not bring back what the sum before it has lost: as in JAX, where no kernel sums more widely."""
+    wide = {"int8": "int32", "uint16": "uint32"}.get(dtype, "float32")
+
+    def epilogue(sums):
+        return jax.lax.reduce_sum(sums.astype(dtype), (0, 1)).astype(wide)
+
+    ones = jnp.ones((256, 64))
+    total = jax.jit(lambda a: jaxdnn.matmul(a, a.T, epilogue=epilogue))(ones)
+    plain = jax.jit(lambda a: epilogue(a @ a.T))(ones)
+    assert total.dtype == plain.dtype
+    np.testing.assert_array_equal(total, plain)
+    assert total != 64 * 256**2
 
 
 @pytest.mark.parametrize(

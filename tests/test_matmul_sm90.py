@@ -107,6 +107,7 @@ CASES = {
     "int8 to int8": case(
         4096, 4096, 512, "int8", epilogue=quantized, out="int8", operands=(("float32", (1, 1, 4096)),)
     ),
+    "many results": case(256, 256, 512, batch=2, epilogue=lambda sums: tuple(sums * i for i in range(2, 18))),
     "deep": case(512, 512, 16384, epilogue=gelu, operands=(("bfloat16", (1, 1, 512)),)),
     "small": case(33, 47, 72, batch=3, padding=3),
     "matrices": case(128, 64, 128, batch=4096),
@@ -242,6 +243,7 @@ def test_reasons(product, target, said):
         (Sm90Knobs(promotion=1), "square", "8-bit floats"),
         (Sm90Knobs(promotion=1), "float8", "256 sums"),
         (Sm90Knobs(tile_n=128), "several, unaligned", "expected store = 'direct'"),
+        (Sm90Knobs(tile_m=64, tile_n=64, cluster_m=1, consumers=1), "many results", "it would take 18 tensor maps"),
     ],
 )
 def test_knobs_that_do_not_fit(knobs, name, said):

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from pointwise_cases import ACTIVATIONS, jvp, vjp
 
 from jaxdnn.pointwise import Program, bytecode, collapse, functor, trace
 from jaxdnn.pointwise.bytecode import EXTRA
 from jaxdnn.pointwise.operations import DTYPES, OPERATIONS
 
+E4M3 = jnp.float8_e4m3fn
 SHAPE = (4, 6)
 F32 = jax.ShapeDtypeStruct(SHAPE, "float32")
 ROW = jax.ShapeDtypeStruct((6,), "float32")
@@ -129,6 +131,12 @@ def test_literals():
     assert "math::not_a_number<float>()" in source
 
 
+def test_negative_literals():
+    source = functor(collapsed(lambda acc: (acc * (1 - jnp.tanh(np.float32(-0.5))), acc * -np.float32(np.inf)))).source
+    assert "one_plus_tanh(-(-0.5f))" in source
+    assert "(-math::infinity<float>())" in source
+
+
 def test_a_functor_is_emitted_of_collapsed_programs_only():
     with pytest.raises(ValueError, match="the program has 2 dimensions; collapse it"):
         functor(traced(jax.nn.relu))
@@ -204,6 +212,8 @@ def test_simplifications():
     assert operations(lambda acc: acc * 1 / 1 - 0.0) == ()
     assert operations(lambda acc: acc / 4) == ("mul",)
     assert operations(lambda acc: acc / 3) == ("div",)
+    assert operations(lambda acc: acc.astype(E4M3) / E4M3(2**-8) * 2) == ("convert", "mul", "mul")
+    assert operations(lambda acc: acc.astype(E4M3) / E4M3(2**-9) * 2) == ("convert", "div", "mul")  # it has no 512
     assert operations(lambda acc: acc + 0.0) == ("add",)  # -0 + 0 is 0
     assert operations(lambda acc: acc.astype("float32")) == ()
     assert operations(lambda acc: jnp.exp(acc) + jnp.exp(acc)) == ("exp", "add")
@@ -244,6 +254,20 @@ def test_output_dtype():
 def test_sum_of_bfloat16_stays_in_float32_until_it_is_stored():
     (output,) = traced(lambda acc: jnp.sum(acc.astype("bfloat16"), axis=0, keepdims=True)).outputs
     assert (output.dtype, output.reduction, output.shape(SHAPE)) == ("bfloat16", "sum", (1, 6))
+
+
+def test_casts_of_reductions():
+    """What a register holds as its dtype would is cast when it is stored."""
+    kept = {
+        "int8": lambda acc: jnp.max(acc.astype("int8")).astype("int32"),
+        "bfloat16": lambda acc: lax.reduce_sum(acc.astype("bfloat16"), (0,)).astype("float32"),
+        "int32": lambda acc: lax.reduce_sum(acc.astype("int32"), (0,)).astype("int8"),
+        "float16": lambda acc: jnp.max(jnp.abs(acc.astype("float16"))).astype("float32"),
+    }
+    for dtype, function in kept.items():
+        program = traced(function)
+        assert program.outputs[0].reduction is not None
+        assert program.instructions[program.outputs[0].value].dtype == dtype
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -12,6 +12,10 @@ from test_pointwise import ROW, SHAPE, traced
 from jaxdnn.pointwise import UnsupportedOperation
 
 
+def widened_sum(dtype: str, to: str) -> Any:
+    return lambda acc: lax.reduce_sum(acc.astype(dtype), (0, 1)).astype(to)
+
+
 def refusals() -> dict[str, tuple[Any, str, str]]:
     return {
         "sort": (lambda acc: jnp.sort(acc), "sort", "can't be part of a kernel. These can: abs, acos"),
@@ -23,6 +27,8 @@ def refusals() -> dict[str, tuple[Any, str, str]]:
         "mean": (lambda acc: jnp.mean(acc, 0), "div", "follows `reduce_sum`; a reduction can only be the last step"),
         "broadcast": (lambda acc: jnp.broadcast_to(acc.sum(0), SHAPE), "broadcast_in_dim", "only be the last step"),
         "reshape": (lambda acc: acc.reshape(6, 4).T, "reshape", r"reshapes \(4, 6\) to \(6, 4\)"),
+        "sum that wraps": (widened_sum("int8", "int32"), "convert_element_type", "follows `reduce_sum`"),
+        "sum that overflows": (widened_sum("float16", "float32"), "convert_element_type", "follows `reduce_sum`"),
         "count": (lambda acc: (acc > 0).sum(0) * 1.5, "mul", "follows `reduce_sum`"),
         "random": (lambda acc: acc + jax.random.normal(jax.random.key(0), SHAPE), "erf_inv", "can't be part"),
         "complex": (lambda acc: jnp.abs(acc * 1j), "abs", "not supported for complex"),
@@ -56,9 +62,9 @@ def test_traced_closure():
 
 def test_captured_array():
     b = jnp.ones(6, "float32")
-    with pytest.raises(ValueError, match=r"closes over an array, float32\[6\]; only scalars.*pass it as an operand"):
+    with pytest.raises(ValueError, match=r"holds an array, float32\[6\]; only scalars.*pass it as an operand"):
         traced(lambda acc: acc + b)
-    with pytest.raises(ValueError, match=r"closes over an array, float32\[6\]"):
+    with pytest.raises(ValueError, match=r"holds an array, float32\[6\]"):
         traced(lambda acc: acc + np.ones(6, "float32"))
 
 

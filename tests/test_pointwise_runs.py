@@ -12,6 +12,7 @@ from pointwise_runs import Call, Emitted, run_host, values
 from pointwise_tolerance import check
 
 from jaxdnn import _native
+from jaxdnn.pointwise.operations import NARROW_FLOATS
 
 SHAPE = (5, 67)
 
@@ -34,6 +35,8 @@ def table() -> dict[str, Call]:
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         calls |= {f"{name}, {dtype}": single(function, dtype) for name, function in FLOATING.items()}
         calls |= {f"{name}, {dtype}": pair(function, dtype) for name, function in PAIRS.items()}
+    calls["literals after a minus"] = single(lambda x: x * (1 - jnp.tanh(-0.5)) - -2.0, "float32")
+    calls |= {f"/ 2^-9, {dtype}": single(lambda x: x / x.dtype.type(2**-9), dtype) for dtype in NARROW_FLOATS}
     for dtype in ("int32", "uint32", "int8", "uint16", "uint64"):
         calls |= {f"{name}, {dtype}": pair(function, dtype) for name, function in INTEGERS.items()}
     return calls

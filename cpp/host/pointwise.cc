@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "../runtime/launch_limits.h"
 #include "pointwise_operations.h"
 #include "thread_memory.h"
 
@@ -222,8 +223,9 @@ void Interpreter::store(const Tile& block) const {
 
 }  // namespace pointwise
 
-// More than any program has; a launch takes 128 arguments.
-constexpr int kMaxArrays = 32;
+// Arguments of `pointwise_program` before those of its arrays, and how many arrays a launch has room for.
+constexpr int kFirstArray = 7, kArrayArguments = 4;
+constexpr int kMaxArrays = (int(kMaxArguments) - kFirstArray) / kArrayArguments;
 
 // Arguments: the program's words; rows, columns; rows of a task; how many sums, operands and results there are; then
 // four for each array: its data, and its batch, row and column strides. Sums have dense rows, and tell the bytes of an
@@ -235,15 +237,15 @@ void pointwise_program(const void* const* arguments, int64_t task) {
                 chunks = (rows + task_rows - 1) / task_rows;
   const int64_t batch = task / chunks, row = task % chunks * task_rows;
   const int sum_count = int(scalar(4)), array_count = int(scalar(5) + scalar(6));
-  const void* const* next = arguments + 7;
+  const void* const* next = arguments + kFirstArray;
   const auto stride = [&](int i) { return *static_cast<const int64_t*>(next[i]); };
 
   pointwise::Rows sums[kMaxArrays];
-  for (int i = 0; i < sum_count; ++i, next += 4) {
+  for (int i = 0; i < sum_count; ++i, next += kArrayArguments) {
     sums[i] = {static_cast<const char*>(next[0]) + (batch * stride(1) + row * stride(2)) * stride(3), stride(2)};
   }
   pointwise::Array arrays[kMaxArrays];
-  for (int i = 0; i < array_count; ++i, next += 4) {
+  for (int i = 0; i < array_count; ++i, next += kArrayArguments) {
     arrays[i] = {const_cast<void*>(next[0]), stride(1), stride(2), stride(3)};
   }
   const pointwise::Tile tile{batch, row, 0, std::min(task_rows, rows - row), columns};

@@ -6,13 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "launch_limits.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxdnn {
-
-// More than any kernel needs; they let a launch keep its parameters on the stack.
-inline constexpr size_t kMaxArguments = 128;
-inline constexpr size_t kMaxTensorMaps = 16;
 
 struct Buffer {
   bool is_result;

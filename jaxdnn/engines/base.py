@@ -8,6 +8,10 @@ from jaxdnn.device import Target
 from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature
 
+# What a launch may have at most: `kMaxArguments` and `kMaxTensorMaps` in cpp/runtime/launch_limits.h.
+MAX_ARGUMENTS = 128
+MAX_TENSOR_MAPS = 16
+
 
 class Engine(Protocol):
     """One kernel family.
@@ -22,7 +26,7 @@ class Engine(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Numerical notes for the user: "deterministic", "tensor cores", ..."""
+        """Numerical notes for the user: "deterministic", without which only `options(deterministic=False)` runs it, ..."""
         ...
 
     def supports(self, spec: Any, signature: Signature, target: Target) -> str | None:

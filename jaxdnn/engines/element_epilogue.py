@@ -139,8 +139,6 @@ def _reduce(product: Product, result: Reduced, register: str, scratch: int, numb
     sizes = [product.batch, product.m, product.n]
     source, stages, buffers = Scratch(scratch), list[Stage](), [math.prod(sizes) * itemsize(register)]
     axes = sorted(result.axes, reverse=True)
-    if not axes:  # over dimensions of one element: nothing is left to combine
-        axes = [2] if product.n == 1 else [1] if product.m == 1 else [0]
     for axis in axes:
         extents = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
         sizes[axis] = 1

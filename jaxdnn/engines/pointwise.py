@@ -28,7 +28,7 @@ from jaxdnn.engines.element_epilogue import (
     reduction,
 )
 from jaxdnn.engines.entry import arguments, entry_text, numbers, struct_text
-from jaxdnn.engines.product import EpilogueOperand, Matrix, Reduced, dense_operand, dense_result
+from jaxdnn.engines.product import EpilogueOperand, Matrix, Reduced, arguments_reason, dense_operand, dense_result
 from jaxdnn.plan import Launch, Operand, Plan, Scratch
 from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, functor, trace
 from jaxdnn.spec import Signature
@@ -98,11 +98,13 @@ def pointwise_call(spec: Any, signature: Signature) -> PointwiseCall | str:
     if spec.batch:
         return "it is mapped"
     arrays = ((name, array.shape, array.dtype.name) for name, array in signature.operands.items())
-    return _pointwise_call(spec, tuple(arrays))
+    return _pointwise_call(spec, tuple(arrays), tuple(array.dtype.name for array in signature.results.values()))
 
 
 @lru_cache(maxsize=256)
-def _pointwise_call(spec: Any, operands: tuple[tuple[str, tuple[int, ...], str], ...]) -> PointwiseCall | str:
+def _pointwise_call(
+    spec: Any, operands: tuple[tuple[str, tuple[int, ...], str], ...], results: tuple[str, ...]
+) -> PointwiseCall | str:
     shape = operands[0][1]
     types = [jax.ShapeDtypeStruct(of, dtype) for _, of, dtype in operands]
     shapes = [one.shape for one in types]
@@ -125,8 +127,8 @@ def _pointwise_call(spec: Any, operands: tuple[tuple[str, tuple[int, ...], str],
     batch, rows, columns = map(math.prod, (shape[:first_row], shape[first_row:first_column], shape[first_column:]))
     sizes = {"b": batch, "m": rows, "n": columns}
     stored = []
-    for index, output in enumerate(program.outputs):
-        result = dense_result(output, index, sizes)
+    for index, (output, dtype) in enumerate(zip(program.outputs, results, strict=True)):
+        result = dense_result(output, index, sizes, dtype)
         if isinstance(result, str):
             return result
         stored.append(result)
@@ -153,6 +155,8 @@ class Pointwise:
         for result in call.results:
             if isinstance(result, Reduced) and result.axes not in ((1,), (0, 1)):
                 return "a result is reduced over columns, or over the batch alone"
+        if reason := arguments_reason(call.operands, call.results):
+            return reason
         if max(call.rows, call.columns, call.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
         knobs = next(self._configurations(call))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxdnn.device import Target
-from jaxdnn.engines.base import sizes_reason
+from jaxdnn.engines.base import MAX_ARGUMENTS, sizes_reason
 from jaxdnn.plan import Operand, Plan, Result, Scratch
 from jaxdnn.pointwise import Load, Output, Program, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
@@ -110,6 +110,19 @@ class Product:
         return not self.program.operations and not any(output.reduction for output in self.program.outputs)
 
 
+OTHER_ARGUMENTS = 13  # of a launch, at most, besides those of an epilogue's arrays; of simt with two sums
+
+
+def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matrix | Reduced]) -> str | None:
+    """Why no launch on a GPU can have all of an epilogue's arrays, or None."""
+    # Addresses and strides: those that are 0, and of columns those that are 1, are part of the code.
+    strides = [(bool(one.batch_stride), bool(one.row_stride), one.column_stride > 1) for one in operands]
+    count = sum(1 + sum(of_one) for of_one in strides) + 3 * len(results)
+    if count > (room := MAX_ARGUMENTS - OTHER_ARGUMENTS):
+        return f"its epilogue's operands and results would be {count} arguments, and a launch has room for {room}"
+    return None
+
+
 @cache
 def identity(sums: int, accumulator: str, dtype: str) -> Program:
     """The epilogue that returns each sum, as a `dtype`."""
@@ -148,8 +161,8 @@ def product(spec: Any, signature: Signature) -> Product | str:
         return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name])
 
     results = []
-    for index, output in enumerate(program.outputs):
-        result = dense_result(output, index, sizes)
+    for index, (output, array) in enumerate(zip(program.outputs, signature.results.values(), strict=True)):
+        result = dense_result(output, index, sizes, array.dtype.name)
         if isinstance(result, str):
             return result
         results.append(result)
@@ -199,9 +212,11 @@ def dense_operand(load: Load, buffer: Operand, array: Any) -> EpilogueOperand:
     return EpilogueOperand(buffer, array.dtype.name, broadcast, batch, row, column)
 
 
-def dense_result(output: Output, index: int, sizes: Mapping[str, int]) -> Matrix | Reduced | str:
-    """An output as the dense array that is stored, given the sizes of batch ("b"), rows ("m") and columns ("n")."""
+def dense_result(output: Output, index: int, sizes: Mapping[str, int], dtype: str) -> Matrix | Reduced | str:
+    """An output as the dense array of this dtype, given the sizes of batch ("b"), rows ("m") and columns ("n")."""
     m, n = sizes["m"], sizes["n"]
+    if output.dtype != dtype:  # what is stored would not fit where it goes
+        return f"its program returns {output.dtype}, and the call {dtype}"
     if list(_kept(output.dimensions)) != sorted(_kept(output.dimensions)):
         return "what is left of a reduction is stored transposed"
     if output.reduction is None:

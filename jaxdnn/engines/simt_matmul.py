@@ -20,7 +20,7 @@ from jaxdnn.engines.element_epilogue import (
     sums_stage,
 )
 from jaxdnn.engines.entry import Parameter, arguments, entry_text, numbers, struct_text
-from jaxdnn.engines.product import Matrix, Product, ProductEngine
+from jaxdnn.engines.product import Matrix, Product, ProductEngine, arguments_reason
 from jaxdnn.engines.simt_knobs import (
     DOUBLE,
     HALF,
@@ -66,7 +66,7 @@ class Simt(ProductEngine):
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
         if max(product.m, product.n, product.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
-        if reason := reductions_reason(product):
+        if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
             return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"

@@ -18,7 +18,7 @@ from jaxdnn.engines.element_epilogue import (
     reductions_reason,
 )
 from jaxdnn.engines.entry import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
-from jaxdnn.engines.product import Matrix, Product, ProductEngine
+from jaxdnn.engines.product import Matrix, Product, ProductEngine, arguments_reason
 from jaxdnn.plan import Launch, Plan, TensorMap
 from jaxdnn.pointwise.cuda import register_type
 
@@ -167,7 +167,7 @@ class Skinny(ProductEngine):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        if reason := reductions_reason(product):
+        if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
             return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"

@@ -7,6 +7,7 @@ from math import ceil
 import numpy as np
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced
 from jaxdnn.engines.sm90_knobs import (
     Sm90Knobs,
@@ -15,6 +16,7 @@ from jaxdnn.engines.sm90_knobs import (
     loaded_columns,
     resident_clusters,
     sum_registers,
+    tensor_maps,
 )
 from jaxdnn.engines.sm90_tensors import depth, reduced, stored, tma_reason
 from jaxdnn.pointwise import functor
@@ -101,7 +103,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
-    direct = any(tma_reason(result, "a result") for result in stored(product))
+    many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
+    direct = many or any(tma_reason(result, "a result") for result in stored(product))
     knobs = replace(knobs, tile_n=knobs.tile_n // sums, promotion=promotion, store="direct" if direct else "tma")
     smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
     if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):

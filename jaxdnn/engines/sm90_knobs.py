@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product import Product
 from jaxdnn.engines.sm90_tensors import DEPTH_BYTES, copied, depth, reduced, stored, tma_reason
 
@@ -122,6 +123,8 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
         held = f"{sum_registers(product, knobs)} sums"
         return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
     if knobs.store == "tma":
+        if (maps := tensor_maps(product, knobs)) > MAX_TENSOR_MAPS:
+            return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
         if knobs.split_k > 1 and product.n % 4:
             return f"n is {product.n}, and TMA needs rows of sums of a multiple of 16 bytes; expected store = 'direct'"
         for result in stored(product):
@@ -135,6 +138,11 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
 def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
     """Of each result that the multiplying kernel stores, the bytes of an element."""
     return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in stored(product)]
+
+
+def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
+    """Tensor maps of the multiplying kernel, where the copy engine stores its results."""
+    return 1 + len(product.b) + len(stored_sizes(product, knobs))
 
 
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:

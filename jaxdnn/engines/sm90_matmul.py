@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.product import Product, ProductEngine
+from jaxdnn.engines.product import Product, ProductEngine, arguments_reason
 from jaxdnn.engines.sm90_heuristic import candidates
 from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.sm90_tensors import copied, reduced
@@ -65,6 +65,8 @@ class Sm90(ProductEngine):
         for which, _, copy in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
                 return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
+        if reason := arguments_reason(product.operands, product.results):
+            return reason
         if next(self.configurations(product, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
         return None

@@ -101,9 +101,11 @@ class Builder:
             case "sub" if right is not None and right == 0 and not np.signbit(right.astype(np.float64)):
                 return x
             case "div" if right is not None and kind(self.dtype(y)) == "f":
-                # The reciprocal of a power of two is exact, and so then is the product.
+                # The reciprocal of a power of two is exact, where the dtype has it, and so then is the product.
                 mantissa, exponent = np.frexp(right.astype(np.float64))
                 if abs(mantissa) == 0.5 and abs(exponent) <= 12:
-                    reciprocal = self.literal(1 / right.astype(np.float64), self.dtype(y))
-                    return self.operation("mul", x, reciprocal)
+                    reciprocal = 1 / right.astype(np.float64)
+                    position = self.literal(reciprocal, self.dtype(y))
+                    if self._literal(position) == reciprocal:
+                        return self.operation("mul", x, position)
         return None

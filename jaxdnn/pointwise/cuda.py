@@ -215,7 +215,9 @@ class _Emitter:
                 case "operand":
                     expression = next(operands).name
                 case "literal":
-                    expression = _literal(instruction)
+                    literal = _literal(instruction)
+                    # So that a minus before it stays one.
+                    expression = f"({literal})" if literal.startswith("-") else literal
                 case "convert" if _widens(dtypes[0], instruction.dtype):
                     expression = arguments[0]
                 case _ if position not in needed:

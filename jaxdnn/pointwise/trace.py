@@ -19,6 +19,9 @@ from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, Dimensions, demands, i
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, kind
 from jaxdnn.pointwise.program import Argument, Output, Program
 
+# Sums of these leave their range long before that of a kernel's registers.
+_SHORT_RANGE = ("int8", "int16", "uint8", "uint16", "float16", "float8_e4m3fn", "float8_e5m2")
+
 
 def trace(
     function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
@@ -131,13 +134,16 @@ def _root(node: Node, shape: tuple[int, ...], title: str) -> _Root:
 
 
 def _reduction(node: Node) -> Node | None:
-    """The reduction that `node` is, but for one rounding of floats and dimensions of size one."""
+    """The reduction that `node` is, but for dimensions of size one, and one cast that can do without its rounding."""
     casts = 0
     while _is_layout(node) or node.primitive == "convert_element_type":
         casts += node.primitive == "convert_element_type"
         node, outer = node.inputs[0], node
         if kind(node.dtype) != kind(outer.dtype) or casts > 1:
             return None
+    # Cast from a register, a sum would not have wrapped, or become infinite, where it does in its dtype.
+    if casts and node.primitive == "reduce_sum" and node.dtype in _SHORT_RANGE:
+        return None
     return node if node.primitive in REDUCTIONS else None
 
 
@@ -191,6 +197,7 @@ def _names(function: Callable[..., Any], count: int) -> list[str]:
 
 def _title(function: Callable[..., Any]) -> str:
     """The function's name, or the text of a lambda."""
+    function = inspect.unwrap(function)
     name = getattr(function, "__name__", type(function).__name__)
     code = getattr(function, "__code__", None)
     if name != "<lambda>" or code is None:
