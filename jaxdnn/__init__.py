@@ -1,4 +1,4 @@
-"""jaxdnn: convolution, matmul, normalization and attention kernels as ordinary JAX functions."""
+"""jaxdnn: matmul and normalization kernels as ordinary JAX functions."""
 
 from importlib.metadata import version as _version
 from importlib.util import find_spec as _find_spec

@@ -6,6 +6,7 @@ which is already jitted is traced again under other options.
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -50,7 +51,8 @@ class Options:
         )
         check(
             "target",
-            self.target is None or (isinstance(self.target, str) and self.target.removeprefix("sm_").isdigit()),
+            self.target is None
+            or (isinstance(self.target, str) and re.fullmatch("sm_[1-9][0-9]*", self.target) is not None),
             'a compute capability such as "sm_90" or None',
         )
         if self.knobs and self.engine is None:
@@ -77,11 +79,13 @@ class options:  # noqa: N801 - used as a function
     Args:
       engine: the only engine to use (`python -m jaxdnn doctor` lists the names); None lets the engine table decide.
       knobs: a dict of that engine's knobs to set by name; the others keep the heuristic's value.
-      deterministic: whether results must be bitwise equal from run to run.
-      autotune: "off" uses the heuristic, "cached" a configuration that `autotune` has measured where there is one, "on"
-        measures when there is none.
+      deterministic: whether results must be bitwise equal from run to run; engines that don't promise it are passed
+        over, but for the last resort, "xla", which has flags of its own for that.
+      autotune: "off" uses the heuristic, "cached" the configuration that `autotune` found fastest, if there is one
+        and the other options allow it, "on" measures when there is none.
       sm_count: how many streaming multiprocessors kernels may plan for; None means all of them.
-      workspace_limit: the most scratch bytes that one call may use; an engine that needs more is passed over.
+      workspace_limit: the most scratch bytes that one call may use; configurations that need more are passed over, and
+        an engine that has no other.
       target: the GPU to compile for when none is here, or when exporting for another one: "sm_80", "sm_90", ...
       fallback: False turns "no native engine serves this call" into an error that holds every engine's reason.
 
@@ -99,6 +103,8 @@ class options:  # noqa: N801 - used as a function
         known = sorted(Options.__dataclass_fields__)
         if unknown := sorted(set(changes) - set(known)):
             raise TypeError(f"options: unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
+        if knobs is not None and not isinstance(knobs, Mapping):
+            raise TypeError(f"options: knobs must be a dict of names and values; got {knobs!r}")
         if knobs is not None:
             changes["knobs"] = tuple(sorted(knobs.items()))
         elif "engine" in changes:

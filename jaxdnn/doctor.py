@@ -137,7 +137,8 @@ def _why_not(engine: Engine) -> str | None:
     if engine.platform == "any":
         return None
     spec, signature = _SAMPLES[engine.op]
-    selection = select(spec.replace(options=Options(engine=engine.name)), signature, engine.platform)
+    options = Options(engine=engine.name, deterministic=False)
+    selection = select(spec.replace(options=options), signature, engine.platform)
     return dict(selection.rejected).get(engine.name)
 
 

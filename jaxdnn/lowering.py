@@ -11,7 +11,7 @@ from jaxlib import xla_client
 from jaxdnn import _native
 from jaxdnn.plan import Argument, Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
-CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
+_CUDA, _HOST = CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
 
 
 def register() -> None:
@@ -20,7 +20,7 @@ def register() -> None:
     # which XLA refuses while their types are unknown. With the types' own queue open, types go straight to XLA.
     xla_client.register_custom_type_handler("cpu", xla_client._xla.register_custom_type)  # pyright: ignore[reportPrivateImportUsage]
     for platform, registration in _native.registrations().items():
-        name = "jaxdnn_cuda" if platform == "CUDA" else "jaxdnn_host"
+        name = _CUDA if platform == "CUDA" else _HOST
         jax.ffi.register_ffi_type(f"{name}_plan", registration["type"], platform=platform)
         jax.ffi.register_ffi_target(name, registration["handlers"], platform=platform)
 
@@ -42,7 +42,7 @@ def custom_call(
 
 def handler(plan: Plan) -> str:
     """The name of the custom call that executes `plan`."""
-    return "jaxdnn_cuda" if plan.unit else "jaxdnn_host"
+    return _CUDA if plan.unit else _HOST
 
 
 def attributes(plan: Plan, results: int) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Measured configurations: remembered, used on request, and never wrong."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from cases import BF16, NormCase
 from checking import as_tuple, assert_close, platform
@@ -21,15 +21,22 @@ CASE = NormCase("layer_norm", (48, 160), x=BF16, scale=BF16, bias=BF16)
 
 
 @pytest.fixture(autouse=True)
-def forgetful(monkeypatch, tmp_path):
+def forgetful(monkeypatch, cache_folder):
     """An empty memory and a folder of its own for each test."""
     monkeypatch.setattr(cache, "_memory", {})
-    monkeypatch.setattr(_native, "cache", lambda: {"directory": str(tmp_path)})
-    return tmp_path
+    return cache_folder
 
 
 def entries(folder):
     return sorted(Path(folder, "autotune").glob("*.json"))
+
+
+def rewrite(folder, **changes):
+    """Measures, and then changes what is remembered of the winners."""
+    jaxdnn.autotune(CASE.call, *CASE.primals())
+    for path in entries(folder):
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    cache._memory.clear()
 
 
 def chosen(case, **options):
@@ -54,24 +61,21 @@ def test_forward_and_backward_are_measured(forgetful):
 
 
 def test_the_winner_is_used_under_cached_and_not_under_off(forgetful):
-    jaxdnn.autotune(CASE.call, *CASE.primals())
-    for path in entries(forgetful):
-        stored = json.loads(path.read_text())
-        path.write_text(json.dumps(stored | {"engine": "xla", "knobs": [], "seconds": 1e-9}))
-    cache._memory.clear()
-    assert {selection.engine for selection in chosen(CASE, autotune="cached").values()} == {"xla"}
-    assert {selection.engine for selection in chosen(CASE).values()} != {"xla"}
+    rewrite(forgetful, engine="xla", knobs=[])
+    heuristic, tuned = chosen(CASE), chosen(CASE, autotune="cached")
+    assert {selection.engine for selection in tuned.values()} == {"xla"}
+    assert {selection.engine for selection in heuristic.values()} != {"xla"}
+    for direction, selection in tuned.items():
+        reasons = dict(selection.rejected)
+        assert reasons[heuristic[direction].engine] == "measurement chose another"
+        assert reasons.items() >= dict(heuristic[direction].rejected).items()
 
 
 def test_a_remembered_native_winner_has_its_knobs(forgetful):
     native = next(iter(chosen(CASE).values()))
     if native.engine != "host":
         pytest.skip("the knob that is set is the CPU engine's")
-    jaxdnn.autotune(CASE.call, *CASE.primals())
-    for path in entries(forgetful):
-        stored = json.loads(path.read_text())
-        path.write_text(json.dumps(stored | {"engine": "host", "knobs": [["rows_per_task", 3]]}))
-    cache._memory.clear()
+    rewrite(forgetful, engine="host", knobs=[["rows_per_task", 3]])
     assert {selection.config.rows_per_task for selection in chosen(CASE, autotune="cached").values()} == {3}
     with jaxdnn.options(autotune="cached"):
         assert_close(jax.jit(lambda *a: vjp(as_tuple(CASE.call), *a))(*arguments(CASE)), vjp, CASE, arguments)
@@ -103,24 +107,57 @@ def test_a_damaged_entry_counts_as_absent(forgetful, damage):
     assert {d: s.config for d, s in chosen(CASE, autotune="cached").items()} == expected
 
 
-def test_an_entry_of_an_engine_that_is_gone(forgetful):
-    """A winner whose engine or knobs a later change of the code removed must not make calls fail."""
-    jaxdnn.autotune(CASE.call, *CASE.primals())
-    for path in entries(forgetful):
-        path.write_text(json.dumps({"engine": "gone", "knobs": [["x", 1]], "seconds": 1e-6, "workspace": 0}))
-    cache._memory.clear()
-    x, scale, bias = CASE.primals()
+@pytest.mark.parametrize(
+    ("engine", "knobs"),
+    [("gone", [["x", 1]]), ("host", [["x", 1]]), ("host", [["rows_per_task", 0]]), ("direct", [["x", 1]])],
+)
+def test_a_winner_that_is_gone_counts_as_absent(forgetful, engine, knobs):
+    """An engine or knob that a later change of the code removed must not make calls fail, nor send them to XLA."""
+    rewrite(forgetful, engine=engine, knobs=knobs)
+    assert chosen(CASE, autotune="cached", fallback=False) == chosen(CASE, fallback=False)
     with jaxdnn.options(autotune="cached"):
-        np.testing.assert_array_equal(jax.jit(CASE.call)(x, scale, bias), CASE.call(x, scale, bias))
+        assert_close(jax.jit(lambda *a: vjp(as_tuple(CASE.call), *a))(*arguments(CASE)), vjp, CASE, arguments)
 
 
-def test_a_folder_that_can_not_be_written(monkeypatch, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("a file, where a folder is wanted")
-    monkeypatch.setattr(_native, "cache", lambda: {"directory": str(blocked)})
-    tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
-    assert tuning.calls
-    assert chosen(CASE, autotune="cached").keys() == {"forward", "backward"}
+def test_a_winner_that_options_rule_out_counts_as_absent(forgetful):
+    selection = chosen(CASE)["backward"]
+    assert selection.plan.workspace > 0
+    rewrite(forgetful, engine=selection.engine, knobs=list(dataclasses.asdict(selection.config).items()))
+    options = {"workspace_limit": selection.plan.workspace - 1}
+    assert chosen(CASE, autotune="cached")["backward"].config == selection.config
+    assert chosen(CASE, autotune="cached", **options)["backward"] == chosen(CASE, **options)["backward"]
+    rewrite(forgetful, engine="xla", knobs=[])
+    assert chosen(CASE, autotune="cached", fallback=False) == chosen(CASE, fallback=False)
+
+
+def winners_are_used(tuning):
+    """Under "cached", from memory if nowhere else."""
+    fastest = {call.spec.direction: measured[0] for call, measured in tuning.calls}
+    used = chosen(CASE, autotune="cached")
+    return {name: s.engine for name, s in used.items()} == {name: one.engine for name, one in fastest.items()}
+
+
+def test_a_folder_that_can_not_be_written(forgetful):
+    forgetful.write_text("a file, where a folder is wanted")
+    assert winners_are_used(jaxdnn.autotune(CASE.call, *CASE.primals()))
+
+
+def test_without_a_folder(monkeypatch, tmp_path):
+    for name in ("JAXDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert winners_are_used(jaxdnn.autotune(CASE.call, *CASE.primals()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_asked_for_once(monkeypatch, tmp_path):
+    """The runtime lists it and tries to write to it when asked, and its name is all that is wanted."""
+    calls, ask = [], _native.cache
+    monkeypatch.setattr(_native, "cache", lambda: calls.append(None) or ask())
+    for folder in ("one", "other", "one"):
+        monkeypatch.setenv("JAXDNN_CACHE_DIR", str(tmp_path / folder))
+        chosen(CASE, autotune="cached")
+    assert len(calls) == 2
 
 
 def test_other_shapes_have_other_entries(forgetful):

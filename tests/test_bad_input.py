@@ -56,21 +56,23 @@ BAD = {
         "epsilon must be at least 0; got -1e-06",
     ),
     "epsilon that is no number": (lambda: jaxdnn.rms_norm(X, epsilon=float("nan")), ValueError, "at least 0; got nan"),
+    "complex epsilon": (lambda: jaxdnn.rms_norm(X, epsilon=np.complex64(1)), TypeError, "must be a real number"),
+    "epsilon past all floats": (lambda: jaxdnn.rms_norm(X, epsilon=10**400), ValueError, "that a float can hold"),
     "epsilon of another type": (
         lambda: jaxdnn.rms_norm(X, epsilon="small"),
         TypeError,
-        "epsilon must be a Python number",
+        "epsilon must be a real number",
     ),
     "traced epsilon": (
         lambda: jax.jit(lambda epsilon: jaxdnn.rms_norm(X, epsilon=epsilon))(1e-6),
         TypeError,
-        "epsilon must be a Python number, known when tracing",
+        "epsilon must be a real number, known when tracing",
     ),
     "scale_offset without scale": (lambda: jaxdnn.rms_norm(X, scale_offset=1.0), ValueError, "there is no scale"),
     "traced scale_offset": (
         lambda: jax.jit(lambda offset: jaxdnn.rms_norm(X, SCALE, scale_offset=offset))(1.0),
         TypeError,
-        "scale_offset must be a Python number",
+        "scale_offset must be a real number",
     ),
     "return_statistics of another type": (
         lambda: jaxdnn.rms_norm(X, return_statistics=1),
@@ -95,11 +97,14 @@ BAD = {
         ValueError,
         "workspace_limit must be a number of bytes",
     ),
-    "target": (
-        lambda: jaxdnn.options(target="hopper"),
-        ValueError,
-        'target must be a compute capability such as "sm_90"',
-    ),
+    **{
+        f"target {target!r}": (
+            lambda target=target: jaxdnn.options(target=target),
+            ValueError,
+            'target must be a compute capability such as "sm_90"',
+        )
+        for target in ("hopper", "90", "sm_", "sm_90a", "sm_090", "sm_90\n", 90)
+    },
     "platform": (
         lambda: jaxdnn.explain(jaxdnn.rms_norm, X, platform="tpu"),
         ValueError,

@@ -78,12 +78,22 @@ def test_nothing_is_executed():
     assert call.engine == "host"
 
 
+def test_functions_that_have_no_reverse_mode_derivative():
+    def decode(x):
+        return jax.lax.while_loop(lambda x: jnp.sum(x) > 9, lambda x: jaxdnn.rms_norm(x) - 1, x)
+
+    explanation = jaxdnn.explain(decode, jnp.ones((4, 8)))
+    assert titles(explanation) == [[("rms_norm forward", 1)], []]
+    assert "Forward and backward (Reverse-mode differentiation does not work for lax.while_loop" in str(explanation)
+
+
 def test_functions_without_calls_and_without_gradients():
     explanation = jaxdnn.explain(jnp.sin, jnp.ones(3, jnp.float32))
     assert titles(explanation) == [[], []]
     assert "no call of jaxdnn" in str(explanation)
     integers = jaxdnn.explain(lambda i: jaxdnn.rms_norm(i.astype(jnp.float32)), jnp.arange(4), platform="cpu")
     assert titles(integers) == [[("rms_norm forward", 1)], []]
+    assert "(no argument is floating point)" in str(integers)
 
 
 def test_pytrees_and_mixed_arguments():

@@ -1,6 +1,7 @@
 """`autotune`: measures a function's calls ahead of time, and remembers the winners."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 from jaxdnn.config import current_options
 from jaxdnn.device import find_target
 from jaxdnn.planning.cache import remember
-from jaxdnn.planning.calls import Call, find_calls, find_differentiated_calls
+from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 from jaxdnn.planning.measure import Measurement, configurations
 from jaxdnn.planning.tables import Table
 
@@ -40,7 +41,7 @@ class Tuning(Table):
 
 
 def autotune(fn: Callable[..., Any], *args: Any) -> Tuning:
-    """Times every configuration of every jaxdnn call in `fn(*args)`, and of its reverse-mode derivative.
+    """Times every configuration of every jaxdnn call in `fn(*args)`, and of its reverse-mode derivative, if it has one.
 
     The winners are remembered for this device, on disk, and used under `options(autotune="cached")`. Calls that are the
     same but for their options share one entry.
@@ -67,7 +68,10 @@ def autotune(fn: Callable[..., Any], *args: Any) -> Tuning:
     if isinstance(target, str) or not target.present:
         raise RuntimeError(f"autotune: there is no device to measure on: {target}")
     measured = {}
-    for call in (*find_calls(fn, *args), *find_differentiated_calls(fn, *args)):
+    calls = find_calls(fn, *args)
+    with suppress(NoDerivative):
+        calls += find_differentiated_calls(fn, *args)
+    for call in calls:
         if call.identity not in measured:
             times = configurations(call.spec, call.signature, platform, target)
             remember(call.spec, call.signature, target, times)

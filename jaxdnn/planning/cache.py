@@ -1,10 +1,12 @@
 """Remembers what measurement found best for a call, in memory and beside the compiled kernels on disk.
 
 One small JSON file a call, published by an atomic rename, so that threads and processes need no lock. A file that can't
-be read, or that was written by another version, counts as absent; a folder that can't be written is no error.
+be read, or that was written by another version, counts as absent; a folder that can't be written, or none at all, is no
+error.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -52,7 +54,18 @@ def remember(spec: Spec, signature: Signature, target: Target, measured: Sequenc
 
 
 def _path(key: str) -> Path:
-    return Path(_native.cache()["directory"]) / "autotune" / f"{key}.json"
+    """The call's file. Raises FileNotFoundError if the environment says of no folder where it is."""
+    folder = _folder(*map(os.environ.get, ("JAXDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
+    if not folder:
+        raise FileNotFoundError("there is no cache folder: set JAXDNN_CACHE_DIR")
+    return Path(folder) / "autotune" / f"{key}.json"
+
+
+@functools.cache
+def _folder(*environment: str | None) -> str:
+    """The folder of compiled kernels, once for each environment: the runtime lists it and tries to write to it."""
+    del environment
+    return _native.cache()["directory"]
 
 
 def _key(spec: Spec, signature: Signature, target: Target) -> str:

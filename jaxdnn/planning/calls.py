@@ -40,17 +40,28 @@ def find_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:
     return _collect(jax.make_jaxpr(fn)(*args))
 
 
+class NoDerivative(Exception):
+    """A function has no reverse-mode derivative."""
+
+
 def find_differentiated_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:
-    """The distinct calls in `fn(*args)` and its reverse-mode derivative with respect to all floating-point arrays."""
+    """The distinct calls in `fn(*args)` and its reverse-mode derivative with respect to all floating-point arrays.
+
+    Raises:
+      NoDerivative: there are no such arrays, or JAX can't differentiate the function.
+    """
     floating = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(args)]
     if not any(floating):
-        return []
+        raise NoDerivative("no argument is floating point")
 
     def both(*args: Any) -> Any:
         outputs, pull_back = jax.vjp(fn, *args)
         return pull_back(jax.tree.map(_seed, outputs))
 
-    return _collect(jax.make_jaxpr(both)(*args))
+    try:
+        return _collect(jax.make_jaxpr(both)(*args))
+    except (NotImplementedError, TypeError, ValueError) as error:  # of a loop of unknown length, or a callback
+        raise NoDerivative(str(error).splitlines()[0]) from error
 
 
 def _seed(output: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 
 from jaxdnn.config import current_options
 from jaxdnn.device import find_target
-from jaxdnn.planning.calls import Call, find_calls, find_differentiated_calls
+from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 from jaxdnn.planning.select import NoEngineError, Selection, select
 from jaxdnn.planning.tables import Table
 
@@ -92,7 +92,7 @@ def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> 
 
     Returns:
       An `Explanation`, which prints as a table and shows as HTML in a notebook. Its first section is `fn` itself, its
-      second `fn` with its reverse-mode derivative, if an argument is floating point.
+      second `fn` with its reverse-mode derivative, empty and with the reason in its title where there is none.
 
     Raises:
       ValueError: platform is another one.
@@ -118,11 +118,13 @@ def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> 
         except NoEngineError as error:
             return ExplainedCall(call, None, str(error), limit)
 
-    sections = (
-        ("Forward", tuple(map(explained, find_calls(fn, *args)))),
-        ("Forward and backward", tuple(map(explained, find_differentiated_calls(fn, *args)))),
-    )
-    return Explanation(platform if isinstance(target, str) else target.name, sections)
+    sections = [("Forward", find_calls(fn, *args))]
+    try:
+        sections.append(("Forward and backward", find_differentiated_calls(fn, *args)))
+    except NoDerivative as reason:
+        sections.append((f"Forward and backward ({reason})", []))
+    explanations = tuple((title, tuple(map(explained, calls))) for title, calls in sections)
+    return Explanation(platform if isinstance(target, str) else target.name, explanations)
 
 
 def _size(count: float) -> str:

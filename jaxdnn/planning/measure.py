@@ -39,9 +39,10 @@ def configurations(spec: Spec, signature: Signature, platform: str, target: Targ
             if reason_against(engine, spec, signature, platform, target):
                 continue
             for config in engine.candidates(spec, signature, target):
-                plan = prepare(engine, config, spec, signature, target)
-                if isinstance(plan, str):
+                prepared = prepare(engine, [config], spec, signature, target)
+                if isinstance(prepared, str):
                     continue
+                _, plan = prepared
                 knobs = tuple((field.name, getattr(config, field.name)) for field in fields(config))
                 alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
                 # Operands are used again, so that results in their place would be timed with a copy.

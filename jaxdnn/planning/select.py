@@ -1,10 +1,10 @@
-"""Which engine serves a call, with which knobs: the first one of the engine table that can."""
+"""Which engine serves a call, with which knobs: what was measured to be best, or the first of the table that can."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from jaxdnn.config import Options, logger
+from jaxdnn.config import logger
 from jaxdnn.device import Target, find_target
 from jaxdnn.engines.base import Engine
 from jaxdnn.plan import Plan
@@ -43,7 +43,7 @@ class Selection:
 
 
 def select(spec: Spec, signature: Signature, platform: str) -> Selection:
-    """The first engine that serves the call under its options, made ready to run.
+    """What serves the call under its options, made ready to run: what was measured to be best, or the first engine.
 
     Raises:
       ValueError: options name an engine or a knob that does not exist.
@@ -52,50 +52,77 @@ def select(spec: Spec, signature: Signature, platform: str) -> Selection:
     started = time.perf_counter()
     check_engine_name(spec.options)
     target = find_target(platform, spec.options)
-    options = _tuned(spec, signature, platform, target)
+    selection = _measured(spec, signature, platform, target) or _first(spec, signature, platform, target)
+    _log(spec, signature, selection, time.perf_counter() - started)
+    return selection
+
+
+def _measured(spec: Spec, signature: Signature, platform: str, target: Target | str) -> Selection | None:
+    """What measurement found best, where the options ask for that and allow it; None too if it no longer exists."""
+    options = spec.options
+    if options.autotune == "off" or options.engine is not None or isinstance(target, str) or not target.present:
+        return None
+    best = recall(spec, signature, target)
+    if best is None and options.autotune == "on":
+        best = remember(spec, signature, target, measure.configurations(spec, signature, platform, target))
+    if best is None:
+        return None
     rejected: list[tuple[str, str]] = []
     for engine in engines_for(spec):
-        outcome = _try(engine, spec, signature, platform, target, options)
+        reason = reason_against(engine, spec, signature, platform, target)
+        if reason or engine.name != best.engine:
+            rejected.append((engine.name, reason or "measurement chose another"))
+            continue
+        if serves_everything(engine) and not options.fallback:
+            return None
+        try:
+            outcome = _prepare(engine, best.knobs, spec, signature, target)
+        except (TypeError, ValueError):  # remembered knobs that the engine no longer has, or not with these values
+            return None
+        return None if isinstance(outcome, str) else Selection(engine.name, *outcome, tuple(rejected))
+    return None
+
+
+def _first(spec: Spec, signature: Signature, platform: str, target: Target | str) -> Selection:
+    """The first engine of the table that serves the call."""
+    options = spec.options
+    rejected: list[tuple[str, str]] = []
+    for engine in engines_for(spec):
+        outcome = _try(engine, spec, signature, platform, target)
         if isinstance(outcome, str):
             rejected.append((engine.name, outcome))
             continue
         if serves_everything(engine) and not options.fallback and options.engine != engine.name:
             break
-        selection = Selection(engine.name, *outcome, tuple(rejected))
-        _log(spec, signature, selection, time.perf_counter() - started)
-        return selection
+        return Selection(engine.name, *outcome, tuple(rejected))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
     raise NoEngineError(
         f"{spec.title}: no native engine serves this call ({reasons}); with options(fallback=True) XLA runs it"
     )
 
 
-def _tuned(spec: Spec, signature: Signature, platform: str, target: Target | str) -> Options:
-    """The call's options with the engine and knobs that measurement found best, where they ask for that."""
-    options = spec.options
-    if options.autotune == "off" or options.engine is not None or isinstance(target, str) or not target.present:
-        return options
-    best = recall(spec, signature, target)
-    if best is None and options.autotune == "on":
-        best = remember(spec, signature, target, measure.configurations(spec, signature, platform, target))
-    return options if best is None else replace(options, engine=best.engine, knobs=best.knobs)
-
-
 def _try(
-    engine: Engine, spec: Spec, signature: Signature, platform: str, target: Target | str, options: Options
+    engine: Engine, spec: Spec, signature: Signature, platform: str, target: Target | str
 ) -> tuple[Any, Plan | None] | str:
     """The engine's configuration and plan, ready to run, or why it does not serve."""
+    options = spec.options
     if options.engine not in (None, engine.name) and not serves_everything(engine):
         return f'options(engine="{options.engine}") asks for another'
     if reason := reason_against(engine, spec, signature, platform, target):
         return reason
     if isinstance(target, str):
         target = Target(platform, "", platform, 0, present=False)
-    config = next(iter(engine.candidates(spec, signature, target)))
-    if options.engine == engine.name and options.knobs:
-        config = with_knobs(engine, config, dict(options.knobs))
-    plan = prepare(engine, config, spec, signature, target)
-    return plan if isinstance(plan, str) else (config, plan)
+    return _prepare(engine, options.knobs if options.engine == engine.name else (), spec, signature, target)
+
+
+def _prepare(
+    engine: Engine, knobs: tuple[tuple[str, Any], ...], spec: Spec, signature: Signature, target: Target
+) -> tuple[Any, Plan | None] | str:
+    """The heuristic's choice with these knobs; without any, the first configuration that the options allow."""
+    configs = engine.candidates(spec, signature, target)
+    if knobs:
+        configs = [with_knobs(engine, next(iter(configs)), dict(knobs))]
+    return prepare(engine, configs, spec, signature, target)
 
 
 def _log(spec: Spec, signature: Signature, selection: Selection, seconds: float) -> None:

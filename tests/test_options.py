@@ -1,0 +1,55 @@
+"""Options that pass over configurations and engines, and what is taken in their place."""
+
+import dataclasses
+
+import pytest
+from cases import F32
+from matmul_cases import product
+from test_engines import CASE, choose
+
+from jaxdnn.engines import ENGINES
+from jaxdnn.engines.host_norm import HostNorm
+from jaxdnn.planning import candidates
+
+
+@pytest.mark.parametrize(
+    ("direction", "case"), [(1, CASE.replace(shape=(6400, 256))), (0, product((512, 512), (512, 512), F32))], ids=str
+)
+def test_workspace_limit_takes_another_configuration(direction, case):
+    best = choose(case, direction)
+    limit = best.plan.workspace - 1
+    frugal = choose(case, direction, workspace_limit=limit)
+    assert frugal.engine == best.engine == "host"
+    assert frugal.config != best.config
+    assert frugal.plan.workspace <= limit
+    # Knobs that are named are not exchanged.
+    knobs = tuple(dataclasses.asdict(best.config).items())
+    named = choose(case, direction, workspace_limit=limit, engine="host", knobs=knobs)
+    assert named.engine == "xla"
+    assert dict(named.rejected)["host"].startswith(f"it needs {best.plan.workspace} bytes of workspace")
+
+
+def test_workspace_limit_that_nothing_fits():
+    """The reason is that of the configuration that would run without the limit."""
+    case = CASE.replace(shape=(6400, 256))
+    selection = choose(case, direction=1, workspace_limit=0)
+    assert selection.engine == "xla"
+    assert f"needs {choose(case, direction=1).plan.workspace} bytes" in dict(selection.rejected)["host"]
+
+
+class Hasty(HostNorm):
+    name = "hasty"
+    notes = ("adds in the order in which threads end",)
+
+
+def test_deterministic(monkeypatch):
+    monkeypatch.setattr(candidates, "ENGINES", (Hasty(), *ENGINES))
+    selection = choose(CASE)
+    assert selection.engine == "host"
+    assert "options(deterministic=False) allows" in dict(selection.rejected)["hasty"]
+    assert choose(CASE, engine="hasty").engine == "xla"
+    assert choose(CASE, deterministic=False).engine == "hasty"
+
+
+def test_every_engine_of_the_table_is_deterministic():
+    assert [engine.name for engine in ENGINES if "deterministic" not in engine.notes] == ["xla"]
