@@ -35,6 +35,9 @@ class UnsupportedOperation(NotImplementedError):
         self.primitive, self.where, self.reason = primitive, where, reason
         super().__init__(f"`{primitive}` at {where}: {reason}")
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.primitive, self.where, self.reason)
+
 
 @dataclass(eq=False)
 class Node:

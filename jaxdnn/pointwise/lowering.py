@@ -174,7 +174,7 @@ def _constant(value: Any) -> Any:
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(
-            f"the function closes over an array, {array.dtype.name}{list(array.shape)}; only scalars become part of a "
+            f"the function holds an array, {array.dtype.name}{list(array.shape)}; only scalars become part of a "
             "kernel: pass it as an operand, as in `matmul(x, w, b, epilogue=lambda acc, b: acc + b)`"
         )
     return array.reshape(())

@@ -20,7 +20,7 @@ from jax import lax
 from jax._src import dispatch
 from jax._src.lax.lax import _convert_element_type
 from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
@@ -124,9 +124,10 @@ class MultilinearOp:
         return [gradients.get(name, ad.Zero(wanted[name])) if name in wanted else None for name in spec.inputs]
 
 
-def used_inputs(jaxpr: Any) -> list[bool]:
-    """Of each input, whether an output depends on it."""
-    return list(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
+def live(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
+    """What outputs depend on: the equations, and of each input whether they do. The jaxpr has these inputs alone."""
+    kept, used = pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars))
+    return ClosedJaxpr(kept, jaxpr.consts), tuple(used)
 
 
 def weakly_typed(array: Any) -> Any:

@@ -15,8 +15,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from jaxdnn.pointwise import Program, UnsupportedOperation, trace
-from jaxdnn.primitives._define import MultilinearOp, used_inputs
-from jaxdnn.primitives.derivative import EpilogueSpec, tangents_of
+from jaxdnn.primitives._define import MultilinearOp, live
+from jaxdnn.primitives.derivative import EpilogueSpec, Rule, tangents_of
 from jaxdnn.primitives.epilogue import Epilogue, program_factors
 from jaxdnn.primitives.layout import contract, explicit_sharding, moved, rearranged, with_batch
 from jaxdnn.primitives.promotion import gradient_dtype, saved_dtype, summed
@@ -223,8 +223,9 @@ class MatmulSpec(Spec):
 
         pair = [jax.typeof(inputs[name]) for name in ("a", self.rights[0])]
         sums = jax.make_jaxpr(self.plain(self.accumulator).evaluate)(*pair).out_avals * count
-        jaxpr = jax.make_jaxpr(push_forward)([*sums, *map(jax.typeof, extras)], [*map(jax.typeof, directions)]).jaxpr
-        form = self._saving(inputs) if any(used_inputs(jaxpr)[:count]) else self
+        traced = jax.make_jaxpr(push_forward)([*sums, *map(jax.typeof, extras)], [*map(jax.typeof, directions)])
+        jaxpr, used = live(traced)
+        form = self._saving(inputs) if any(used[:count]) else self
         outputs = matmul(form, inputs)
         kept = dict(zip(self.outputs, (outputs[name] for name in form.outputs), strict=False))
         assert form.epilogue is not None
@@ -241,7 +242,7 @@ class MatmulSpec(Spec):
             )
             arrays = dict(zip(spec.inputs, [*saved, *extras], strict=True))
             d_arrays = {spec.inputs[i]: direction for i, direction in zip(moving, directions, strict=True)}
-            d_outputs = tangents_of(spec, str(jaxpr), arrays, d_arrays)
+            d_outputs = tangents_of(spec, Rule.of(jaxpr, used), arrays, d_arrays)
             return kept, {name: d_outputs[i] for i, name in enumerate(self.outputs) if i in d_outputs}
         # The derivative does not depend on the sums, whatever they are.
         like = next((d_sum for d_sum in d_sums if d_sum is not None), None)

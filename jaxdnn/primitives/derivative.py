@@ -4,17 +4,79 @@ d_sums = f'(sums, operands) * dy, and what of it is summed for operands that bro
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.linear_util import WrappedFun
 
 from jaxdnn.pointwise import Program
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Signature, Spec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a derivative computes. Rules are equal only if they compute the same.
+
+    Attributes:
+      digest: of its jaxpr, and of the numbers in the arrays that it holds.
+      opaque: what else it holds: functions that are traced later, as those of a `custom_vjp` are, and callbacks.
+    """
+
+    digest: str = ""
+    opaque: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> "Rule":
+        """The rule of a derivative's jaxpr, which takes those inputs that are used."""
+        digest, opaque = hashlib.sha256(f"{used} {jaxpr.jaxpr}".encode()), []
+        for held in _held(jaxpr):
+            if isinstance(held, np.ndarray):
+                digest.update(repr((held.shape, held.dtype)).encode() + held.tobytes())
+            else:
+                opaque.append(held)
+        return Rule(digest.hexdigest()[:16], tuple(opaque))
+
+    def __repr__(self) -> str:
+        return self.digest
+
+
+class _Itself:
+    """An array whose numbers are not known, equal to itself alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.array is other.array
+
+    def __hash__(self) -> int:
+        return id(self.array)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """The arrays and functions that a jaxpr holds, or a parameter of its equations."""
+    if isinstance(value, ClosedJaxpr):
+        for array in value.consts:
+            known = not isinstance(array, Tracer) and not jnp.issubdtype(array.dtype, jax.dtypes.extended)
+            yield np.asarray(array) if known else _Itself(array)
+        yield from _held(value.jaxpr)
+    elif isinstance(value, Jaxpr):
+        for equation in value.eqns:
+            yield from _held(tuple(equation.params.values()))
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _held(element)
+    elif callable(value) or isinstance(value, WrappedFun):
+        yield value
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +95,7 @@ class EpilogueSpec(Spec):
     op = "epilogue"
 
     epilogue: Epilogue | None = None
-    derivative: str = ""
+    derivative: Rule = Rule()
     sum_count: int = 1
     operand_count: int = 0
     accumulator: str = "float32"
@@ -99,13 +161,13 @@ _epilogue = Op(EpilogueSpec)
 
 
 def tangents_of(
-    spec: EpilogueSpec, text: str, arrays: Mapping[str, Any], tangents: Mapping[str, Any]
+    spec: EpilogueSpec, rule: Rule, arrays: Mapping[str, Any], tangents: Mapping[str, Any]
 ) -> Mapping[int, Any]:
     """The tangents of an epilogue's floating outputs, by their number.
 
     Args:
       spec: of the epilogue.
-      text: of the jaxpr of its tangent.
+      rule: of its tangent.
       arrays: the saved sums and the operands, by the names of the spec's inputs.
       tangents: of those that have one.
     """
@@ -114,7 +176,6 @@ def tangents_of(
     if options.engine not in ("xla", "pointwise"):
         options = replace(options, engine=None, knobs=())
     active = tuple(name for name in spec.inputs if name in tangents)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    tangent = spec.replace(direction="tangent", active=active, derivative=digest, options=options)
+    tangent = spec.replace(direction="tangent", active=active, derivative=rule, options=options)
     results = _epilogue(tangent, {**arrays, **{f"d_{name}": tangents[name] for name in active}})
     return {int(name.removeprefix("d_y")): d_y for name, d_y in results.items()}

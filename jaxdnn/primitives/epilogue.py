@@ -3,12 +3,15 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxdnn.pointwise import Index, Program
+from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.extrema import located
 
 
@@ -62,6 +65,25 @@ def as_operand(number: int, operand: Any) -> jax.Array:
     except (TypeError, ValueError):
         kind = type(operand).__name__
         raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
+
+
+def strongly_typed(
+    epilogue: Callable[..., Any], sum_count: int, operands: Sequence[jax.Array]
+) -> tuple[Callable[..., Any], list[jax.Array]]:
+    """The same function of operands that have dtypes of their own, as those of a kernel have.
+
+    In the function, what the caller gave as a Python number is one again, whose dtype gives way to an array's.
+    """
+    weak = [jax.typeof(operand).weak_type for operand in operands]
+    if not any(weak):
+        return epilogue, list(operands)
+
+    @wraps(epilogue)
+    def of_strong(*arrays: Any) -> Any:
+        given = zip(arrays[sum_count:], weak, strict=True)
+        return epilogue(*arrays[:sum_count], *(weakly_typed(x) if is_weak else x for x, is_weak in given))
+
+    return of_strong, [lax.convert_element_type(operand, operand.dtype) for operand in operands]
 
 
 def apply_after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:

@@ -14,7 +14,7 @@ from jaxdnn.pointwise import UnsupportedOperation
 from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.contraction import matmul as _matmul
-from jaxdnn.primitives.epilogue import Epilogue, apply_after, as_operand, check_epilogue
+from jaxdnn.primitives.epilogue import Epilogue, apply_after, as_operand, check_epilogue, strongly_typed
 from jaxdnn.primitives.extrema import located
 from jaxdnn.primitives.in_place import check_places, checked_aliases
 from jaxdnn.primitives.layout import Labels, arrange
@@ -67,9 +67,9 @@ def matmul(
       The product, or what the epilogue returns.
 
     Raises:
-      TypeError: a or b is no array of numbers, or the epilogue returns no array or closes over one.
-      ValueError: shapes do not fit, the epilogue has side effects or returns another shape, or a result can't take the
-        place of an operand.
+      TypeError: a or b is no array of numbers, or the epilogue returns no array or closes over a traced one.
+      ValueError: shapes do not fit, the epilogue has side effects, holds an array of several elements, or returns
+        another shape, or a result can't take the place of an operand.
       jaxdnn.NoEngineError, jaxdnn.UnsupportedOperation: under `options(fallback=False)`, no kernel serves the call.
 
     Example:
@@ -229,9 +229,11 @@ def gated_linear_unit(
 
     def gated(gate: jax.Array, up: jax.Array, *rest: jax.Array) -> jax.Array:
         added = dict(zip(biases, rest, strict=True))
-        gate = gate + added["gate_bias"].astype(gate.dtype) if "gate_bias" in added else gate
-        up = up + added["up_bias"].astype(up.dtype) if "up_bias" in added else up
-        return activation(gate) * up
+
+        def biased(sums: jax.Array, name: str) -> jax.Array:
+            return sums + jnp.broadcast_to(added[name].astype(sums.dtype), sums.shape) if name in added else sums
+
+        return activation(biased(gate, "gate_bias")) * biased(up, "up_bias")
 
     name = getattr(activation, "__name__", type(activation).__name__)
     gated.__name__ = f"{name}(gate) * up"
@@ -263,6 +265,7 @@ def _apply(
         spec, arrays = arrange(spec.replace(dtype=dtype), left, rights, result, batch)
         return _matmul(spec, dict(zip(spec.inputs, arrays, strict=True)))["y"]
     operands = [as_operand(i, operand) for i, operand in enumerate(operands)]
+    epilogue, operands = strongly_typed(epilogue, len(rights), operands)
     spec, arrays = arrange(spec.replace(dtype=spec.accumulator), left, rights, result, batch)
     fused = spec.replace(operand_count=len(operands))
     inputs = dict(zip(fused.inputs, [*arrays, *operands], strict=True))

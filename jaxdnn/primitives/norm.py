@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxdnn.config import current_options
@@ -94,9 +93,9 @@ class NormSpec(Spec):
         outputs.append(jnp.squeeze(rstd, axes))
         y = centered * rstd
         if self.has_scale:
-            y = y * (inputs["scale"].astype(compute) + self.scale_offset)
+            y = y * jnp.broadcast_to(inputs["scale"].astype(compute) + self.scale_offset, y.shape)
         if self.has_bias:
-            y = y + inputs["bias"].astype(compute)
+            y = y + jnp.broadcast_to(inputs["bias"].astype(compute), y.shape)
         sums = () if self.residual == "absent" else (total,)
         return (y.astype(self.dtype), *sums, *(outputs if self.statistics else ()))
 
@@ -321,6 +320,9 @@ def _axes(kind: str, axis: int | Sequence[int], x: jax.Array) -> tuple[int, ...]
 
 
 def _number(kind: str, name: str, value: Any) -> float:
-    if not isinstance(value, Real | np.number) or isinstance(value, bool):
-        raise TypeError(f"{kind}: {name} must be a Python number, known when tracing; got {value!r}")
-    return float(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{kind}: {name} must be a real number, known when tracing; got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{kind}: {name} must be a number that a float can hold; got one that is larger") from None
