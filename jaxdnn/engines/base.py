@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Numerical notes for the user: "deterministic", without which only `options(deterministic=False)` runs it, ..."""
+        """Notes for the user: "tensor cores", or "deterministic", without which `options(deterministic=True)` forbids it."""
         ...
 
     def supports(self, spec: Any, signature: Signature, target: Target) -> str | None:

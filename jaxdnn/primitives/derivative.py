@@ -64,12 +64,10 @@ class _Itself:
 
 def _held(value: Any) -> Iterator[Any]:
     """The arrays and functions that a jaxpr holds, or a parameter of its equations."""
-    if isinstance(value, ClosedJaxpr):
-        for array in value.consts:
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):  # which JAX 0.11 makes one type
+        for array in getattr(value, "consts", ()):
             known = not isinstance(array, Tracer) and not jnp.issubdtype(array.dtype, jax.dtypes.extended)
             yield np.asarray(array) if known else _Itself(array)
-        yield from _held(value.jaxpr)
-    elif isinstance(value, Jaxpr):
         for equation in value.eqns:
             yield from _held(tuple(equation.params.values()))
     elif isinstance(value, (tuple, list)):
