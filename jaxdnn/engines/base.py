@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user: "tensor cores", or "deterministic", without which `options(deterministic=True)` forbids it."""
+        """Notes for the user: "tensor cores", or "deterministic", which `options(deterministic=True)` asks for."""
         ...
 
     def supports(self, spec: Any, signature: Signature, target: Target) -> str | None:
