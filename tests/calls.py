@@ -8,19 +8,24 @@ import jax.numpy as jnp
 
 from jaxdnn import CUSTOM_CALLS, explain, options
 from jaxdnn.engines import ENGINES
-from jaxdnn.planning.calls import Call, find_differentiated_calls
+from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 
 
 @functools.cache
 def calls_of(case: Any, mapped: tuple[int | None, ...] | None = None) -> tuple[Call, ...]:
-    """The forward and the backward call of a case, under vmap over four elements if `mapped` has its in_axes."""
+    """The calls of a case, with those of its gradient if it has one, under vmap over four elements if `mapped` has its
+    in_axes.
+    """
     arrays = [jax.ShapeDtypeStruct(case.shape_of(name), jnp.dtype(dtype)) for name, dtype in case.dtypes.items()]
     function = case.call
     if mapped is not None:
         sizes = [(4,) if axis == 0 else () for axis in mapped]
         arrays = [jax.ShapeDtypeStruct(size + a.shape, a.dtype) for size, a in zip(sizes, arrays, strict=True)]
         function = jax.vmap(case.call, mapped)
-    return tuple(find_differentiated_calls(function, *arrays))
+    try:
+        return tuple(find_differentiated_calls(function, *arrays))
+    except NoDerivative:
+        return tuple(find_calls(function, *arrays))
 
 
 def native_calls(text: str) -> int:
