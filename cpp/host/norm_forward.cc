@@ -6,6 +6,7 @@
 //     x (+ residual -> sum) --sum--> mean --sum of squares--> rstd --(s - mean) * rstd * (scale + offset) + bias--> y
 //
 // Bytes: x, y (and residual, sum) once. Flops: about 8 an element.
+#include <algorithm>
 #include <cmath>
 
 #include "host_kernel.h"
@@ -71,7 +72,18 @@ struct Forward {
       const Vector<C> centered_s = keep(load(s + column) - center, lanes);
       sums[0] += centered_s * centered_s;
     });
-    const C inverse = C(1 / std::sqrt(squares[0] / double(columns) + epsilon));
+    double variance = squares[0] / double(columns);
+    // Where numbers are nearly equal, what rounding has left of their mean is much of what they differ from it by.
+    constexpr double kNearlyEqual = 1. / 256;
+    if (centered && variance < kNearlyEqual * double(center) * double(center)) {
+      const auto rest = sum_columns<C, 1>(columns, [&](int64_t column, auto lanes, Vector<C>* sums) {
+        sums[0] += keep(load(s + column) - center, lanes);
+      });
+      const double error = rest[0] / double(columns);
+      center = C(double(center) + error);
+      variance = std::max(variance - error * error, 0.0);
+    }
+    const C inverse = C(1 / std::sqrt(variance + epsilon));
     if (mean) mean.group(group)[row] = center;
     if (rstd) rstd.group(group)[row] = inverse;
 

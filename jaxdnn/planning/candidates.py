@@ -12,13 +12,12 @@ from jaxdnn.engines.base import Engine
 from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature, Spec
 
+_LARGEST_KNOB = 2**31
+
 
 def engines_for(spec: Spec) -> list[Engine]:
     """The engine table's rows for this op, in order."""
     return [engine for engine in ENGINES if engine.op in (spec.op, "any")]
-
-
-_LARGEST_KNOB = 2**31
 
 
 def serves_everything(engine: Engine) -> bool:
