@@ -50,21 +50,21 @@ class Epilogue:
         return f"Epilogue({self.program.title!r}, {hashlib.sha256(meaning.encode()).hexdigest()[:8]})"
 
 
-def check_epilogue(epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> None:
-    """Raises unless there is a function, or nothing that one would be for."""
+def checked_operands(epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> list[jax.Array]:
+    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for."""
     if epilogue is None and operands:
         raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
     if epilogue is not None and not callable(epilogue):
         raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
 
+    def as_array(number: int, operand: Any) -> jax.Array:
+        try:
+            return jnp.asarray(operand)
+        except (TypeError, ValueError):
+            kind = type(operand).__name__
+            raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
 
-def as_operand(number: int, operand: Any) -> jax.Array:
-    """The epilogue's operand of this number, as an array."""
-    try:
-        return jnp.asarray(operand)
-    except (TypeError, ValueError):
-        kind = type(operand).__name__
-        raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
+    return [as_array(number, operand) for number, operand in enumerate(operands)]
 
 
 def strongly_typed(
@@ -86,15 +86,14 @@ def strongly_typed(
     return of_strong, [lax.convert_element_type(operand, operand.dtype) for operand in operands]
 
 
-def apply_after(sums: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None, out_dtype: Any) -> Any:
-    """The epilogue as a JAX function of its own, applied to the sums: one array, or a list of them."""
-    sums = sums if isinstance(sums, list) else [sums]
-    returned = sums[0] if epilogue is None else located(epilogue)(*sums, *map(jnp.asarray, operands))
-    if out_dtype is None:
-        return returned
+def apply_after(
+    sums: Sequence[jax.Array], operands: Sequence[jax.Array], epilogue: Callable[..., Any] | None, dtype: str
+) -> Any:
+    """The epilogue as a JAX function of its own. What it leaves in the sums' shape and dtype is rounded to `dtype`."""
+    returned = sums[0] if epilogue is None else located(epilogue)(*sums, *operands)
 
     def rounded(leaf: Any) -> Any:
-        return leaf.astype(out_dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
+        return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
 
     return jax.tree.map(rounded, returned)
 

@@ -11,15 +11,14 @@ from jax import lax
 
 from jaxdnn.config import current_options
 from jaxdnn.pointwise import UnsupportedOperation
-from jaxdnn.primitives._define import weakly_typed
 from jaxdnn.primitives.contraction import MatmulSpec
 from jaxdnn.primitives.contraction import matmul as _matmul
-from jaxdnn.primitives.epilogue import Epilogue, apply_after, as_operand, check_epilogue, strongly_typed
+from jaxdnn.primitives.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
 from jaxdnn.primitives.extrema import located
 from jaxdnn.primitives.in_place import check_places, checked_aliases
 from jaxdnn.primitives.layout import Labels, arrange
 from jaxdnn.primitives.out_sharding import sharded_product
-from jaxdnn.primitives.promotion import accumulator, dtype_name, preferred_type, promoted
+from jaxdnn.primitives.promotion import accumulator, as_weak, dtype_name, preferred_type, promoted
 
 # JAX keeps what it has traced of functions that it jits, so that calls of the same types take no time to check.
 _jit = partial(jax.jit, static_argnames=("precision", "preferred_element_type"))
@@ -105,7 +104,7 @@ def matmul(
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
     spec = _spec(a.dtype, b.dtype, dtype, precision, preferred)
     y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
-    return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
+    return as_weak(y, type_of, epilogue, out_dtype)
 
 
 def dot_general(
@@ -172,7 +171,7 @@ def dot_general(
     spec = _spec(lhs.dtype, rhs.dtype, dtype, precision, preferred_element_type)
     sides = (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))]
     y = _apply(spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
-    return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
+    return as_weak(y, type_of, epilogue, out_dtype)
 
 
 def gated_linear_unit(
@@ -260,11 +259,10 @@ def _apply(
 ) -> Any:
     """Binds the primitive for arrays with labels: see `arrange`."""
     dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
-    check_epilogue(epilogue, operands)
+    operands = checked_operands(epilogue, operands)
     if epilogue is None:
         spec, arrays = arrange(spec.replace(dtype=dtype), left, rights, result, batch)
         return _matmul(spec, dict(zip(spec.inputs, arrays, strict=True)))["y"]
-    operands = [as_operand(i, operand) for i, operand in enumerate(operands)]
     epilogue, operands = strongly_typed(epilogue, len(rights), operands)
     spec, arrays = arrange(spec.replace(dtype=spec.accumulator), left, rights, result, batch)
     fused = spec.replace(operand_count=len(operands))
@@ -275,7 +273,7 @@ def _apply(
         if not spec.options.fallback:
             raise
         sums = _matmul(spec.replace(unfused=str(error)), inputs)
-        return apply_after(list(sums.values()), operands, epilogue, dtype)
+        return apply_after([*sums.values()], operands, epilogue, dtype)
 
     stored = program.with_output_dtype(dtype)
     check_places(aliases, stored, [fused.sizes(inputs)[label] for label in fused.labels("y")], operands)

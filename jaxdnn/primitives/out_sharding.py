@@ -8,9 +8,8 @@ import jax
 
 from jaxdnn.config import current_options
 from jaxdnn.planning.select import NoEngineError
-from jaxdnn.primitives._define import weakly_typed
-from jaxdnn.primitives.epilogue import apply_after, as_operand, check_epilogue
-from jaxdnn.primitives.promotion import accumulator, dtype_name
+from jaxdnn.primitives.epilogue import apply_after, checked_operands
+from jaxdnn.primitives.promotion import accumulator, as_weak, dtype_name
 
 
 def sharded_product(
@@ -22,7 +21,7 @@ def sharded_product(
     aliases: Mapping[int, int],
 ) -> Any:
     """The epilogue of a product, a function of `preferred_element_type` that states its own sharding."""
-    check_epilogue(epilogue, operands)
+    operands = checked_operands(epilogue, operands)
     if not current_options().fallback:
         raise NoEngineError("matmul: with out_sharding the call is XLA's, which options(fallback=False) forbids")
     if aliases:
@@ -31,6 +30,5 @@ def sharded_product(
         )
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
     sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
-    operands = [as_operand(i, operand) for i, operand in enumerate(operands)]
-    y = apply_after(sums, operands, epilogue, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
-    return weakly_typed(y) if type_of.weak_type and epilogue is None and out_dtype is None else y
+    y = apply_after([sums], operands, epilogue, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
+    return as_weak(y, type_of, epilogue, out_dtype)

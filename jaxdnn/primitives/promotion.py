@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdnn.primitives._define import weakly_typed
+
 FEW_PRODUCTS = 2**20  # so many that widening their factors takes next to no time
 
 
@@ -114,3 +116,8 @@ def gradient_dtype(dtype: Any) -> Any:
 def dtype_name(dtype: Any) -> str:
     """The name of what JAX makes of a user's dtype."""
     return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype.name
+
+
+def as_weak(y: Any, jax_type: Any, epilogue: Any, out_dtype: Any) -> Any:
+    """A product as weakly typed as JAX's own, unless an epilogue or the caller has given it a dtype."""
+    return weakly_typed(y) if jax_type.weak_type and epilogue is None and out_dtype is None else y
