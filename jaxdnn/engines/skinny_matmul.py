@@ -234,6 +234,7 @@ def _multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue)
         "Narrow": one.width,
         "Stages": knobs.stages,
         "Splits": knobs.split_k,
+        "Once": product.batch == 1 or one.wide[0].batch_stride != 0,
     }
 
     def parameter(name: str, field: str, matrix: Matrix, along: bool, extent: int) -> Parameter:

@@ -14,7 +14,8 @@
 
 namespace jaxdnn {
 
-template <class T, int kExtent, bool kAlongExtent, int kSharers>
+/// `kOnce` says that no other block reads the tile.
+template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false>
 struct OperandTile {
   static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
   static constexpr int kDepth = 128 / kBytesOfT;  // elements of K
@@ -24,6 +25,7 @@ struct OperandTile {
   static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
   static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
   static_assert(!kAlongExtent || kExtent % 64 == 0, "chunks have 64 elements");
+  static_assert(!kOnce || kSharers == 1, "other blocks read what is shared");
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
   /// By one thread: this block's part of the tile, for the blocks whose bits are in `blocks`.
@@ -60,7 +62,9 @@ struct OperandTile {
  private:
   static __device__ __forceinline__ void box(const TensorMap* map, unsigned destination, unsigned barrier,
                                              unsigned short blocks, int x, int y, int z) {
-    if constexpr (kSharers > 1) {
+    if constexpr (kOnce) {
+      ptx::tensor_load_once(destination, map, barrier, x, y, z);
+    } else if constexpr (kSharers > 1) {
       ptx::tensor_load_multicast(destination, map, barrier, blocks, x, y, z);
     } else {
       ptx::tensor_load(destination, map, barrier, x, y, z);

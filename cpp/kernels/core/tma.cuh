@@ -27,6 +27,17 @@ __device__ __forceinline__ void tensor_load(unsigned destination, const TensorMa
       : "memory");
 }
 
+/// Of what no other block reads: the L2 cache gives its lines up first.
+__device__ __forceinline__ void tensor_load_once(unsigned destination, const TensorMap* map, unsigned barrier, int x,
+                                                 int y, int z) {
+  constexpr unsigned long long kEvictFirst = 0x12f0000000000000;  // what createpolicy with L2::evict_first returns
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
+      : "memory");
+}
+
 /// Writes at `destination`, and signals `barrier`, in every block of the cluster that `blocks` has a bit for.
 __device__ __forceinline__ void tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
                                                       unsigned short blocks, int x, int y, int z) {
