@@ -15,8 +15,8 @@ import jaxdnn
 from jaxdnn import _native
 from jaxdnn.config import Options
 from jaxdnn.device import gpus
-from jaxdnn.engines import ENGINES
 from jaxdnn.engines.base import Engine
+from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.select import select
 from jaxdnn.pointwise import trace
 from jaxdnn.primitives.contraction import MatmulSpec

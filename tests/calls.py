@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn import CUSTOM_CALLS, explain, options
-from jaxdnn.engines import ENGINES
+from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 
 

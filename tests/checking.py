@@ -12,7 +12,7 @@ import pytest
 from tolerance import around, exact_and_tolerance, tolerated
 
 import jaxdnn
-from jaxdnn.engines import ENGINES
+from jaxdnn.engines.table import ENGINES
 
 
 def platform() -> str:

@@ -12,7 +12,7 @@ import pytest
 import jaxdnn
 from jaxdnn import __main__ as commands
 from jaxdnn.bench import report
-from jaxdnn.engines import ENGINES
+from jaxdnn.engines.table import ENGINES
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,7 +19,7 @@ from test_vjp import arguments, vjp
 import jaxdnn
 from jaxdnn import device
 from jaxdnn.config import Options
-from jaxdnn.engines import ENGINES
+from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.candidates import engines_for
 from jaxdnn.planning.select import select
 

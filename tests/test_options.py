@@ -7,9 +7,9 @@ from cases import F32
 from matmul_cases import product
 from test_engines import CASE, choose
 
-from jaxdnn.engines import ENGINES
+from jaxdnn.engines import table
 from jaxdnn.engines.host_norm import HostNorm
-from jaxdnn.planning import candidates
+from jaxdnn.engines.table import ENGINES
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ class Hasty(HostNorm):
 
 
 def test_deterministic(monkeypatch):
-    monkeypatch.setattr(candidates, "ENGINES", (Hasty(), *ENGINES))
+    monkeypatch.setattr(table, "ENGINES", (Hasty(), *ENGINES))
     selection = choose(CASE)
     assert selection.engine == "host"
     assert "options(deterministic=False) allows" in dict(selection.rejected)["hasty"]

@@ -7,7 +7,6 @@ from typing import Any
 from jaxdnn import _native
 from jaxdnn.config import Options
 from jaxdnn.device import Target
-from jaxdnn.engines import ENGINES
 from jaxdnn.engines.base import Engine
 from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature, Spec
@@ -15,9 +14,15 @@ from jaxdnn.spec import Signature, Spec
 _LARGEST_KNOB = 2**31
 
 
+def _engines() -> tuple[Engine, ...]:
+    from jaxdnn.engines.table import ENGINES  # when a call is planned: it takes half of the time of `import jaxdnn`
+
+    return ENGINES
+
+
 def engines_for(spec: Spec) -> list[Engine]:
     """The engine table's rows for this op, in order."""
-    return [engine for engine in ENGINES if engine.op in (spec.op, "any")]
+    return [engine for engine in _engines() if engine.op in (spec.op, "any")]
 
 
 def serves_everything(engine: Engine) -> bool:
@@ -77,6 +82,6 @@ def with_knobs(engine: Engine, config: Any, knobs: dict[str, Any]) -> Any:
 
 def check_engine_name(options: Options) -> None:
     """Raises ValueError if `options` name an engine that does not exist."""
-    names = list(dict.fromkeys(engine.name for engine in ENGINES))
+    names = list(dict.fromkeys(engine.name for engine in _engines()))
     if options.engine is not None and options.engine not in names:
         raise ValueError(f"options: there is no engine {options.engine!r}; the engines are {', '.join(names)}")
