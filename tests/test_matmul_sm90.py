@@ -135,7 +135,7 @@ def test_configurations_compile(name):
     found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), group=8) for knobs in offered))
     assert found
     if name not in ("square", "gelu", "several", "reductions", "deep"):  # those try every tile
-        found = found[:5]
+        found = found[:6]
     for knobs in found:
         plan = ENGINE.build(knobs, product, H100, name)
         bounds = launch_bounds(plan.unit)

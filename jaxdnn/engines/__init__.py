@@ -1,1 +1,1 @@
-"""Engines: each serves calls of one op on one platform; table.py has them in order."""
+"""Engines: each serves calls of one op on one platform, the last one any call; table.py has them in order."""
