@@ -44,8 +44,8 @@ def cases() -> Iterator[Case]:
         fused, plain = (partial(matmul, precision="highest") for matmul in (jaxdnn.matmul, jnp.matmul))
         yield _case("matmul, HIGHEST", shape, F32, [shape], fused, plain)
         yield _case("matmul", shape, F32, [shape], jaxdnn.matmul, jnp.matmul)
-    for shape in ((128, 128, 64), (128, 64, 128)):
-        yield _case("matmul, 4096 times", shape, BF16, [shape], jaxdnn.matmul, jnp.matmul, batch=(4096,))
+    for count, shape in ((4096, (128, 128, 64)), (4096, (128, 64, 128)), (8192, (64, 64, 64))):
+        yield _case(f"matmul, {count} times", shape, BF16, [shape], jaxdnn.matmul, jnp.matmul, batch=(count,))
     yield _gradient((8192, 14_336, 4096), BF16)
 
 

@@ -102,7 +102,7 @@ def matmul(
     # Dimensions of a alone that come after all of b's are more rows.
     batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
-    spec = _spec(a.dtype, b.dtype, dtype, precision, preferred)
+    spec = _spec(a.dtype, b.dtype, dtype, precision)
     y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
@@ -168,7 +168,7 @@ def dot_general(
     for label, left, right in zip(batch, lhs_batch, rhs_batch, strict=True):
         of_lhs[left] = of_rhs[right] = label
     result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
-    spec = _spec(lhs.dtype, rhs.dtype, dtype, precision, preferred_element_type)
+    spec = _spec(lhs.dtype, rhs.dtype, dtype, precision)
     sides = (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))]
     y = _apply(spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
@@ -240,7 +240,7 @@ def gated_linear_unit(
     _, up = promoted(x, up, dtype)
     of_x = (*range(x.ndim - 1), "contracted")
     of_b = ("contracted", "columns")
-    spec = _spec(x.dtype, gate.dtype, dtype, precision, preferred)
+    spec = _spec(x.dtype, gate.dtype, dtype, precision)
     rights = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
     return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
@@ -292,10 +292,10 @@ def _apply(
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.outputs])
 
 
-def _spec(a: Any, b: Any, dtype: Any, precision: Any, preferred: Any) -> MatmulSpec:
+def _spec(a: Any, b: Any, dtype: Any, precision: Any) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
     vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
-    traced = _dot.trace(*vectors, precision=precision, preferred_element_type=preferred).jaxpr
+    traced = _dot.trace(*vectors, precision=precision).jaxpr
     return MatmulSpec(
         accumulator=accumulator(a, jnp.dtype(dtype)).name,
         dtype=jnp.dtype(dtype).name,
