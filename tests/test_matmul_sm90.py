@@ -71,6 +71,10 @@ def backward(cotangent, sums, bias):
     return gradient, jnp.sum(gradient, axis=(0, 1))
 
 
+def scaled(sums, scale, bias):
+    return jax.nn.gelu(sums * scale + bias)
+
+
 def quantized(sums, scale):
     return (sums.astype(jnp.float32) * scale).astype(jnp.int8)
 
@@ -88,6 +92,9 @@ CASES = {
     "transposed": case(4096, 4096, 4096, "float16", a_transposed=True, b_transposed=True),
     "gelu": case(4096, 4096, 4096, epilogue=gelu, operands=BIAS),
     "saved": case(4096, 4096, 4096, epilogue=saved, operands=BIAS),
+    "silu": case(4096, 4096, 4096, epilogue=lambda sums, bias: jax.nn.silu(sums + bias), operands=BIAS),
+    "elu": case(4096, 4096, 4096, epilogue=jax.nn.elu),
+    "rows": case(4096, 4096, 4096, epilogue=lambda sums, a, b: sums * a + b, operands=BIAS * 2),
     "long": case(4096, 4096, 512, epilogue=long, operands=BIAS),
     "gated": case(4096, 4096, 4096, sums=2, epilogue=gated),
     "several": case(300, 520, 136, batch=2, epilogue=several, operands=SEVERAL),
@@ -100,7 +107,10 @@ CASES = {
     "backward": case(
         4096, 4096, 4096, b_transposed=True, epilogue=backward, operands=(("bfloat16", (1, 4096, 4096)), *BIAS)
     ),
-    "float8": case(4096, 4096, 4096, FLOAT8[0], b_dtype=FLOAT8[1], b_transposed=True),
+    "float8": case(8192, 8192, 4096, FLOAT8[0], b_dtype=FLOAT8[1], b_transposed=True),
+    "float8, scaled": case(
+        8192, 4096, 4096, FLOAT8[0], b_transposed=True, epilogue=scaled, operands=(("float32", (1, 1, 1)), *BIAS)
+    ),
     "float8, copied": case(4096, 4096, 512, FLOAT8[1]),
     "float32": case(2048, 2048, 2048, "float32"),
     "int8": case(4096, 4096, 4096, "int8", b_transposed=True),
@@ -309,3 +319,29 @@ def test_results_of_a_gpu(name):
                 assert np.linalg.norm(result - exact) < 2.0**-10 * np.linalg.norm(exact)
         else:
             check(one, product, results, expected)
+
+
+# Two multiprocessors work through so many tiles that three warp groups pay.
+MANY_ROUNDS = {
+    "bfloat16": case(1130, 632, 1008),
+    "float8": case(1130, 632, 1008, FLOAT8[0], b_transposed=True),
+    "float8 mixed": case(1130, 632, 1010, FLOAT8[0], b_dtype=FLOAT8[1]),
+    "float8 scaled": case(
+        1130, 632, 1008, FLOAT8[0], b_transposed=True, epilogue=scaled,
+        operands=(("float32", (1, 1, 1)), ("bfloat16", (1, 1, 632))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY_ROUNDS)
+def test_many_rounds(name):
+    one = MANY_ROUNDS[name]
+    product, target = one.product(), replace(device.gpus()[0] if GPU else H100, sm_count=2)
+    offered = list(ENGINE.configurations(product, target))
+    assert (offered[0].consumers == 3) == ("float8" in name)
+    if not GPU or ENGINE.reason(product, target):
+        return
+    arrays = one.arrays()
+    expected = one.expected(arrays)
+    for knobs in offered[:4]:
+        check(one, product, run(ENGINE.build(knobs, product, target, name), product, arrays), expected)

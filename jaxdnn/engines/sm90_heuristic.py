@@ -30,7 +30,9 @@ RATE = 700e12  # flops a second of 16-bit operands
 SHARED_RATE = 185e9
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
-ALONE = 1.07  # time of multiplies by one warp group, which never overlap with another's
+# Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
+# multiply while one adds up 8-bit floats, or stores.
+TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or to compute something of it
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
@@ -38,6 +40,7 @@ SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
+MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take 1 to 2% less energy than two
 CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 TFLOP/s at 2048 x 2048 x 2048
 # Stages of 8-bit floats that the tensor cores sum. A sum of positive numbers comes out too small by 0.05 % with one, by
 # 0.17 % with two and 0.5 % with four, whatever k; without promotion by 7 % with k = 4096, and 25 % with 16384. With
@@ -53,9 +56,10 @@ MOST_SUMS = 192  # registers
 LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what did not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
+EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
 REDUCTION_REGISTERS = 24
 # What does not spill beside the most sums, two warp groups taking turns: up to two 16-bit results of these operations,
-# and a row of 16-bit operands.
+# and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
 
@@ -66,6 +70,8 @@ _SHAPES = (
     Sm90Knobs(tile_m=256, tile_n=128),
     # Of 8-bit floats, 8192 x 28672 x 4096: 1251 TFLOP/s with three slots, 1225 with two, 1213 and 1192 with pairs.
     Sm90Knobs(tile_n=192, cluster_m=1, slots=3),
+    # Likewise, in one run: 1245 TFLOP/s, and 1224 with two warp groups; 1224 and 1219 for 8192 x 4096 x 14336.
+    Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
     Sm90Knobs(tile_n=192),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
     # With few rows memory is the limit: 67 us with three stages, 70 with four, of 128 rows of 16-bit elements.
@@ -105,6 +111,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
+    if knobs.consumers == 3 and not (promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS):
+        return None
     many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
     direct = many or any(tma_reason(result, "a result") for result in stored(product))
     knobs = replace(knobs, tile_n=knobs.tile_n // sums, promotion=promotion, store="direct" if direct else "tma")
@@ -138,8 +146,9 @@ def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
     work += REDUCTION_REGISTERS * len(reduced(product))
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_SUMS
-    limit = LIGHT_SUMS + 64 * bool(knobs.promotion)  # half of them are added to the others, and free then
-    return limit - max(0, work - EPILOGUE_REGISTERS[knobs.consumer_rows])
+    three = knobs.consumers == 3
+    limit = LIGHT_SUMS - 64 * three + 64 * bool(knobs.promotion)  # half of them are added to the others, and free then
+    return limit - max(0, work - (EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]))
 
 
 def operand_registers(operand: EpilogueOperand) -> int:
@@ -159,10 +168,12 @@ def result_registers(result: Matrix | Reduced) -> int:
 def is_light(product: Product) -> bool:
     """Whether the epilogue takes few registers besides those of its operands and results."""
     narrow = all(np.dtype(array.dtype).itemsize == 2 for array in (*product.operands, *product.results))
-    rows = all(operand.broadcast == "row" for operand in product.operands)
+    rows = all(operand.broadcast == "row" for operand in product.operands) and len(product.operands) <= len(product.b)
     light = LIGHT_OPERATIONS.issuperset(product.program.operations) and not product.program.indexed
+    # The argument of a silu is needed twice: 16 bytes spilled, where it is made of an operand too.
+    silu = "logistic" in product.program.operations and product.operands and len(product.b) == 1
     # A tanh that is not part of a gelu takes twice its constants.
-    return narrow and rows and light and "approximate_tanh(" not in functor(product.program).source
+    return narrow and rows and light and not silu and "approximate_tanh(" not in functor(product.program).source
 
 
 def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
@@ -188,7 +199,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
     multiplies = 2 * knobs.tile_m * width * length / (RATE * 2 / size / sm_count)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + width)
-    multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * (ALONE if knobs.consumers == 1 else 1.0)
+    multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * TOGETHER[knobs.consumers]
     shared_a, shared_b = ((1 - MULTICAST) + MULTICAST / n for n in (knobs.cluster_n, knobs.cluster_m))
     loading = (knobs.tile_m * shared_a + loaded * shared_b) * length * size / L2_RATE
     work = sum(result.itemsize for result in stored(product)) / 2 + (0 if product.is_plain else 1)

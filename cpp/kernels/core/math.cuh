@@ -65,7 +65,6 @@ JAXDNN_UNARY(rsqrt, ::rsqrtf, ::rsqrt)
 JAXDNN_UNARY(cbrt, ::cbrtf, ::cbrt)
 JAXDNN_UNARY(exp, ::expf, ::exp)
 JAXDNN_UNARY(exp2, ::exp2f, ::exp2)
-JAXDNN_UNARY(expm1, ::expm1f, ::expm1)
 JAXDNN_UNARY(log, ::logf, ::log)
 JAXDNN_UNARY(log1p, ::log1pf, ::log1p)
 JAXDNN_UNARY(tanh, ::tanhf, ::tanh)
@@ -106,6 +105,20 @@ __device__ __forceinline__ bool is_finite(double x) { return abs(x) < infinity<d
 
 __device__ __forceinline__ float logistic(float x) { return ptx::approximate_reciprocal(1.0f + exp(-x)); }
 __device__ __forceinline__ double logistic(double x) { return 1.0 / (1.0 + exp(-x)); }
+
+/// CUDA's own in half the instructions, of which ptxas would begin those of all elements before it ends the first: 1 KB
+/// of spills. Near zero the series, to the eighth power; elsewhere the difference is 2^-23 off, of at least 0.39.
+__device__ __forceinline__ float expm1(float x) {
+  float series = 1.0f / 40320;
+  series = 1.0f / 5040 + x * series;
+  series = 1.0f / 720 + x * series;
+  series = 1.0f / 120 + x * series;
+  series = 1.0f / 24 + x * series;
+  series = 1.0f / 6 + x * series;
+  series = 0.5f + x * series;
+  return abs(x) < 0.5f ? x * (1.0f + x * series) : exp(x) - 1.0f;
+}
+__device__ __forceinline__ double expm1(double x) { return ::expm1(x); }
 
 /// 1 + tanh(x), without the cancellation near zero, in a third of the instructions. gelu is made of this.
 __device__ __forceinline__ float one_plus_tanh(float x) {
