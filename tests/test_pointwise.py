@@ -90,6 +90,7 @@ def test_the_derivative_of_gelu_has_no_cancelling_sums():
     source = functor(collapsed(jax.grad(lambda acc: jnp.sum(jax.nn.gelu(acc))))).source
     assert "math::tanh(" not in source
     assert "math::one_plus_tanh(-" in source
+    assert "math::one_plus_tanh(v" in source
     assert " - " not in source
 
 
