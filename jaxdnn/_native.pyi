@@ -57,8 +57,8 @@ def host_kernels() -> list[str]:
     """Names of the host kernels."""
 
 def counters() -> dict[str, int]:
-    """Since the process began: "executes", "instantiates", "compiles", "memory_hits", "disk_hits", and
-    "execute_nanoseconds" (host time spent in CUDA `execute`)."""
+    """Since the process began: "executes", "instantiates", "compiles", "memory_hits", "disk_hits",
+    "execute_nanoseconds" (host time spent in CUDA `execute`) and "scratch_allocations" (on the host)."""
 
 def set_log(level: int, path: str) -> None:
     """0 silent, 1 info (one line a compile), 2 debug (one line an instantiate and an execute too); "" is stderr."""

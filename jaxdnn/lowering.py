@@ -1,5 +1,7 @@
 """A `Plan` as an XLA custom call, and the registration of the handlers that execute it."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from jaxlib import xla_client
 from jaxdnn import _native
 from jaxdnn.plan import Argument, Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
+_ALIGNMENT = 64  # of scratch on the host: a cache line
 _CUDA, _HOST = CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
 
 
@@ -28,12 +31,12 @@ def register() -> None:
 def custom_call(
     ctx: Any, plan: Plan, operands: Sequence[Any], aliases: Mapping[int, int] | None = None
 ) -> Sequence[Any]:
-    """Emits the custom call that executes `plan` in a primitive's lowering, and drops the scratch from its results.
+    """Emits the custom call that executes `plan` in a primitive's lowering, and drops scratch from its results.
 
     `aliases` are positions of operands, and of the results that take their place in memory. XLA copies an operand that
     something else still needs.
     """
-    scratch = [ShapedArray((size,), np.dtype(np.uint8)) for size in plan.scratch]
+    scratch = [ShapedArray((size,), np.dtype(np.uint8)) for size in plan.scratch] if plan.unit else []
     results = len(ctx.avals_out)
     call = jax.ffi.ffi_lowering(handler(plan), operand_output_aliases=aliases or None)
     with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
@@ -52,13 +55,15 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
       kernel: the name
       geometry: grid, block and cluster (x, y, z each), then the bytes of dynamic shared memory
       arguments: three numbers each: 0, index, offset for an operand; 1, index, offset for a result; 2, size, bits for a
-        scalar; 3, index, 0 for a tensor map; 4, index, 0 for a constant
+        scalar; 3, index, 0 for a tensor map; 4, index, 0 for a constant; 5, offset, 0 for scratch of the launcher
     tensor_maps: a dictionary "0", "1", ...: the buffer as above, data type, rank, dimensions, strides, box, element
       strides, interleave, swizzle, L2 promotion, fill
     constants: a dictionary "0", "1", ... of 64-bit integers, each list once
+    scratch: bytes that the launcher provides
     """
     maps: list[TensorMap] = []
     constants: dict[Constant, int] = {}
+    *starts, end = itertools.accumulate((math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in plan.scratch), initial=0)
 
     def words(argument: Argument) -> tuple[int, int, int]:
         match argument:
@@ -66,8 +71,10 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
                 return 0, index, offset
             case Result(index, offset):
                 return 1, index, offset
-            case Scratch(index, offset):
+            case Scratch(index, offset) if plan.unit:
                 return 1, results + index, offset
+            case Scratch(index, offset):
+                return 5, starts[index] + offset, 0
             case Scalar():
                 return 2, argument.size, argument.bits
             case Constant():
@@ -104,6 +111,8 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
         encoded["tensor_maps"] = {str(i): encode(tensor) for i, tensor in enumerate(maps)}
     if constants:
         encoded["constants"] = {str(i): _int64(*constant.words) for constant, i in constants.items()}
+    if end and not plan.unit:
+        encoded["scratch"] = np.int64(end)
     return encoded
 
 

@@ -104,7 +104,8 @@ class Plan:
       unit: the CUDA translation unit that defines the kernels; empty on the host.
       arch: what the unit is compiled for ("sm_90a"); on the host the instruction set, or empty for the best there is.
       launches: executed in order on one stream.
-      scratch: sizes in bytes of uninitialised buffers, given by XLA as extra results of the custom call.
+      scratch: sizes in bytes of uninitialised buffers: on a GPU extra results of the custom call, which XLA allocates, on
+        the host memory that the launcher keeps.
     """
 
     op: str
@@ -115,5 +116,5 @@ class Plan:
 
     @property
     def workspace(self) -> int:
-        """Bytes of scratch that XLA allocates for this call."""
+        """Bytes of scratch that this call takes."""
         return sum(self.scratch)

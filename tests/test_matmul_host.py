@@ -153,15 +153,15 @@ def test_not_a_number_passes_through_reductions():
 
 def test_calls_may_run_at_once():
     names = ["float32 nn odd", "bfloat16 nn batch", "float64 gelu", "int8 nt", "float32 reductions", "float16 several"]
-    cases = [CASES[name] for name in names] * 6
+    calls = [*itertools.product((CASES[name] for name in names), (None, ODD["packed, splits"]))] * 3
 
-    def compute_here(case):
+    def compute_here(call):
         with jax.default_device(jax.devices("cpu")[0]):  # which a thread does not inherit
-            return compute(case)
+            return compute(*call)
 
-    alone = [compute(case) for case in cases]
+    alone = [compute(*call) for call in calls]
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(compute_here, cases))
+        together = list(pool.map(compute_here, calls))
     assert all(same(*pair) for pair in zip(alone, together, strict=True))
 
 
@@ -219,6 +219,18 @@ def test_a_small_product_is_one_task():
     plan = ENGINE.build(config, product, CPU, "matmul")
     assert [(launch.kernel, launch.grid) for launch in plan.launches] == [("matmul_multiply", (1, 1, 1))]
     assert plan.workspace == 0
+
+
+def test_tiles_pack_for_themselves_where_many_threads_share_them():
+    product = ProductCase(1024, 1024, 1024, "float32").product()
+
+    def best(threads):
+        return next(iter(ENGINE.configurations(product, replace(CPU, sm_count=threads))))
+
+    few, many = best(2), best(16)
+    assert few.pack_a
+    assert few.pack_b
+    assert many == replace(few, pack_a=False, pack_b=False)
 
 
 def test_some_configuration_needs_no_workspace():

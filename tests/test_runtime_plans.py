@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxdnn import _native, lowering
-from jaxdnn.plan import Constant, Launch, Operand, Plan, Result, Scalar, TensorMap
+from jaxdnn.plan import Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 KERNEL = "norm_forward_float32"
 GOOD = Launch(KERNEL, (Operand(0), Result(0)), (0, 1, 1))
@@ -50,6 +50,32 @@ def test_constants_are_stored_once():
     for encoded in attributes["launches"].values():
         assert encoded["arguments"].tolist() == [4, 0, 0, 4, 1, 0, 4, 0, 0]
     call_host(attributes)
+
+
+def test_scratch_lies_on_cache_lines_of_its_own():
+    launch = replace(GOOD, arguments=(Scratch(0), Scratch(1, 8), Scratch(2)))
+    plan = replace(host_plan(launch), scratch=(65, 64, 1))
+    attributes = lowering.attributes(plan, results=1)
+    assert attributes["launches"]["0"]["arguments"].tolist() == [5, 0, 0, 5, 136, 0, 5, 192, 0]
+    assert attributes["scratch"] == 256
+    on_gpu = lowering.attributes(replace(plan, unit="// CUDA"), results=1)
+    assert on_gpu["launches"]["0"]["arguments"].tolist() == [1, 1, 0, 1, 2, 8, 1, 3, 0]
+    assert "scratch" not in on_gpu
+
+
+def test_scratch_is_kept_between_calls():
+    attributes = lowering.attributes(replace(host_plan(GOOD), scratch=(1 << 20,)), results=1)
+    call_host(attributes)
+    before = _native.counters()
+    for _ in range(3):
+        call_host(attributes)
+    assert _native.counters()["scratch_allocations"] == before["scratch_allocations"]
+
+
+def test_scratch_beyond_memory_is_an_error():
+    attributes = lowering.attributes(replace(host_plan(GOOD), scratch=(2**62,)), results=1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxdnn: probe: no memory for {2**62} bytes of scratch"):
+        call_host(attributes)
 
 
 TENSOR_MAP = TensorMap(Operand(0), 7, (8, 4), (32,), (8, 4), (1, 1))
@@ -130,7 +156,7 @@ BAD_ATTRIBUTES = {
     "geometry of 32 bits": (with_launch(geometry=np.ones(10, np.int32)), 'attribute "geometry": Wrong array data type'),
     "geometry too short": (with_launch(geometry=np.arange(1, 10)), "geometry has 9 numbers; it must have 10"),
     "argument cut off": (with_launch(arguments=np.arange(4)), "arguments have 4 words; each takes 3"),
-    "unknown argument kind": (with_launch(arguments=np.array([5, 0, 0])), "argument kind 5; it must be 0 to 4"),
+    "unknown argument kind": (with_launch(arguments=np.array([6, 0, 0])), "argument kind 6; it must be 0 to 5"),
     "scalar of 2 bytes": (with_launch(arguments=np.array([2, 2, 0])), "scalar of 2 bytes; it must have 4 or 8"),
     "no such tensor map": (with_launch(arguments=np.array([3, 0, 0])), "tensor map 0 of 0"),
     "no such constant": (with_launch(arguments=np.array([4, 0, 0])), "constant 0 of 0"),
@@ -141,6 +167,17 @@ BAD_ATTRIBUTES = {
     "constant on CUDA": (
         {**with_launch(arguments=np.array([4, 0, 0])), "unit": "// CUDA", "constants": {"0": np.ones(3, np.int64)}},
         "constants are for host kernels, and this plan has a CUDA unit",
+    ),
+    "scratch beyond its end": (
+        {**with_launch(arguments=np.array([5, 65, 0])), "scratch": np.int64(64)},
+        "launch 0, argument 0: offset into scratch is 65; it must be 0 to 64",
+    ),
+    "no scratch": (with_launch(arguments=np.array([5, 1, 0])), "offset into scratch is 1; it must be 0 to 0"),
+    "negative scratch": ({**with_launch(), "scratch": np.int64(-1)}, "scratch is -1; it must be 0 to"),
+    "scratch of 32 bits": ({**with_launch(), "scratch": np.int32(64)}, 'attribute "scratch": Wrong scalar data type'),
+    "scratch on CUDA": (
+        {**with_launch(arguments=np.array([5, 0, 0])), "unit": "// CUDA", "scratch": np.int64(64)},
+        "scratch from the launcher is for host kernels, and this plan has a CUDA unit",
     ),
 }
 

@@ -22,6 +22,7 @@ struct Counters {
   std::atomic<int64_t> memory_hits{0};
   std::atomic<int64_t> disk_hits{0};
   std::atomic<int64_t> execute_nanoseconds{0};
+  std::atomic<int64_t> scratch_allocations{0};
 };
 
 inline Counters counters;

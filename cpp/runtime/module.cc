@@ -135,9 +135,13 @@ std::map<std::string, std::string> header_texts() {
 }
 
 std::map<std::string, int64_t> counter_values() {
-  return {{"executes", counters.executes},   {"instantiates", counters.instantiates},
-          {"compiles", counters.compiles},   {"memory_hits", counters.memory_hits},
-          {"disk_hits", counters.disk_hits}, {"execute_nanoseconds", counters.execute_nanoseconds}};
+  return {{"executes", counters.executes},
+          {"instantiates", counters.instantiates},
+          {"compiles", counters.compiles},
+          {"memory_hits", counters.memory_hits},
+          {"disk_hits", counters.disk_hits},
+          {"execute_nanoseconds", counters.execute_nanoseconds},
+          {"scratch_allocations", counters.scratch_allocations}};
 }
 
 void set_log_from_python(int level, const std::string& path) {

@@ -107,8 +107,13 @@ Argument decode_argument(const Decoder& at, Plan& plan, const int64_t* word) {
                  "constant " + std::to_string(word[1]) + " of " + std::to_string(plan.constants.size()));
       argument.index = word[1];
       return argument;
+    case 5:
+      argument.kind = Argument::Kind::scratch;
+      at.require(plan.unit.empty(), "scratch from the launcher is for host kernels, and this plan has a CUDA unit");
+      argument.offset = at.within(word[1], 0, plan.scratch, "offset into scratch");
+      return argument;
     default:
-      at.fail("argument kind " + std::to_string(word[0]) + "; it must be 0 to 4");
+      at.fail("argument kind " + std::to_string(word[0]) + "; it must be 0 to 5");
   }
 }
 
@@ -163,6 +168,9 @@ Plan decode_plan(const ffi::Dictionary& attributes) {
       Words words = at.inside("constant " + std::to_string(i)).get<Words>(constants, std::to_string(i));
       plan.constants.emplace_back(words.begin(), words.end());
     }
+  }
+  if (attributes.contains("scratch")) {
+    plan.scratch = at.within(at.get<int64_t>(attributes, "scratch"), 0, std::numeric_limits<int64_t>::max(), "scratch");
   }
   auto launches = at.get<ffi::Dictionary>(attributes, "launches");
   for (size_t i = 0; i < launches.size(); ++i) {

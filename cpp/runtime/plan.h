@@ -28,11 +28,12 @@ struct TensorMap {
 };
 
 struct Argument {
-  enum class Kind { buffer, scalar, tensor_map, constant };
+  enum class Kind { buffer, scalar, tensor_map, constant, scratch };
   Kind kind;
   Buffer buffer;
-  int64_t bits;   // the scalar's value, at the low end
-  int64_t index;  // into the plan's tensor maps or constants
+  int64_t bits;    // the scalar's value, at the low end
+  int64_t index;   // into the plan's tensor maps or constants
+  int64_t offset;  // into the plan's scratch
 };
 
 struct Launch {
@@ -47,6 +48,7 @@ struct Plan {
   std::vector<Launch> launches;
   std::vector<TensorMap> tensor_maps;
   std::vector<std::vector<int64_t>> constants;
+  int64_t scratch = 0;  // bytes that the launcher provides, on the host
   // The fewest operands and results that a call must have.
   int64_t operands = 0, results = 0;
 };

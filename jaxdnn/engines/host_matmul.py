@@ -26,28 +26,34 @@ _REDUCE_SPAN = 256  # elements of a reduced result that a task of pointwise_redu
 
 @dataclass(frozen=True)
 class _Shape:
-    """What suits an instruction set and a dtype: the largest tile, elements along k of a block, rows of a panel."""
+    """What suits an instruction set and a dtype: the largest tile, what its rows are a multiple of, elements along k."""
 
     rows: int
     columns: int
     depth: int
-    panel: int
+    step: int = 1
 
 
 # A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in half of L1. With AVX2 the
 # size hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
 # 48 x 256 or 96 x 1024. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
-    "avx512": _Shape(224, 512, 192, 14),
+    "avx512": _Shape(224, 512, 192),
     # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
     # cores with AMX: 1.3 ms with depth 1024 and 128 rows, 1.4 with 512, 1.9 with 512 and 256 rows.
-    "avx512, narrow": _Shape(128, 256, 1024, 32),
-    "avx2": _Shape(192, 512, 256, 6),
-    "baseline": _Shape(96, 512, 256, 4),
+    "avx512, narrow": _Shape(128, 256, 1024, step=32),
+    "avx2": _Shape(192, 512, 256),
+    "baseline": _Shape(96, 512, 256),
 }
 # Tiles that a large result is to have at least, so that many threads share it evenly; a result must not depend on how
-# many there are.
+# many there are. Few rows wait for memory, some threads longer than others, and want more: 64 x 4096 x 4096 in float32
+# with AVX-512, 16 threads: 2.4 ms with 64, 2.9 with 32; two threads: 11.0 and 11.7 ms.
 _ENOUGH_TILES = 32
+_ENOUGH_TILES_OF_FEW_ROWS = 64
+# Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
+# of its own core, and no thread waits for another. 1024 x 1024 x 1024 with AVX-512, packed by the tiles and ahead:
+# 16 threads 1.9 and 2.3 ms, 8 threads 3.4 and 3.5, 4 threads 5.4 and 5.2; in bfloat16, 16 threads, 0.65 and 0.95 ms.
+_AHEAD_TILES = 8
 # With more rows, multiplying panels makes up for packing them.
 _STREAM_ROWS = 12
 _STREAM_ROWS_INT8 = 4
@@ -135,12 +141,11 @@ def _up(value: int, multiple: int) -> int:
 
 def _tiles(product: Product, shape: _Shape) -> Iterator[tuple[int, int]]:
     """Rows and columns of tiles, the largest first, cut evenly."""
-    # Where a tile has all rows, b is packed where it is used, and once.
     whole = product.m <= shape.rows
     parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)) if whole else ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8))
     for rows, columns in parts:
         yield (
-            _even(product.m, shape.rows // rows, shape.panel),
+            _even(product.m, shape.rows // rows, shape.step),
             _even(product.n, shape.columns // columns, _COLUMN_STEP),
         )
 
@@ -159,32 +164,35 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
 
     depth = min(shape.depth, _up(product.k, _DEPTH_STEP))
     work = product.batch * product.m * product.n * product.k * len(product.b)
-    enough = min(_ENOUGH_TILES, max(1, work // _TASK_WORK))
     few = _STREAM_ROWS_INT8 if product.a.dtype == "int8" else _STREAM_ROWS
     streamed = product.m <= few and streams(product)
+    # Where a tile has all rows, b is packed where it is used, and once.
+    whole = product.m <= shape.rows and not streamed
+    enough = min(_ENOUGH_TILES_OF_FEW_ROWS if whole else _ENOUGH_TILES, max(1, work // _TASK_WORK))
     # Each split leaves sums in memory, for which its part of k must be long.
-    splits = max(1, product.k // (depth if streamed else 8 * depth))
+    splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
     if streamed and not product.b_transposed:
         columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
         rows, columns = product.m, min(columns, product.n)
     else:
         tiles = list(_tiles(product, shape))
-        wide = (tile for tile in tiles if count(*tile) >= enough)
-        deep = (tile for tile in tiles if count(*tile) * splits >= enough // 2)
+        wide = (tile for tile in tiles if count(*tile) >= enough and not whole)
+        deep = (tile for tile in tiles if count(*tile) * splits >= (enough if whole else enough // 2))
         rows, columns = next(itertools.chain(wide, deep), tiles[-1])
     found = count(rows, columns)
     splits = max(1, min(splits, enough // found))
     tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
     group = max(1, min(_TASK_WORK // tile_work, found))
-    many = found > group
+    many = found > group and not streamed
+    ahead = found * splits >= _AHEAD_TILES * target.sm_count
     return HostMatmulConfig(
         rows,
         columns,
         depth,
         splits=splits,
         tiles_per_task=group,
-        pack_a=many and columns < product.n and not streamed,
-        pack_b=many and rows < product.m and not streamed,
+        pack_a=many and columns < product.n and (ahead or whole),
+        pack_b=many and rows < product.m and ahead,
         streams=streamed,
     )
 
