@@ -104,8 +104,8 @@ class Plan:
       unit: the CUDA translation unit that defines the kernels; empty on the host.
       arch: what the unit is compiled for ("sm_90a"); on the host the instruction set, or empty for the best there is.
       launches: executed in order on one stream.
-      scratch: sizes in bytes of uninitialised buffers: on a GPU extra results of the custom call, which XLA allocates, on
-        the host memory that the launcher keeps.
+      scratch: sizes in bytes of uninitialised buffers: extra results of the custom call on a GPU, which XLA allocates;
+        memory that the launcher keeps on the host.
     """
 
     op: str

@@ -26,7 +26,7 @@ _REDUCE_SPAN = 256  # elements of a reduced result that a task of pointwise_redu
 
 @dataclass(frozen=True)
 class _Shape:
-    """What suits an instruction set and a dtype: the largest tile, what its rows are a multiple of, elements along k."""
+    """What suits an instruction set and a dtype: the largest tile, elements along k, what rows are a multiple of."""
 
     rows: int
     columns: int
