@@ -85,7 +85,7 @@ class options:  # noqa: N801 - used as a function
         and the other options allow it, "on" measures when there is none.
       sm_count: how many streaming multiprocessors kernels may plan for; None means all of them.
       workspace_limit: the most scratch bytes that one call may use; configurations that need more are passed over, and
-        an engine that has no other.
+        an engine that has no other. On the CPU the process keeps up to 128 MiB of it for later calls.
       target: the GPU to compile for when none is here, or when exporting for another one: "sm_80", "sm_90", ...
       fallback: False turns "no native engine serves this call" into an error that holds every engine's reason.
 

@@ -49,7 +49,7 @@ def handler(plan: Plan) -> str:
 
 
 def attributes(plan: Plan, results: int) -> dict[str, Any]:
-    """The plan as the custom call's attributes; `results` is how many results come before the scratch buffers.
+    """The plan as the custom call's attributes; `results` is how many results come before scratch, on a GPU.
 
     launches: a dictionary "0", "1", ... of launches in order, each
       kernel: the name

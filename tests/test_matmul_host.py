@@ -233,6 +233,18 @@ def test_tiles_pack_for_themselves_where_many_threads_share_them():
     assert many == replace(few, pack_a=False, pack_b=False)
 
 
+@pytest.mark.parametrize("limit", [0, 100_000, 400_000, 1_000_000, 10_000_000])
+def test_the_order_of_sums_does_not_depend_on_threads(limit):
+    for m, n, k in ((300, 64, 6144), (64, 4096, 4096), (700, 900, 300), (40, 30, 9000)):
+        product, orders = ProductCase(m, n, k, "float32").product(), set()
+        for threads in (0, 1, 2, 5, 16, 200):
+            target = replace(CPU, sm_count=threads)
+            plans = ((one, ENGINE.build(one, product, target, "")) for one in ENGINE.configurations(product, target))
+            config = next(config for config, plan in plans if plan.workspace <= limit)
+            orders.add((config.rows, config.columns, config.depth, config.splits))
+        assert len(orders) == 1
+
+
 def test_some_configuration_needs_no_workspace():
     for m, n, k in ((1024, 1024, 1024), (37, 131, 61), (40, 30, 9000), (3, 500, 5000)):
         product = ProductCase(m, n, k).product()

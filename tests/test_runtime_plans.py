@@ -64,12 +64,19 @@ def test_scratch_lies_on_cache_lines_of_its_own():
 
 
 def test_scratch_is_kept_between_calls():
-    attributes = lowering.attributes(replace(host_plan(GOOD), scratch=(1 << 20,)), results=1)
-    call_host(attributes)
-    before = _native.counters()
-    for _ in range(3):
+    small, large = (
+        lowering.attributes(replace(host_plan(GOOD), scratch=(size << 20,)), results=1) for size in (1, 200)
+    )
+    call_host(small)
+
+    def allocations(attributes):
+        before = _native.counters()["scratch_allocations"]
         call_host(attributes)
-    assert _native.counters()["scratch_allocations"] == before["scratch_allocations"]
+        return _native.counters()["scratch_allocations"] - before
+
+    assert allocations(small) == 0
+    assert allocations(large) == allocations(large) == 1  # too much to keep, and it takes nothing from what is kept
+    assert allocations(small) == 0
 
 
 def test_scratch_beyond_memory_is_an_error():

@@ -14,8 +14,9 @@ namespace jaxdnn {
 namespace {
 
 constexpr size_t kLine = 64;
-// All that is kept. A call that needs more works so long that faults don't count.
+// What is kept at most. A call that needs more works so long that faults don't count.
 constexpr size_t kMostKept = size_t{128} << 20;
+constexpr size_t kMostBlocks = 256;
 
 struct Block {
   char* data;
@@ -27,11 +28,21 @@ struct Kept {
   std::vector<Block> blocks;
   size_t bytes = 0;
 
+  Kept() { blocks.reserve(kMostBlocks); }
+
   Block take(std::vector<Block>::iterator block) {
     const Block taken = *block;
     blocks.erase(block);
     bytes -= taken.size;
     return taken;
+  }
+
+  // Without allocating, for destructors.
+  bool keep(const Block& block) noexcept {
+    if (bytes + block.size > kMostKept || blocks.size() == kMostBlocks) return false;
+    blocks.push_back(block);
+    bytes += block.size;
+    return true;
   }
 };
 
@@ -43,11 +54,11 @@ Kept& kept() {
 
 bool smaller(const Block& one, const Block& other) { return one.size < other.size; }
 
-// The smallest block that is large enough. Without one, the largest, which is to be replaced.
+// The smallest block that is large enough. Without one the largest, in whose place a new one will be kept.
 Block take_kept(size_t size) {
   Kept& all = kept();
   std::lock_guard lock(all.mutex);
-  if (all.blocks.empty()) return {nullptr, 0};
+  if (all.blocks.empty() || size > kMostKept) return {nullptr, 0};
   auto best = std::max_element(all.blocks.begin(), all.blocks.end(), smaller);
   for (auto block = all.blocks.begin(); block != all.blocks.end(); ++block) {
     if (block->size >= size && block->size < best->size) best = block;
@@ -78,11 +89,7 @@ Scratch::~Scratch() {
   {
     Kept& all = kept();
     std::lock_guard lock(all.mutex);
-    if (all.bytes + size_ <= kMostKept) {
-      all.blocks.push_back({data_, size_});
-      all.bytes += size_;
-      return;
-    }
+    if (all.keep({data_, size_})) return;
   }
   std::free(data_);
 }

@@ -122,8 +122,10 @@ class Host(ProductEngine):
 
     def configurations(self, product: Product, target: Target) -> Iterable[HostMatmulConfig]:
         best = _heuristic(product, target)
-        frugal = replace(best, splits=1, pack_a=False, pack_b=False)
-        return dict.fromkeys((best, frugal, *_variants(best, product)))
+        # For less workspace. Only packing depends on how many threads there are, so it goes before the splits.
+        unpacked = replace(best, pack_a=False, pack_b=False)
+        frugal = (replace(best, pack_b=False), unpacked, replace(unpacked, splits=1))
+        return dict.fromkeys((best, *frugal, *_variants(best, product)))
 
     def build(self, config: HostMatmulConfig, product: Product, target: Target, title: str) -> Plan:
         del target
@@ -200,6 +202,8 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
 
 def _variants(best: HostMatmulConfig, product: Product) -> Iterator[HostMatmulConfig]:
     """Other configurations, for the autotuner."""
+    if not best.streams:
+        yield replace(best, pack_a=best.columns < product.n, pack_b=best.rows < product.m)
     for factor in (2, 4):
         yield replace(best, columns=min(best.columns * factor, product.n))
         yield replace(best, rows=max(1, best.rows // factor))
