@@ -107,11 +107,14 @@ def test_few_rows(m, dtype, transposed):
         check(case, case.product(), compute(case, arrays=arrays), expected(case, arrays))
 
 
-def test_who_packs_does_not_matter():
-    case = ProductCase(300, 500, 700)
-    best = next(iter(ENGINE.configurations(case.product(), CPU)))
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("sums", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+def test_who_packs_does_not_matter(dtype, sums, isa):
+    case = ProductCase(301, 500, 700, dtype, sums=sums, padding=3)
+    best = next(iter(ENGINE.configurations(case.product(), replace(CPU, arch=isa))))
     ways = [replace(best, pack_a=a, pack_b=b) for a, b in itertools.product((False, True), repeat=2)]
-    first, *others = (compute(case, config) for config in ways)
+    first, *others = (compute(case, config, isa) for config in ways)
     assert all(same(first, other) for other in others)
 
 

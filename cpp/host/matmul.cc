@@ -94,20 +94,32 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
   const int64_t first = call.first_block(place.split);
   for (int64_t block = first; block < call.first_block(place.split + 1); ++block) {
     const int64_t units = format.units(call.depth(block));
-    const auto packed = [&](int64_t i, int64_t line_tile, unsigned char* to) -> const char* {
-      if (call.matrix(i).words.packed) return call.packed(i, place.batch, line_tile, block);
-      call.pack(i, place.batch, line_tile, block, reinterpret_cast<char*>(to));
-      return reinterpret_cast<const char*>(to);
+    const auto panels = [&](int64_t i, int64_t line_tile, unsigned char* here) {
+      const bool ahead = call.matrix(i).words.packed;
+      return ahead ? call.packed(i, place.batch, line_tile, block) : reinterpret_cast<char*>(here);
     };
-    const char* a = packed(0, place.row, space.a);
+    const char* a = panels(0, place.row, space.a);
+    if (!call.matrix(0).words.packed) call.pack(0, place.batch, place.row, block, 0, space.a);
     for (int64_t sum = 0; sum < words.sums; ++sum) {
-      const char* b = packed(1 + sum, place.column, space.b);
+      const int64_t i = 1 + sum;
+      char* b = panels(i, place.column, space.b);
+      // Whole panels of b may be packed as their first rows are multiplied.
+      const int64_t later = call.packs_multiplying(i) ? tile.columns / format.b_width * format.b_width : 0;
+      if (!call.matrix(i).words.packed && later < tile.columns) {
+        call.pack(i, place.batch, place.column, block, later, b + later * units * format.unit_bytes);
+      }
       for (int64_t column = 0; column < tile.columns; column += format.b_width) {
         const char* rows = a;
         unsigned char* to = space.sums[sum] + column * format.sum_bytes;
         for (int64_t row = 0; row < tile.rows; row += panel) {
           const int64_t steps = (std::min(panel, tile.rows - row) + format.a_step - 1) / format.a_step;
-          format.multiply[steps - 1](units, rows, b, to, stride, block > first);
+          if (row == 0 && column < later) {
+            const Lines lines = call.lines(i, place.batch, tile.column + column, block * words.depth);
+            format.multiply_packing[steps - 1](units, rows, lines.data, lines.depth_stride, b, to, stride,
+                                               block > first);
+          } else {
+            format.multiply[steps - 1](units, rows, b, to, stride, block > first);
+          }
           rows += steps * format.a_step * units * format.unit_bytes;
           to += panel * row_bytes;
         }
@@ -129,7 +141,7 @@ void matmul_pack(const void* const* arguments, int64_t task) {
     const int64_t tasks = matrix.count(call.words().batch) * tiles * blocks;
     if (task < tasks) {
       const int64_t block = task % blocks, tile = task / blocks % tiles, batch = task / blocks / tiles;
-      return call.pack(i, batch, tile, block, call.packed(i, batch, tile, block));
+      return call.pack(i, batch, tile, block, 0, call.packed(i, batch, tile, block));
     }
     task -= tasks;
   }

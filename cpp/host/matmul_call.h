@@ -136,23 +136,30 @@ class Call {
                                block_bytes(i > 0, matrix.tile_lines, words_.depth);
   }
 
-  // The lines of matrix i that a tile needs.
-  Lines lines(int64_t i, int64_t batch) const {
-    const Matrix& matrix = matrices_[i];
-    const int64_t size = pointwise::element_bytes(Dtype(matrix.words.dtype));
-    return {matrix.data + batch * matrix.words.batch_stride * size, matrix.words.line_stride,
-            matrix.words.depth_stride};
+  // The lines of matrix i, from this one and this place along k on.
+  Lines lines(int64_t i, int64_t batch, int64_t line = 0, int64_t k = 0) const {
+    const MatrixWords& words = matrices_[i].words;
+    const int64_t first = batch * words.batch_stride + line * words.line_stride + k * words.depth_stride;
+    const int64_t size = pointwise::element_bytes(Dtype(words.dtype));
+    return {matrices_[i].data + first * size, words.line_stride, words.depth_stride};
   }
 
-  // Packs a block of matrix i, panel after panel.
-  void pack(int64_t i, int64_t batch, int64_t tile, int64_t block, char* to) const {
+  // Packs a block of matrix i, panel after panel, from line `begin` of the tile on.
+  void pack(int64_t i, int64_t batch, int64_t tile, int64_t block, int64_t begin, void* to) const {
     const Matrix& matrix = matrices_[i];
     const bool is_b = i > 0;
-    const int64_t first = tile * matrix.tile_lines, lines_used = std::min(matrix.tile_lines, matrix.lines - first);
+    const int64_t first = tile * matrix.tile_lines + begin;
+    const int64_t lines_used = std::min(matrix.tile_lines - begin, matrix.lines - first);
     const int64_t width = is_b ? format_.b_width : format_.panel_rows(lines_used),
                   step = is_b ? format_.b_width : format_.a_step;
     const Block part{first, block * words_.depth, lines_used, depth(block), format_.units(depth(block)), width, step};
     (is_b ? format_.pack_b : format_.pack_a)(lines(i, batch), part, to);
+  }
+
+  // Whether the multiplications of a panel of b pack it: a copy of lines that are neighbours in memory.
+  bool packs_multiplying(int64_t i) const {
+    const MatrixWords& matrix = matrices_[i].words;
+    return format_.multiply_packing != nullptr && matrix.packed == 0 && matrix.line_stride == 1;
   }
 
   // Runs the epilogue on a tile.

@@ -17,7 +17,8 @@ struct Format {
   int64_t a_step;            // the last panel of a is padded to a multiple of this many lines
   int64_t unit_step;         // and a block along k to one of this many units
   bool tiles;
-  const Multiply* multiply;  // by steps in the panel of a, less one
+  const Multiply* multiply;                 // by steps in the panel of a, less one
+  const MultiplyPacking* multiply_packing;  // likewise; null where panels of b are more than a copy
   Pack pack_a, pack_b;
 
   // Rows of the panels of a block of `rows` rows: as even as can be, for panels of few rows are slow.
@@ -54,9 +55,9 @@ inline Pack pack_floats(Dtype dtype) {
 }
 
 template <typename T>
-constexpr Format vector_format(int64_t unit_depth, Pack pack_a, Pack pack_b) {
-  return {unit_depth, sizeof(T),           sizeof(T), kPanelRows, kPanelVectors * kLanes<T>, 1, 1,
-          false,      kMultiply<T>.data(), pack_a,    pack_b};
+constexpr Format vector_format(int64_t unit_depth, const MultiplyPacking* multiply_packing, Pack pack_a, Pack pack_b) {
+  return {unit_depth,          sizeof(T),        sizeof(T), kPanelRows, kPanelVectors * kLanes<T>, 1, 1, false,
+          kMultiply<T>.data(), multiply_packing, pack_a,    pack_b};
 }
 
 #if JAXDNN_MATMUL_DOT
@@ -93,6 +94,7 @@ constexpr Format tile_format(int64_t unit_depth, Pack pack_a, Pack pack_b) {
           kTileUnits,
           true,
           kMultiplyTiles<integers>.data(),
+          nullptr,
           pack_a,
           pack_b};
 }
@@ -100,7 +102,10 @@ constexpr Format tile_format(int64_t unit_depth, Pack pack_a, Pack pack_b) {
 
 // a and b are both of float64, both of int8, or both of floats of at most 32 bits.
 inline Format find_format(Dtype a, Dtype b) {
-  if (a == Dtype::float64) return vector_format<double>(1, pack<double, double, 1>, pack<double, double, 1>);
+  if (a == Dtype::float64) {
+    const Pack copy = pack<double, double, 1>;
+    return vector_format<double>(1, kMultiplyPacking<double>.data(), copy, copy);
+  }
 #if JAXDNN_MATMUL_DOT
   if (a == Dtype::int8 && features().tiles) {
     return tile_format<true>(4, pack_tiles<int8_t, int8_t, 4>, pack<int8_t, int8_t, 4>);
@@ -117,13 +122,15 @@ inline Format find_format(Dtype a, Dtype b) {
               1,
               false,
               kMultiplyDots.data(),
+              nullptr,
               pack_pairs(a),
               pack_pairs(b)};
     }
   }
 #endif
-  if (a == Dtype::int8) return vector_format<int32_t>(2, pack<int8_t, int16_t, 2>, pack<int8_t, int16_t, 2>);
-  return vector_format<float>(1, pack_floats(a), pack_floats(b));
+  if (a == Dtype::int8) return vector_format<int32_t>(2, nullptr, pack<int8_t, int16_t, 2>, pack<int8_t, int16_t, 2>);
+  const MultiplyPacking* multiply_packing = b == Dtype::float32 ? kMultiplyPacking<float>.data() : nullptr;
+  return vector_format<float>(1, multiply_packing, pack_floats(a), pack_floats(b));
 }
 
 }  // namespace matmul

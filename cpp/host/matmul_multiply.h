@@ -24,6 +24,11 @@ namespace matmul {
 // Adds to what `sums` holds, or replaces it. The rows of sums are `stride` elements apart.
 using Multiply = void (*)(int64_t units, const void* a, const void* b, void* sums, int64_t stride, bool adds);
 
+// The same, of columns of b that lie next to each other in memory, with steps `step` elements apart: leaves their panel
+// in `packed` for the rows that come after. The loads and stores hide behind the multiplications.
+using MultiplyPacking = void (*)(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* sums,
+                                 int64_t stride, bool adds);
+
 constexpr int kPanelVectors = 2;
 
 // Sums in registers, beside two vectors of b, one of a and what an instruction needs on the way: AVX-512 has 32
@@ -44,6 +49,10 @@ constexpr int kUnitsAhead = 16;
 #else
 constexpr int kUnitsAhead = 0;
 #endif
+
+// Steps of b that are fetched ahead where it lies. 64 x 4096 x 4096 in float32, two Zen cores with AVX-512: 12.1 ms with
+// 4, 12.3 with 8, 13.0 with 16, 13.5 with 32 and where packing comes before.
+constexpr int kStepsAhead = 8;
 
 inline Vector<float> multiply_add(Vector<float> a, Vector<float> b, Vector<float> c) {
 #if defined(__AVX512F__)
@@ -81,16 +90,20 @@ inline Vector<int32_t> multiply_add(Vector<int32_t> a, Vector<int32_t> b, Vector
 }
 
 // T: what a unit of vectors is loaded as, and the type of the sums.
-template <typename T, int rows>
-void multiply(int64_t units, const void* a_panel, const void* b_panel, void* sums_tile, int64_t stride, bool adds) {
+template <typename T, int rows, bool packs>
+inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, T* packed, T* to, int64_t stride,
+                           bool adds) {
   constexpr int kWidth = kLanes<T>;
-  const T* a = static_cast<const T*>(a_panel);
-  const T* b = static_cast<const T*>(b_panel);
-  T* to = static_cast<T*>(sums_tile);
   Vector<T> sums[rows][kPanelVectors] = {};
-  for (int64_t unit = 0; unit < units; ++unit, a += rows, b += kPanelVectors * kWidth) {
+  for (int64_t unit = 0; unit < units; ++unit, a += rows, b += step) {
     Vector<T> columns[kPanelVectors];
-    for (int j = 0; j < kPanelVectors; ++j) columns[j] = load_bytes<Vector<T>>(b + j * kWidth);
+    for (int j = 0; j < kPanelVectors; ++j) {
+      columns[j] = load_bytes<Vector<T>>(b + j * kWidth);
+      if constexpr (packs) {
+        __builtin_prefetch(b + kStepsAhead * step + j * kWidth);
+        std::memcpy(packed + (unit * kPanelVectors + j) * kWidth, &columns[j], sizeof(columns[j]));
+      }
+    }
     if constexpr (kUnitsAhead > 0) {
       for (int i = 0; i < rows; i += kLanes<T>) __builtin_prefetch(a + kUnitsAhead * rows + i);
     }
@@ -116,14 +129,35 @@ void multiply(int64_t units, const void* a_panel, const void* b_panel, void* sum
   }
 }
 
+template <typename T, int rows>
+void multiply(int64_t units, const void* a, const void* b, void* sums, int64_t stride, bool adds) {
+  multiply_steps<T, rows, false>(units, static_cast<const T*>(a), static_cast<const T*>(b), kPanelVectors * kLanes<T>,
+                                 nullptr, static_cast<T*>(sums), stride, adds);
+}
+
+template <typename T, int rows>
+void multiply_packing(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* sums,
+                      int64_t stride, bool adds) {
+  multiply_steps<T, rows, true>(units, static_cast<const T*>(a), static_cast<const T*>(b), step,
+                                static_cast<T*>(packed), static_cast<T*>(sums), stride, adds);
+}
+
 template <typename T, int... rows>
 constexpr std::array<Multiply, sizeof...(rows)> multiply_table(std::integer_sequence<int, rows...>) {
   return {multiply<T, rows + 1>...};
 }
 
+template <typename T, int... rows>
+constexpr std::array<MultiplyPacking, sizeof...(rows)> packing_table(std::integer_sequence<int, rows...>) {
+  return {multiply_packing<T, rows + 1>...};
+}
+
 // By the number of rows, less one.
 template <typename T>
 constexpr std::array<Multiply, kPanelRows> kMultiply = multiply_table<T>(std::make_integer_sequence<int, kPanelRows>());
+template <typename T>
+constexpr std::array<MultiplyPacking, kPanelRows> kMultiplyPacking =
+    packing_table<T>(std::make_integer_sequence<int, kPanelRows>());
 
 }  // namespace matmul
 
