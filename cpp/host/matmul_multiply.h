@@ -50,8 +50,8 @@ constexpr int kUnitsAhead = 16;
 constexpr int kUnitsAhead = 0;
 #endif
 
-// Steps of b that are fetched ahead where it lies. 64 x 4096 x 4096 in float32, two Zen cores with AVX-512: 12.1 ms with
-// 4, 12.3 with 8, 13.0 with 16, 13.5 with 32 and where packing comes before.
+// Steps of b that are fetched ahead where it lies. 64 x 4096 x 4096 in float32, two Zen cores with AVX-512: 12.1 ms
+// with 4, 12.3 with 8, 13.0 with 16, 13.5 with 32 and where packing comes before.
 constexpr int kStepsAhead = 8;
 
 inline Vector<float> multiply_add(Vector<float> a, Vector<float> b, Vector<float> c) {
