@@ -103,12 +103,12 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
     for (int64_t sum = 0; sum < words.sums; ++sum) {
       const int64_t i = 1 + sum;
       char* b = panels(i, place.column, space.b);
-      // Whole panels of b may be packed as their first rows are multiplied.
+      // Columns that are packed as their first rows are multiplied: whole panels, one after the other in one place.
       const int64_t later = call.packs_multiplying(i) ? tile.columns / format.b_width * format.b_width : 0;
-      if (!call.matrix(i).words.packed && later < tile.columns) {
-        call.pack(i, place.batch, place.column, block, later, b + later * units * format.unit_bytes);
-      }
       for (int64_t column = 0; column < tile.columns; column += format.b_width) {
+        if (column == later && !call.matrix(i).words.packed) {
+          call.pack(i, place.batch, place.column, block, later, b);
+        }
         const char* rows = a;
         unsigned char* to = space.sums[sum] + column * format.sum_bytes;
         for (int64_t row = 0; row < tile.rows; row += panel) {
@@ -123,7 +123,7 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
           rows += steps * format.a_step * units * format.unit_bytes;
           to += panel * row_bytes;
         }
-        b += format.b_width * units * format.unit_bytes;
+        if (column >= later) b += format.b_width * units * format.unit_bytes;
       }
     }
   }

@@ -34,12 +34,13 @@ class _Shape:
     step: int = 1
 
 
-# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in half of L1. With AVX2 the
-# size hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
-# 48 x 256 or 96 x 1024. With AVX-512 and 16 threads it takes 2.0 ms with 94 x 256, 2.1 with 103 x 256: the fewer tiles
-# divide worse. Epilogues are fastest on rows as long as the interpreter's blocks.
+# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
+# hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
+# 48 x 256 or 96 x 1024. With AVX-512 and two Zen cores, packed ahead and by the tiles: 11.2 and 12.0 ms with 94 x 256,
+# 10.9 and 11.2 with 47 x 512, whose a is packed half as often; with depth 384 1% less, with 192 1% more. Epilogues are
+# fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
-    "avx512": _Shape(192, 512, 192),
+    "avx512": _Shape(192, 512, 256),
     # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
     # cores with AMX: 1.3 ms with depth 1024 and 128 rows, 1.4 with 512, 1.9 with 512 and 256 rows.
     "avx512, narrow": _Shape(128, 256, 1024, step=32),
@@ -138,14 +139,24 @@ def streams(product: Product) -> bool:
     return {product.a.dtype, product.b[0].dtype} <= set(_STREAMED)
 
 
+def _copied(product: Product) -> bool:
+    """Whether panels of b are copies of rows, which its multiplications make (`packs_multiplying` in matmul_call.h)."""
+    return not product.b_transposed and product.b[0].dtype in ("float32", "float64")
+
+
 def _up(value: int, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
 def _tiles(product: Product, shape: _Shape) -> Iterator[tuple[int, int]]:
     """Rows and columns of tiles, the largest first, cut evenly."""
-    whole = product.m <= shape.rows
-    parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)) if whole else ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8))
+    if product.m <= shape.rows:
+        parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8))
+    elif _copied(product):
+        # Packing b costs next to nothing, and a is packed for each column of tiles.
+        parts = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8))
+    else:
+        parts = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8))
     for rows, columns in parts:
         yield (
             _even(product.m, shape.rows // rows, shape.step),
