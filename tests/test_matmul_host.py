@@ -15,7 +15,8 @@ from test_matmul_simt import CASES
 
 import jaxdnn
 from jaxdnn import _native, device
-from jaxdnn.engines.host_matmul import Host, HostMatmulConfig, streams
+from jaxdnn.engines.host_matmul import Host
+from jaxdnn.engines.host_matmul_knobs import HostMatmulConfig, streams
 from jaxdnn.plan import Constant
 
 ENGINE = Host()

@@ -1,0 +1,183 @@
+"""Knobs of the CPU matmul, and which to try for a product, best first."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from jaxdnn.device import Target
+from jaxdnn.engines.product import Product
+
+_STREAMED = ("float64", "float32", "bfloat16", "float16", "int8")  # what is multiplied where it lies
+# What a block's rows, columns and elements along k are padded to at most, on any processor.
+ROW_STEP, COLUMN_STEP, DEPTH_STEP = 16, 32, 64
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What suits an instruction set and a dtype: the largest tile, elements along k, what rows are a multiple of."""
+
+    rows: int
+    columns: int
+    depth: int
+    step: int = 1
+
+
+# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
+# hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
+# 48 x 256 or 96 x 1024. With AVX-512 and two Zen cores, packed ahead and by the tiles: 11.2 and 12.0 ms with 94 x 256,
+# 10.9 and 11.2 with 47 x 512, whose a is packed half as often; with depth 384 1% less, with 192 1% more. Epilogues are
+# fastest on rows as long as the interpreter's blocks.
+_SHAPES = {
+    "avx512": _Shape(192, 512, 256),
+    # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
+    # cores with AMX: 1.3 ms with depth 1024 and 128 rows, 1.4 with 512, 1.9 with 512 and 256 rows.
+    "avx512, narrow": _Shape(128, 256, 1024, step=32),
+    "avx2": _Shape(192, 512, 256),
+    "baseline": _Shape(96, 512, 256),
+}
+# Tiles that a large result is to have at least, so that many threads share it evenly; a result must not depend on how
+# many there are. Few rows wait for memory, some threads longer than others, and want more: 64 x 4096 x 4096 in float32
+# with AVX-512, 16 threads: 2.4 ms with 64, 2.9 with 32; two threads: 11.0 and 11.7 ms.
+_ENOUGH_TILES = 32
+_ENOUGH_TILES_OF_FEW_ROWS = 64
+# Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
+# of its own core, and no thread waits for another. 1024 x 1024 x 1024 with AVX-512, packed by the tiles and ahead:
+# 16 threads 1.9 and 2.3 ms, 8 threads 3.4 and 3.5, 4 threads 5.4 and 5.2; in bfloat16, 16 threads, 0.65 and 0.95 ms.
+_AHEAD_TILES = 8
+# With more rows, multiplying panels makes up for packing them.
+_STREAM_ROWS = 12
+_STREAM_ROWS_INT8 = 4
+# Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest: of 1 x 4096 x 4096 in
+# float32 a Zen 3 core multiplies 128 columns at a time in 4.6 ms, 1024 in 3.5, all in 2.4.
+_STREAM_SUMS = 4096
+# Multiplications of one task: enough to drown the start of a task.
+_TASK_WORK = 2**18
+
+
+@dataclass(frozen=True)
+class HostMatmulConfig:
+    """Knobs of the CPU matmul.
+
+    Attributes:
+      rows, columns: of the result's tile that is summed and finished in cache.
+      depth: elements along k that are packed and multiplied together; a multiple of 64.
+      splits: parts of k that are summed apart, by different tasks.
+      tiles_per_task: consecutive tiles that one task works on.
+      pack_a, pack_b: whether a launch before packs the whole matrix, or each tile its own part.
+      streams: whether b is not packed at all but multiplied where it lies, which pays for a few rows.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int = 1
+    tiles_per_task: int = 1
+    pack_a: bool = False
+    pack_b: bool = False
+    streams: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "depth", "splits", "tiles_per_task"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"HostMatmulConfig: {name} must be an int of at least 1; got {value!r}")
+        if self.depth % DEPTH_STEP:
+            raise ValueError(f"HostMatmulConfig: depth must be a multiple of {DEPTH_STEP}; got {self.depth}")
+
+
+def configurations(product: Product, target: Target) -> Iterable[HostMatmulConfig]:
+    """Of any product, best first; the second to the fourth need ever less workspace."""
+    best = _heuristic(product, target)
+    # Only packing depends on how many threads there are, so it goes before the splits.
+    unpacked = replace(best, pack_a=False, pack_b=False)
+    frugal = (replace(best, pack_b=False), unpacked, replace(unpacked, splits=1))
+    return dict.fromkeys((best, *frugal, *_variants(best, product)))
+
+
+def streams(product: Product) -> bool:
+    """Whether b can be multiplied where it lies: of other dtypes it is converted, which packing does."""
+    return {product.a.dtype, product.b[0].dtype} <= set(_STREAMED)
+
+
+def _copied(product: Product) -> bool:
+    """Whether panels of b are copies of rows, which its multiplications make (`packs_multiplying` in matmul_call.h)."""
+    return not product.b_transposed and product.b[0].dtype in ("float32", "float64")
+
+
+def up(value: int, multiple: int) -> int:
+    """The next multiple."""
+    return math.ceil(value / multiple) * multiple
+
+
+def _tiles(product: Product, shape: _Shape) -> Iterator[tuple[int, int]]:
+    """Rows and columns of tiles, the largest first, cut evenly."""
+    if product.m <= shape.rows:
+        parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8))
+    elif _copied(product):
+        # Packing b costs next to nothing, and a is packed for each column of tiles.
+        parts = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8))
+    else:
+        parts = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8))
+    for rows, columns in parts:
+        yield (
+            _even(product.m, shape.rows // rows, shape.step),
+            _even(product.n, shape.columns // columns, COLUMN_STEP),
+        )
+
+
+def _even(size: int, most: int, multiple: int) -> int:
+    """The length of equal parts of at most `most`, but for their being a multiple."""
+    return min(size, up(math.ceil(size / math.ceil(size / most)), multiple))
+
+
+def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
+    narrow = target.arch == "avx512" and product.a.itemsize < 4
+    shape = _SHAPES["avx512, narrow" if narrow else target.arch if target.arch in _SHAPES else "baseline"]
+
+    def count(rows: int, columns: int) -> int:
+        return product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
+
+    depth = min(shape.depth, up(product.k, DEPTH_STEP))
+    work = product.batch * product.m * product.n * product.k * len(product.b)
+    few = _STREAM_ROWS_INT8 if product.a.dtype == "int8" else _STREAM_ROWS
+    streamed = product.m <= few and streams(product)
+    # Where a tile has all rows, b is packed where it is used, and once.
+    whole = product.m <= shape.rows and not streamed
+    enough = min(_ENOUGH_TILES_OF_FEW_ROWS if whole else _ENOUGH_TILES, max(1, work // _TASK_WORK))
+    # Each split leaves sums in memory, for which its part of k must be long.
+    splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
+    if streamed and not product.b_transposed:
+        columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
+        rows, columns = product.m, min(columns, product.n)
+    else:
+        tiles = list(_tiles(product, shape))
+        wide = (tile for tile in tiles if count(*tile) >= enough and not whole)
+        deep = (tile for tile in tiles if count(*tile) * splits >= (enough if whole else enough // 2))
+        rows, columns = next(itertools.chain(wide, deep), tiles[-1])
+    found = count(rows, columns)
+    splits = max(1, min(splits, enough // found))
+    tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
+    group = max(1, min(_TASK_WORK // tile_work, found))
+    many = found > group and not streamed
+    ahead = found * splits >= _AHEAD_TILES * target.sm_count
+    return HostMatmulConfig(
+        rows,
+        columns,
+        depth,
+        splits=splits,
+        tiles_per_task=group,
+        pack_a=many and columns < product.n and (ahead or whole),
+        pack_b=many and rows < product.m and ahead,
+        streams=streamed,
+    )
+
+
+def _variants(best: HostMatmulConfig, product: Product) -> Iterator[HostMatmulConfig]:
+    """Other configurations, for the autotuner."""
+    if not best.streams:
+        yield replace(best, pack_a=best.columns < product.n, pack_b=best.rows < product.m)
+    for factor in (2, 4):
+        yield replace(best, columns=min(best.columns * factor, product.n))
+        yield replace(best, rows=max(1, best.rows // factor))
+    yield replace(best, depth=min(2 * best.depth, up(product.k, DEPTH_STEP)))
