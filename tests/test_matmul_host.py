@@ -70,6 +70,7 @@ def test_results(name, isa):
 ODD = {
     "tiles": HostMatmulConfig(rows=7, columns=20, depth=64),
     "one tile": HostMatmulConfig(rows=1000, columns=1000, depth=10048),
+    "many panels": HostMatmulConfig(rows=50, columns=130, depth=64),
     "tasks of many tiles": HostMatmulConfig(rows=5, columns=33, depth=128, tiles_per_task=7),
     "splits": HostMatmulConfig(rows=17, columns=31, depth=64, splits=3, tiles_per_task=2),
     "packed a": HostMatmulConfig(rows=19, columns=40, depth=64, pack_a=True),
@@ -82,7 +83,8 @@ ODD = {
 
 SOME = [
     *(f"{dtype} {layout}" for dtype in ("float32", "bfloat16", "float64", "int8") for layout in ("nn odd", "tt batch")),
-    *("float32 reductions", "bfloat16 gated", "float16 several", "int8 reductions", "float8_e5m2 nt", "mixed float8"),
+    *("float32 nn", "float64 nn", "float32 gated", "float32 reductions", "bfloat16 gated", "float16 several"),
+    *("int8 reductions", "float8_e5m2 nt", "mixed float8"),
 ]
 
 
@@ -225,15 +227,18 @@ def test_a_small_product_is_one_task():
     assert plan.workspace == 0
 
 
-def test_tiles_pack_for_themselves_where_many_threads_share_them():
-    product = ProductCase(1024, 1024, 1024, "float32").product()
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tiles_pack_for_themselves_where_many_threads_share_them(dtype, isa):
+    product = ProductCase(2048, 2048, 1024, dtype).product()
 
     def best(threads):
-        return next(iter(ENGINE.configurations(product, replace(CPU, sm_count=threads))))
+        return next(iter(ENGINE.configurations(product, replace(CPU, arch=isa, sm_count=threads))))
 
-    few, many = best(2), best(16)
+    few, many = best(2), best(64)
     assert few.pack_a
-    assert few.pack_b
+    # Panels that are copies are packed by the multiplications then, with AVX-512 always.
+    assert few.pack_b == ((dtype, isa) != ("float32", "avx512"))
     assert many == replace(few, pack_a=False, pack_b=False)
 
 

@@ -16,31 +16,36 @@ namespace matmul {
 
 // Where a thread works on a tile.
 struct Workspace {
-  unsigned char *a, *b, *sums[kMaxSums];
+  char *a, *b, *panel, *sums[kMaxSums];  // panel: of b, which is packed as it is multiplied
 
   Workspace(const Call& call, const pointwise::Tile& tile) {
     static thread_local ThreadMemory memory;
     constexpr int64_t kApart = 256;
     const int64_t depth = std::min(call.words().depth, call.words().k);
+    const bool streams = call.words().streams != 0;
+    const int64_t packed = call.packed_multiplying(tile);
     // Streaming wants a as dense rows in the type of the sums.
-    const int64_t panels = call.matrix(0).words.packed ? 0 : call.block_bytes(false, tile.rows, depth);
-    const int64_t a_bytes = call.words().streams ? tile.rows * depth * call.format().sum_bytes : panels;
+    const int64_t a_panels = call.matrix(0).ahead() ? 0 : call.block_bytes(false, tile.rows, depth);
+    const int64_t a_bytes = streams ? tile.rows * depth * call.format().sum_bytes : a_panels;
     const int64_t b_bytes =
-        call.matrix(1).words.packed || call.words().streams ? 0 : call.block_bytes(true, tile.columns, depth);
-    unsigned char* next = memory.reserve(size_t(a_bytes + b_bytes + kMaxSums * call.sums_bytes(tile) + 4 * kApart));
+        streams || call.matrix(1).ahead() ? 0 : call.block_bytes(true, tile.columns - packed, depth);
+    const int64_t panel_bytes = packed > 0 ? call.block_bytes(true, call.format().b_width, depth) : 0;
+    const int64_t bytes = a_bytes + b_bytes + panel_bytes + kMaxSums * call.sums_bytes(tile);
+    char* next = memory.reserve(size_t(bytes + (3 + kMaxSums) * kApart));
     const auto take = [&](int64_t bytes) {
-      unsigned char* taken = next;
+      char* taken = next;
       next += (bytes + kApart - 1) / kApart * kApart;
       return taken;
     };
     a = take(a_bytes);
     b = take(b_bytes);
+    panel = take(panel_bytes);
     for (auto& sum : sums) sum = take(call.sums_bytes(tile));
   }
 };
 
 template <typename T>
-inline void add_row(const char* from, unsigned char* to, int64_t count) {
+inline void add_row(const char* from, char* to, int64_t count) {
   const T* x = reinterpret_cast<const T*>(from);
   T* y = reinterpret_cast<T*>(to);
   for (int64_t i = 0; i < count; ++i) y[i] = pointwise::sum(y[i], x[i]);
@@ -90,40 +95,40 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
   const Format& format = call.format();
   const CallWords& words = call.words();
   const int64_t stride = call.sums_stride(tile), row_bytes = stride * format.sum_bytes;
-  const int64_t panel = format.panel_rows(tile.rows);
-  const int64_t first = call.first_block(place.split);
-  for (int64_t block = first; block < call.first_block(place.split + 1); ++block) {
+  const int64_t panel_rows = format.panel_rows(tile.rows), others = (tile.rows - 1) / panel_rows;
+  const int64_t packed = call.packed_multiplying(tile);
+  const int64_t first = call.first_block(place.split), end = call.first_block(place.split + 1);
+  for (int64_t block = first; block < end; ++block) {
     const int64_t units = format.units(call.depth(block));
-    const auto panels = [&](int64_t i, int64_t line_tile, unsigned char* here) {
-      const bool ahead = call.matrix(i).words.packed;
-      return ahead ? call.packed(i, place.batch, line_tile, block) : reinterpret_cast<char*>(here);
-    };
-    const char* a = panels(0, place.row, space.a);
-    if (!call.matrix(0).words.packed) call.pack(0, place.batch, place.row, block, 0, space.a);
+    const char* a = call.panels(0, place.batch, place.row, block, 0, space.a);
     for (int64_t sum = 0; sum < words.sums; ++sum) {
       const int64_t i = 1 + sum;
-      char* b = panels(i, place.column, space.b);
-      // Columns that are packed as their first rows are multiplied: whole panels, one after the other in one place.
-      const int64_t later = call.packs_multiplying(i) ? tile.columns / format.b_width * format.b_width : 0;
+      const char* panels = call.panels(i, place.batch, place.column, block, packed, space.b);
       for (int64_t column = 0; column < tile.columns; column += format.b_width) {
-        if (column == later && !call.matrix(i).words.packed) {
-          call.pack(i, place.batch, place.column, block, later, b);
+        const bool packs = column < packed;
+        const Lines lines = call.lines(i, place.batch, tile.column + column, block * words.depth);
+        const char* b = packs ? space.panel : panels + (column - packed) * units * format.unit_bytes;
+        // Between them, the rows that don't pack this panel of b fetch the next.
+        Ahead ahead{b, 0, units};
+        if (column + format.b_width < packed && others > 0) {
+          const char* next = static_cast<const char*>(lines.data) + format.b_width * format.unit_bytes;
+          ahead = {next, lines.depth_stride * format.unit_bytes, others};
         }
+        if (packs && sum == 0 && block + 1 < end) call.fetch_rows(tile, block + 1, column, packed);
         const char* rows = a;
-        unsigned char* to = space.sums[sum] + column * format.sum_bytes;
-        for (int64_t row = 0; row < tile.rows; row += panel) {
-          const int64_t steps = (std::min(panel, tile.rows - row) + format.a_step - 1) / format.a_step;
-          if (row == 0 && column < later) {
-            const Lines lines = call.lines(i, place.batch, tile.column + column, block * words.depth);
-            format.multiply_packing[steps - 1](units, rows, lines.data, lines.depth_stride, b, to, stride,
+        char* to = space.sums[sum] + column * format.sum_bytes;
+        for (int64_t row = 0; row < tile.rows; row += panel_rows) {
+          const int64_t steps = (std::min(panel_rows, tile.rows - row) + format.a_step - 1) / format.a_step;
+          if (packs && row == 0) {
+            format.multiply_packing[steps - 1](units, rows, lines.data, lines.depth_stride, space.panel, to, stride,
                                                block > first);
           } else {
-            format.multiply[steps - 1](units, rows, b, to, stride, block > first);
+            format.multiply[steps - 1](units, rows, b, to, stride, block > first, ahead);
+            ahead.data += units / ahead.units * ahead.stride;
           }
           rows += steps * format.a_step * units * format.unit_bytes;
-          to += panel * row_bytes;
+          to += panel_rows * row_bytes;
         }
-        if (column >= later) b += format.b_width * units * format.unit_bytes;
       }
     }
   }
@@ -136,7 +141,7 @@ void matmul_pack(const void* const* arguments, int64_t task) {
   const matmul::Call call(arguments);
   for (int64_t i = 0; i <= call.words().sums; ++i) {
     const matmul::Matrix& matrix = call.matrix(i);
-    if (!matrix.words.packed) continue;
+    if (!matrix.ahead()) continue;
     const int64_t tiles = matrix.tiles(), blocks = call.blocks();
     const int64_t tasks = matrix.count(call.words().batch) * tiles * blocks;
     if (task < tasks) {
@@ -197,7 +202,7 @@ void matmul_finish(const void* const* arguments, int64_t task) {
       sums[sum] = {space.sums[sum], stride};
       for (int64_t split = 0; split < call.words().splits; ++split) {
         const char* from = call.partial(split, sum, tile);
-        unsigned char* to = space.sums[sum];
+        char* to = space.sums[sum];
         for (int64_t row = 0; row < tile.rows; ++row) {
           if (split == 0) {
             std::memcpy(to, from, size_t(tile.columns * sum_bytes));

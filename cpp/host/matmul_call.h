@@ -25,11 +25,18 @@ constexpr int kMaxArrays = 32;
 
 // ---- The words of a plan, in the order of `_Call` in jaxdnn/engines/host_matmul.py ----------------------------------
 
+// When a matrix is packed.
+enum class Packing : int64_t {
+  by_tile,      // by each tile that needs it
+  ahead,        // by a launch before
+  multiplying,  // b by each tile, as it multiplies its first rows; see `Format::multiply_packing`
+};
+
 struct MatrixWords {
   int64_t dtype;
   int64_t line_stride, depth_stride;  // of rows of a, of columns of b
   int64_t batch_stride;
-  int64_t packed;  // whether a launch packs it
+  Packing packing;
 };
 
 struct ArrayWords {
@@ -55,6 +62,7 @@ struct Matrix {
 
   int64_t tiles() const { return (lines + tile_lines - 1) / tile_lines; }
   int64_t count(int64_t batch) const { return words.batch_stride == 0 ? 1 : batch; }
+  bool ahead() const { return words.packing == Packing::ahead; }
 };
 
 // A tile's place.
@@ -129,7 +137,7 @@ class Call {
   }
   int64_t depth(int64_t block) const { return std::min(words_.depth, words_.k - block * words_.depth); }
 
-  // Where a launch has packed the block: all matrices of tiles of blocks, as if each were whole.
+  // Where a launch packs the block: all matrices of tiles of blocks, as if each were whole.
   char* packed(int64_t i, int64_t batch, int64_t tile, int64_t block) const {
     const Matrix& matrix = matrices_[i];
     return matrix.packed + ((batch % matrix.count(words_.batch) * matrix.tiles() + tile) * blocks() + block) *
@@ -156,10 +164,30 @@ class Call {
     (is_b ? format_.pack_b : format_.pack_a)(lines(i, batch), part, to);
   }
 
-  // Whether the multiplications of a panel of b pack it: a copy of lines that are neighbours in memory.
-  bool packs_multiplying(int64_t i) const {
-    const MatrixWords& matrix = matrices_[i].words;
-    return format_.multiply_packing != nullptr && matrix.packed == 0 && matrix.line_stride == 1;
+  // The panels of a block of matrix i, from line `begin` of the tile on: packed before, or now.
+  const char* panels(int64_t i, int64_t batch, int64_t tile, int64_t block, int64_t begin, char* here) const {
+    if (matrices_[i].ahead()) return packed(i, batch, tile, block);
+    pack(i, batch, tile, block, begin, here);
+    return here;
+  }
+
+  // Fetches, into the L2 cache, the part of a block of a tile's rows of a that falls to one panel of b: the one at
+  // `column` of `columns`.
+  void fetch_rows(const pointwise::Tile& tile, int64_t block, int64_t column, int64_t columns) const {
+    const MatrixWords& words = matrices_[0].words;
+    if (words.packing == Packing::ahead || words.depth_stride != 1) return;
+    const int64_t size = pointwise::element_bytes(Dtype(words.dtype)), bytes = depth(block) * size;
+    const int64_t begin = bytes * column / columns, end = bytes * (column + format_.b_width) / columns;
+    const char* row = static_cast<const char*>(lines(0, tile.batch, tile.row, block * words_.depth).data);
+    for (int64_t i = 0; i < tile.rows; ++i, row += words.line_stride * size) {
+      for (int64_t byte = begin; byte < end; byte += kLineBytes) __builtin_prefetch(row + byte, 0, kL2);
+    }
+  }
+
+  // Columns of a tile that are packed as their first rows are multiplied: whole panels.
+  int64_t packed_multiplying(const pointwise::Tile& tile) const {
+    const bool packs = matrices_[1].words.packing == Packing::multiplying;
+    return packs ? tile.columns / format_.b_width * format_.b_width : 0;
   }
 
   // Runs the epilogue on a tile.

@@ -51,7 +51,7 @@ inline const Features& features() {
 
 template <int rows>
 __attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const void* a_panel, const void* b_panel,
-                                                         void* sums_tile, int64_t stride, bool adds) {
+                                                         void* sums_tile, int64_t stride, bool adds, const Ahead&) {
   const int32_t* a = static_cast<const int32_t*>(a_panel);
   const float* b = static_cast<const float*>(b_panel);
   float* to = static_cast<float*>(sums_tile);
@@ -117,7 +117,7 @@ class TileScope {
 template <bool integers, int tile_rows>
 __attribute__((target("amx-tile,amx-bf16,amx-int8"))) void multiply_tiles(int64_t units, const void* a_panel,
                                                                           const void* b_panel, void* sums_tile,
-                                                                          int64_t stride, bool adds) {
+                                                                          int64_t stride, bool adds, const Ahead&) {
   const char* a = static_cast<const char*>(a_panel);
   const char* b = static_cast<const char*>(b_panel);
   constexpr int64_t kTileBytes = 1024, kColumnsBytes = 128;

@@ -18,7 +18,7 @@ struct Format {
   int64_t unit_step;         // and a block along k to one of this many units
   bool tiles;
   const Multiply* multiply;                 // by steps in the panel of a, less one
-  const MultiplyPacking* multiply_packing;  // likewise; null where panels of b are more than a copy
+  const MultiplyPacking* multiply_packing;  // likewise; null where panels of b are more than a copy of its rows
   Pack pack_a, pack_b;
 
   // Rows of the panels of a block of `rows` rows: as even as can be, for panels of few rows are slow.

@@ -164,9 +164,38 @@ void pack_steps(const Lines& source, const Block& block, void* panels) {
 
 // ---- Lines that run along k: a transpose of units -------------------------------------------------------------------
 
-// Four lines of four units. Units lie in memory at any address, as the elements that they are made of do.
-inline void transpose_4x4(const char* const* rows, int64_t from, char* to, int64_t stride) {
-#if defined(__SSE2__)
+// Lines and units of 4 bytes that are transposed in registers.
+#if defined(__AVX512F__)
+constexpr int kSquare = 16;
+constexpr bool kPartialSquares = true;
+#else
+constexpr int kSquare = 4;
+constexpr bool kPartialSquares = false;
+#endif
+
+// `lines` lines of kSquare units; all of kSquare without AVX-512. Units lie in memory at any address, as the elements
+// that they are made of do.
+inline void transpose_square(const char* const* rows, [[maybe_unused]] int64_t lines, int64_t from, char* to,
+                             int64_t stride) {
+#if defined(__AVX512F__)
+  const __m512i halves[2] = {_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+                             _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)};
+  __m512i lines_of[16], units_of[16];
+  for (int i = 0; i < 16; ++i) lines_of[i] = i < lines ? _mm512_loadu_si512(rows[i] + from) : _mm512_setzero_si512();
+  // Each round interleaves the lines of the upper half with those of the lower.
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      units_of[i] = _mm512_permutex2var_epi32(lines_of[i / 2], halves[i % 2], lines_of[i / 2 + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) lines_of[i] = units_of[i];
+  }
+  const auto mask = __mmask16((1u << lines) - 1);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(to + i * stride, mask, lines_of[i]);
+#elif defined(__SSE2__)
   __m128 r0 = load_bytes<__m128>(rows[0] + from), r1 = load_bytes<__m128>(rows[1] + from);
   __m128 r2 = load_bytes<__m128>(rows[2] + from), r3 = load_bytes<__m128>(rows[3] + from);
   _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
@@ -186,12 +215,16 @@ template <int unit_bytes>
 inline void transpose(const char* const* rows, int64_t lines, int64_t units, char* to) {
   const int64_t stride = lines * unit_bytes;
   int64_t unit = 0;
-  if (unit_bytes == 4 && lines >= 4) {
-    for (; unit + 4 <= units; unit += 4) {
+  if (unit_bytes == 4 && (lines >= kSquare || kPartialSquares)) {
+    for (; unit + kSquare <= units; unit += kSquare) {
+      const auto square = [&](int64_t line, int64_t count) {
+        transpose_square(rows + line, count, unit * 4, to + unit * stride + line * 4, stride);
+      };
       int64_t line = 0;
-      for (; line + 4 <= lines; line += 4) transpose_4x4(rows + line, unit * 4, to + unit * stride + line * 4, stride);
-      // The last four overlap those before.
-      if (line < lines) transpose_4x4(rows + lines - 4, unit * 4, to + unit * stride + (lines - 4) * 4, stride);
+      for (; line + kSquare <= lines; line += kSquare) square(line, kSquare);
+      if (kPartialSquares && line < lines) square(line, lines - line);
+      // The last ones overlap those before.
+      if (!kPartialSquares && line < lines) square(lines - kSquare, kSquare);
     }
   }
   for (; unit < units; ++unit) {
@@ -270,9 +303,9 @@ void pack_tiles(const Lines& source, const Block& block, void* panels) {
       for (int64_t line = 0; line < padded; line += kTileRows, to += kRowBytes * kTileRows) {
         const char* rows[kTileUnits];
         for (int i = 0; i < kTileUnits; ++i) rows[i] = steps + (i * padded + line) * 4;
-        for (int row = 0; row < kTileRows; row += 4) {
-          for (int i = 0; i < kTileUnits; i += 4)
-            transpose_4x4(rows + i, row * 4, to + row * kRowBytes + i * 4, kRowBytes);
+        for (int row = 0; row < kTileRows; row += kSquare) {
+          for (int i = 0; i < kTileUnits; i += kSquare)
+            transpose_square(rows + i, kSquare, row * 4, to + row * kRowBytes + i * 4, kRowBytes);
         }
       }
     }

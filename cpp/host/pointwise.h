@@ -53,7 +53,7 @@ class Registers {
   // The register's own slot, to be written.
   template <typename T>
   T* slot(int64_t index) const {
-    unsigned char* own = slots_ + index * slot_bytes_;
+    char* own = slots_ + index * slot_bytes_;
     places_[index] = own;
     return reinterpret_cast<T*>(own);
   }
@@ -62,7 +62,7 @@ class Registers {
  private:
   int64_t slot_bytes_;
   const void** places_;
-  unsigned char* slots_;
+  char* slots_;
 };
 
 class Interpreter {

@@ -16,18 +16,18 @@ class ThreadMemory {
   ThreadMemory& operator=(const ThreadMemory&) = delete;
 
   // At least `size` bytes, aligned to a cache line, of which nothing is known. What was there before is gone.
-  unsigned char* reserve(size_t size) {
+  char* reserve(size_t size) {
     constexpr size_t kLine = 64;
     if (size > size_) {
       std::free(bytes_);
       size_ = (size + kLine - 1) / kLine * kLine;
-      bytes_ = static_cast<unsigned char*>(std::aligned_alloc(kLine, size_));
+      bytes_ = static_cast<char*>(std::aligned_alloc(kLine, size_));
     }
     return bytes_;
   }
 
  private:
-  unsigned char* bytes_ = nullptr;
+  char* bytes_ = nullptr;
   size_t size_ = 0;
 };
 

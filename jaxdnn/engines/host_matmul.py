@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdnn.device import Target
-from jaxdnn.engines.host_matmul_knobs import COLUMN_STEP, ROW_STEP, HostMatmulConfig, configurations, streams, up
+from jaxdnn.engines.host_matmul_knobs import (
+    COLUMN_STEP,
+    ROW_STEP,
+    HostMatmulConfig,
+    configurations,
+    copied,
+    streams,
+    up,
+)
 from jaxdnn.engines.product import Matrix, Product, ProductEngine, Reduced
 from jaxdnn.plan import Argument, Constant, Launch, Plan, Scalar, Scratch
 from jaxdnn.pointwise import bytecode
@@ -16,6 +24,7 @@ from jaxdnn.pointwise.operations import DTYPES
 
 _FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _REDUCTIONS = (None, "sum", "max", "min")
+_PACKING = ("by_tile", "ahead", "multiplying")  # `Packing` in cpp/host/matmul_call.h
 
 MAX_ARRAYS = 32  # kMaxArrays in cpp/host/matmul_call.h
 _REDUCE_SPAN = 256  # elements of a reduced result that a task of pointwise_reduce owns
@@ -85,10 +94,13 @@ class _Call:
     def streams(self) -> bool:
         return self.config.streams and streams(self.product)
 
-    @property
-    def packed(self) -> tuple[bool, ...]:
-        flags = (self.config.pack_a, *(self.config.pack_b for _ in self.product.b))
-        return tuple(flag and not self.streams for flag in flags)
+    def packing(self, index: int) -> str:
+        """When a matrix is packed."""
+        if self.streams:
+            return "by_tile"
+        if self.config.pack_b if index else self.config.pack_a:
+            return "ahead"
+        return "multiplying" if index and copied(self.product) else "by_tile"
 
     @property
     def reduced(self) -> tuple[Reduced, ...]:
@@ -107,7 +119,7 @@ class _Call:
 
     def pack_blocks(self, index: int) -> int:
         """The blocks of a matrix that a launch packs."""
-        if not self.packed[index]:
+        if self.packing(index) != "ahead":
             return 0
         count = self.product.batch if self.matrices[index].batch_stride else 1
         return count * (self.column_tiles if index else self.row_tiles) * self.blocks
@@ -151,8 +163,9 @@ class _Call:
         for index, matrix in enumerate(self.matrices):
             along = product.b_transposed if index else not product.a_transposed
             strides = (matrix.row_stride, 1) if along else (1, matrix.row_stride)
-            words += [DTYPES.index(matrix.dtype), *strides, matrix.batch_stride, int(self.packed[index])]
-            buffers += [matrix.buffer, next(scratch) if self.packed[index] else none]
+            words += [DTYPES.index(matrix.dtype), *strides, matrix.batch_stride]
+            words.append(_PACKING.index(self.packing(index)))
+            buffers += [matrix.buffer, next(scratch) if self.pack_blocks(index) else none]
         words += [0] * (5 * (3 - len(self.matrices)))
         buffers.append(next(scratch) if self.splits > 1 else none)
         for operand in product.operands:

@@ -25,9 +25,10 @@ class _Shape:
 
 # A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
 # hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
-# 48 x 256 or 96 x 1024. With AVX-512 and two Zen cores, packed ahead and by the tiles: 11.2 and 12.0 ms with 94 x 256,
-# 10.9 and 11.2 with 47 x 512, whose a is packed half as often; with depth 384 1% less, with 192 1% more. Epilogues are
-# fastest on rows as long as the interpreter's blocks.
+# 48 x 256 or 96 x 1024. With AVX-512, on two Zen 4 cores and on 16 threads of Sapphire Rapids: 11.2 and 1.87 ms with
+# 47 x 512; 11.0 and 2.06 with 64 x 512, too few tiles for 16 threads; 11.4 and 1.89 with 64 x 256, for which a is
+# packed twice as often; with depth 384 1% less, with 192 1% more. Epilogues are fastest on rows as long as the
+# interpreter's blocks.
 _SHAPES = {
     "avx512": _Shape(192, 512, 256),
     # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
@@ -42,8 +43,8 @@ _SHAPES = {
 _ENOUGH_TILES = 32
 _ENOUGH_TILES_OF_FEW_ROWS = 64
 # Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
-# of its own core, and no thread waits for another. 1024 x 1024 x 1024 with AVX-512, packed by the tiles and ahead:
-# 16 threads 1.9 and 2.3 ms, 8 threads 3.4 and 3.5, 4 threads 5.4 and 5.2; in bfloat16, 16 threads, 0.65 and 0.95 ms.
+# of its own core, and no thread waits for another. 1024 x 1024 x 1024, 16 threads, packed by the tiles and ahead: in
+# float32 1.9 and 2.3 ms, in bfloat16 0.65 and 0.95; with 4 threads in float32 5.4 and 5.2.
 _AHEAD_TILES = 8
 # With more rows, multiplying panels makes up for packing them.
 _STREAM_ROWS = 12
@@ -51,6 +52,12 @@ _STREAM_ROWS_INT8 = 4
 # Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest: of 1 x 4096 x 4096 in
 # float32 a Zen 3 core multiplies 128 columns at a time in 4.6 ms, 1024 in 3.5, all in 2.4.
 _STREAM_SUMS = 4096
+# Parts of the largest tile's rows and columns, by what is cut first.
+_CUTS = {
+    "columns": ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)),
+    "rows": ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8)),
+    "both": ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8)),
+}
 # Multiplications of one task: enough to drown the start of a task.
 _TASK_WORK = 2**18
 
@@ -100,8 +107,8 @@ def streams(product: Product) -> bool:
     return {product.a.dtype, product.b[0].dtype} <= set(_STREAMED)
 
 
-def _copied(product: Product) -> bool:
-    """Whether panels of b are copies of rows, which its multiplications make (`packs_multiplying` in matmul_call.h)."""
+def copied(product: Product) -> bool:
+    """Whether panels of b are copies of its rows: multiplications make them on the way, for next to nothing."""
     return not product.b_transposed and product.b[0].dtype in ("float32", "float64")
 
 
@@ -110,16 +117,9 @@ def up(value: int, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
-def _tiles(product: Product, shape: _Shape) -> Iterator[tuple[int, int]]:
+def _tiles(product: Product, shape: _Shape, cut: str) -> Iterator[tuple[int, int]]:
     """Rows and columns of tiles, the largest first, cut evenly."""
-    if product.m <= shape.rows:
-        parts = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8))
-    elif _copied(product):
-        # Packing b costs next to nothing, and a is packed for each column of tiles.
-        parts = ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8))
-    else:
-        parts = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8))
-    for rows, columns in parts:
+    for rows, columns in _CUTS[cut]:
         yield (
             _even(product.m, shape.rows // rows, shape.step),
             _even(product.n, shape.columns // columns, COLUMN_STEP),
@@ -143,32 +143,38 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     few = _STREAM_ROWS_INT8 if product.a.dtype == "int8" else _STREAM_ROWS
     streamed = product.m <= few and streams(product)
     # Where a tile has all rows, b is packed where it is used, and once.
-    whole = product.m <= shape.rows and not streamed
-    enough = min(_ENOUGH_TILES_OF_FEW_ROWS if whole else _ENOUGH_TILES, max(1, work // _TASK_WORK))
+    whole = product.m <= shape.rows
+    few_rows = whole and not streamed
+    # With AVX-512 copies of b are packed on the way as fast as ahead, so rows may be few and a packed less often:
+    # 1024 x 1024 x 1024 in tiles of 47 x 512, two Zen 4 cores, 11.2 and 11.3 ms; with AVX2 14.8 and 13.7.
+    on_the_way = copied(product) and target.arch == "avx512"
+    enough = min(_ENOUGH_TILES_OF_FEW_ROWS if few_rows else _ENOUGH_TILES, max(1, work // _TASK_WORK))
     # Each split leaves sums in memory, for which its part of k must be long.
     splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
     if streamed and not product.b_transposed:
         columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
         rows, columns = product.m, min(columns, product.n)
     else:
-        tiles = list(_tiles(product, shape))
-        wide = (tile for tile in tiles if count(*tile) >= enough and not whole)
-        deep = (tile for tile in tiles if count(*tile) * splits >= (enough if whole else enough // 2))
-        rows, columns = next(itertools.chain(wide, deep), tiles[-1])
+        tiles = list(_tiles(product, shape, "columns" if whole else "rows" if on_the_way else "both"))
+        # Splits where they are cheap, or where it takes them to share the work at all.
+        unsplit = (tile for tile in tiles if count(*tile) >= enough and not few_rows)
+        split = (tile for tile in tiles if count(*tile) * splits >= (enough if few_rows else enough // 2))
+        rows, columns = next(itertools.chain(unsplit, split), tiles[-1])
     found = count(rows, columns)
     splits = max(1, min(splits, enough // found))
     tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
     group = max(1, min(_TASK_WORK // tile_work, found))
     many = found > group and not streamed
     ahead = found * splits >= _AHEAD_TILES * target.sm_count
+    # a is packed for each column of tiles, which two don't make worth a launch.
     return HostMatmulConfig(
         rows,
         columns,
         depth,
         splits=splits,
         tiles_per_task=group,
-        pack_a=many and columns < product.n and (ahead or whole),
-        pack_b=many and rows < product.m and ahead,
+        pack_a=many and 2 * columns < product.n and (ahead or whole),
+        pack_b=many and rows < product.m and ahead and not on_the_way,
         streams=streamed,
     )
 
