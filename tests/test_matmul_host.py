@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from native_tools import run_python
 from product_calls import ProductCase, check, run
-from test_matmul_simt import CASES
+from test_matmul_simt import CASES, reductions
 
 import jaxdnn
 from jaxdnn import _native, device
@@ -239,19 +239,46 @@ def test_tiles_pack_for_themselves_where_many_threads_share_them(dtype, isa):
     assert few.pack_a
     # Panels that are copies are packed by the multiplications then, with AVX-512 always.
     assert few.pack_b == ((dtype, isa) != ("float32", "avx512"))
-    assert many == replace(few, pack_a=False, pack_b=False)
+    assert not many.pack_a
+    assert not many.pack_b
+
+
+def orders_of_sums(product, limit):
+    """Where sums are cut, of the configurations for different numbers of threads."""
+    for threads in (0, 1, 2, 5, 16, 200):
+        target = replace(CPU, arch="avx512", sm_count=threads)
+        plans = ((one, ENGINE.build(one, product, target, "")) for one in ENGINE.configurations(product, target))
+        config = next(config for config, plan in plans if plan.workspace <= limit)
+        yield (config.depth, config.splits, *((config.rows, config.columns) if product.reduced else ()))
 
 
 @pytest.mark.parametrize("limit", [0, 100_000, 400_000, 1_000_000, 10_000_000])
 def test_the_order_of_sums_does_not_depend_on_threads(limit):
-    for m, n, k in ((300, 64, 6144), (64, 4096, 4096), (700, 900, 300), (40, 30, 9000)):
-        product, orders = ProductCase(m, n, k, "float32").product(), set()
-        for threads in (0, 1, 2, 5, 16, 200):
-            target = replace(CPU, sm_count=threads)
-            plans = ((one, ENGINE.build(one, product, target, "")) for one in ENGINE.configurations(product, target))
-            config = next(config for config, plan in plans if plan.workspace <= limit)
-            orders.add((config.rows, config.columns, config.depth, config.splits))
-        assert len(orders) == 1
+    for m, n, k in ((300, 64, 6144), (64, 4096, 4096), (700, 900, 300), (40, 30, 9000), (1024, 1024, 1024)):
+        assert len(set(orders_of_sums(ProductCase(m, n, k, "float32").product(), limit))) == 1
+
+
+def test_the_order_of_reductions_does_not_depend_on_threads():
+    bias = (("float32", (1, 1, 1024)),)
+    case = ProductCase(1024, 1024, 1024, "float32", epilogue=reductions, operands=bias)
+    assert len(set(orders_of_sums(case.product(), 10**9))) == 1
+
+
+@pytest.mark.parametrize("name", ["float32 nn", "float64 nn", "bfloat16 nt", "float32 gelu"])
+def test_tiles_of_any_shape_compute_the_same_bits(name):
+    shapes = [HostMatmulConfig(rows, columns, depth=64) for rows, columns in ((7, 20), (42, 33), (100, 72), (29, 64))]
+    case = CASES[name]
+    results = [compute(case, shape) for shape in shapes]
+    assert all(same(results[0], others) for others in results[1:])
+
+
+def test_many_threads_get_smaller_tiles():
+    product = ProductCase(1024, 1024, 1024, "float32").product()
+    tiles = {}
+    for threads in (2, 8, 16):
+        config = next(iter(ENGINE.configurations(product, replace(CPU, arch="avx512", sm_count=threads))))
+        tiles[threads] = (config.rows, config.columns)
+    assert tiles == {2: (41, 512), 8: (41, 512), 16: (41, 256)}
 
 
 def test_some_configuration_needs_no_workspace():

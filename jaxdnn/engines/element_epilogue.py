@@ -129,7 +129,7 @@ def joined(stages: Sequence[Stage]) -> Stage:
 def reductions_reason(product: Product) -> str | None:
     """Why what the epilogue reduces can't be reduced, or None."""
     rows = product.batch * product.m
-    if rows > MAX_GRID and any(isinstance(result, Reduced) for result in product.results):
+    if rows > MAX_GRID and product.reduced:
         return f"its epilogue reduces {rows} rows, and a grid has at most {MAX_GRID} thread blocks"
     return None
 

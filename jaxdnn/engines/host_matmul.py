@@ -102,10 +102,6 @@ class _Call:
             return "ahead"
         return "multiplying" if index and copied(self.product) else "by_tile"
 
-    @property
-    def reduced(self) -> tuple[Reduced, ...]:
-        return tuple(result for result in self.product.results if isinstance(result, Reduced))
-
     def parts(self, result: Reduced) -> tuple[int, int, int]:
         """What tiles leave of a reduced result: along each axis one for each tile, or all that the result keeps."""
         kept = (self.product.batch, self.product.m, self.product.n)
@@ -136,7 +132,7 @@ class _Call:
         if self.splits > 1:
             sums = self.splits * len(product.b) * product.batch * product.m * product.n
             sizes.append(sums * np.dtype(product.accumulator).itemsize)
-        sizes += [math.prod(self.parts(result)) * _size(self.part_type(result)) for result in self.reduced]
+        sizes += [math.prod(self.parts(result)) * _size(self.part_type(result)) for result in self.product.reduced]
         return tuple(sizes)
 
     def launches(self) -> Iterator[Launch]:
@@ -148,8 +144,8 @@ class _Call:
         yield Launch("matmul_multiply", arguments, (math.ceil(tiles * self.splits / group), 1, 1))
         if self.splits > 1:
             yield Launch("matmul_finish", arguments, (math.ceil(tiles / group), 1, 1))
-        first = len(self.scratch) - len(self.reduced)
-        for index, result in enumerate(self.reduced):
+        first = len(self.scratch) - len(self.product.reduced)
+        for index, result in enumerate(self.product.reduced):
             yield self.reduce(result, Scratch(first + index))
 
     def arguments(self) -> tuple[Argument, ...]:

@@ -25,12 +25,11 @@ class _Shape:
 
 # A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
 # hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
-# 48 x 256 or 96 x 1024. With AVX-512, on two Zen 4 cores and on 16 threads of Sapphire Rapids: 11.2 and 1.87 ms with
-# 47 x 512; 11.0 and 2.06 with 64 x 512, too few tiles for 16 threads; 11.4 and 1.89 with 64 x 256, for which a is
-# packed twice as often; with depth 384 1% less, with 192 1% more. Epilogues are fastest on rows as long as the
-# interpreter's blocks.
+# 48 x 256 or 96 x 1024. With AVX-512, on two Zen 4 cores, two and 16 threads of Sapphire Rapids: 11.1, 8.9 and 1.88 ms
+# with 42 x 512, three panels of 14 rows; 11.2, 8.9 and 1.87 with 47 x 512; 11.0, 8.4 and 2.06 with 64 x 512; -, 9.7 and
+# 1.82 with 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
-    "avx512": _Shape(192, 512, 256),
+    "avx512": _Shape(168, 512, 256),
     # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
     # cores with AMX: 1.3 ms with depth 1024 and 128 rows, 1.4 with 512, 1.9 with 512 and 256 rows.
     "avx512, narrow": _Shape(128, 256, 1024, step=32),
@@ -42,6 +41,10 @@ _SHAPES = {
 # with AVX-512, 16 threads: 2.4 ms with 64, 2.9 with 32; two threads: 11.0 and 11.7 ms.
 _ENOUGH_TILES = 32
 _ENOUGH_TILES_OF_FEW_ROWS = 64
+# Tiles that each of many threads is to have where their shape may depend on threads: 1024 x 1024 x 1024 with AVX-512,
+# bias and gelu, 16 threads, takes 1.87 ms with 100 tiles of 42 x 256, 2.0 with 44 of 47 x 512.
+_ENOUGH_TILES_OF_A_THREAD = 4
+_FEWEST_COLUMNS = 256
 # Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
 # of its own core, and no thread waits for another. 1024 x 1024 x 1024, 16 threads, packed by the tiles and ahead: in
 # float32 1.9 and 2.3 ms, in bfloat16 0.65 and 0.95; with 4 threads in float32 5.4 and 5.2.
@@ -151,17 +154,22 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     enough = min(_ENOUGH_TILES_OF_FEW_ROWS if few_rows else _ENOUGH_TILES, max(1, work // _TASK_WORK))
     # Each split leaves sums in memory, for which its part of k must be long.
     splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
+    tiles = list(_tiles(product, shape, "columns" if whole else "rows" if on_the_way else "both"))
     if streamed and not product.b_transposed:
         columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
         rows, columns = product.m, min(columns, product.n)
     else:
-        tiles = list(_tiles(product, shape, "columns" if whole else "rows" if on_the_way else "both"))
         # Splits where they are cheap, or where it takes them to share the work at all.
         unsplit = (tile for tile in tiles if count(*tile) >= enough and not few_rows)
         split = (tile for tile in tiles if count(*tile) * splits >= (enough if few_rows else enough // 2))
         rows, columns = next(itertools.chain(unsplit, split), tiles[-1])
+    splits = max(1, min(splits, enough // count(rows, columns)))
+    # A result depends on where k is cut, and a reduced one on the tiles: neither may depend on threads.
+    if on_the_way and splits == 1 and not whole and not product.reduced:
+        wanted = max(enough, _ENOUGH_TILES_OF_A_THREAD * target.sm_count)
+        smaller = (tile for tile in tiles if count(*tile) >= wanted and tile[1] >= _FEWEST_COLUMNS)
+        rows, columns = next(smaller, (rows, columns))
     found = count(rows, columns)
-    splits = max(1, min(splits, enough // found))
     tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
     group = max(1, min(_TASK_WORK // tile_work, found))
     many = found > group and not streamed

@@ -105,6 +105,16 @@ class Product:
         return self.program.accumulators[0].dtype
 
     @property
+    def stored(self) -> tuple[Matrix, ...]:
+        """The results that are stored as matrices."""
+        return tuple(result for result in self.results if isinstance(result, Matrix))
+
+    @property
+    def reduced(self) -> tuple[Reduced, ...]:
+        """The results that are reduced."""
+        return tuple(result for result in self.results if isinstance(result, Reduced))
+
+    @property
     def is_plain(self) -> bool:
         """Whether the epilogue does nothing but store the sums."""
         return not self.program.operations and not any(output.reduction for output in self.program.outputs)

@@ -18,7 +18,7 @@ from jaxdnn.engines.sm90_knobs import (
     sum_registers,
     tensor_maps,
 )
-from jaxdnn.engines.sm90_tensors import depth, reduced, stored, tma_reason
+from jaxdnn.engines.sm90_tensors import depth, tma_reason
 from jaxdnn.pointwise import functor
 
 # All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
@@ -114,7 +114,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     if knobs.consumers == 3 and not (promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS):
         return None
     many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
-    direct = many or any(tma_reason(result, "a result") for result in stored(product))
+    direct = many or any(tma_reason(result, "a result") for result in product.stored)
     knobs = replace(knobs, tile_n=knobs.tile_n // sums, promotion=promotion, store="direct" if direct else "tma")
     smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
     if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):
@@ -143,7 +143,7 @@ def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
     if product.is_plain and knobs.store == "tma":
         return MOST_SUMS
     work = sum(map(operand_registers, product.operands)) + sum(map(result_registers, product.results))
-    work += REDUCTION_REGISTERS * len(reduced(product))
+    work += REDUCTION_REGISTERS * len(product.reduced)
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_SUMS
     three = knobs.consumers == 3
@@ -202,7 +202,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * TOGETHER[knobs.consumers]
     shared_a, shared_b = ((1 - MULTICAST) + MULTICAST / n for n in (knobs.cluster_n, knobs.cluster_m))
     loading = (knobs.tile_m * shared_a + loaded * shared_b) * length * size / L2_RATE
-    work = sum(result.itemsize for result in stored(product)) / 2 + (0 if product.is_plain else 1)
+    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)

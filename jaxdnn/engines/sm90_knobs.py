@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product import Product
-from jaxdnn.engines.sm90_tensors import DEPTH_BYTES, copied, depth, reduced, stored, tma_reason
+from jaxdnn.engines.sm90_tensors import DEPTH_BYTES, copied, depth, tma_reason
 
 CHUNK = 64  # elements of a row that runs along M or N, in one box
 WARP_ROWS = 16  # of a result's box
@@ -116,7 +116,7 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
         return f"split_k is {knobs.split_k}; k has {ceil(product.k / depth(product))} parts"
     if knobs.split_k > 1 and product.batch * knobs.split_k > MAX_GRID_YZ:
         return f"split_k x batch is {product.batch * knobs.split_k}; expected at most {MAX_GRID_YZ}"
-    if knobs.split_k > 1 and reduced(product):
+    if knobs.split_k > 1 and product.reduced:
         return f"split_k is {knobs.split_k}; a product with a reduction can't be split"
     most = 128 if knobs.consumers == 3 else 192
     if sum_registers(product, knobs) > most:
@@ -127,7 +127,7 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
             return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
         if knobs.split_k > 1 and product.n % 4:
             return f"n is {product.n}, and TMA needs rows of sums of a multiple of 16 bytes; expected store = 'direct'"
-        for result in stored(product):
+        for result in product.stored:
             if knobs.split_k == 1 and (reason := tma_reason(result, "a result")):
                 return f"{reason}; expected store = 'direct'"
     if (needed := shared_memory(product, knobs)) > shared_memory_limit:
@@ -137,7 +137,7 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
 
 def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
     """Of each result that the multiplying kernel stores, the bytes of an element."""
-    return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in stored(product)]
+    return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in product.stored]
 
 
 def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:

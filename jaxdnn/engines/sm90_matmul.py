@@ -7,7 +7,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product import Product, ProductEngine, arguments_reason
 from jaxdnn.engines.sm90_heuristic import candidates
 from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason
-from jaxdnn.engines.sm90_tensors import copied, reduced
+from jaxdnn.engines.sm90_tensors import copied
 from jaxdnn.engines.sm90_unit import Unit
 from jaxdnn.plan import Plan
 from jaxdnn.pointwise.cuda import register_type
@@ -54,7 +54,7 @@ class Sm90(ProductEngine):
         computed = [register_type(program.instructions[output.value].dtype) for output in program.outputs]
         if wide := [register for register in computed if register in _WIDE]:
             return f"an epilogue's result is computed as a {wide[0]}, and its registers have 32 bits"
-        if any(result.axes == (0,) for result in reduced(product)):
+        if any(result.axes == (0,) for result in product.reduced):
             return "a result is reduced over the batch alone"
         if max(product.m, product.n, product.k, product.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"

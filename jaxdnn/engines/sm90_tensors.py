@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import ceil
 
-from jaxdnn.engines.product import Matrix, Product, Reduced
+from jaxdnn.engines.product import Matrix, Product
 from jaxdnn.plan import Scratch, TensorMap
 
 DEPTH_BYTES = 128  # of K in a stage
@@ -19,16 +19,6 @@ _PROMOTE_256 = 3
 def depth(product: Product) -> int:
     """Elements of K in a stage."""
     return DEPTH_BYTES // product.a.itemsize
-
-
-def stored(product: Product) -> tuple[Matrix, ...]:
-    """The results that are stored as matrices."""
-    return tuple(result for result in product.results if isinstance(result, Matrix))
-
-
-def reduced(product: Product) -> tuple[Reduced, ...]:
-    """The results that are reduced."""
-    return tuple(result for result in product.results if isinstance(result, Reduced))
 
 
 def tma_reason(matrix: Matrix, what: str) -> str | None:
