@@ -25,9 +25,9 @@ class _Shape:
 
 # A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
 # hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
-# 48 x 256 or 96 x 1024. With AVX-512, on two Zen 4 cores, two and 16 threads of Sapphire Rapids: 11.1, 8.9 and 1.88 ms
-# with 42 x 512, three panels of 14 rows; 11.2, 8.9 and 1.87 with 47 x 512; 11.0, 8.4 and 2.06 with 64 x 512; -, 9.7 and
-# 1.82 with 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
+# 48 x 256 or 96 x 1024. With AVX-512, on two Zen 4 cores, two and 16 threads of Sapphire Rapids: 11.5, 8.9 and 1.88 ms
+# with 42 x 512, three panels of 14 rows; 11.4, 8.4 and 2.06 with 64 x 512; 11.4, - and - with 79 x 512; -, 9.7 and 1.82
+# with 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
     "avx512": _Shape(168, 512, 256),
     # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
@@ -41,8 +41,9 @@ _SHAPES = {
 # with AVX-512, 16 threads: 2.4 ms with 64, 2.9 with 32; two threads: 11.0 and 11.7 ms.
 _ENOUGH_TILES = 32
 _ENOUGH_TILES_OF_FEW_ROWS = 64
-# Tiles that each of many threads is to have where their shape may depend on threads: 1024 x 1024 x 1024 with AVX-512,
-# bias and gelu, 16 threads, takes 1.87 ms with 100 tiles of 42 x 256, 2.0 with 44 of 47 x 512.
+# Tiles of a thread where their shape may depend on threads, but half of those above at least: 1024 x 1024 x 1024 with
+# AVX-512, bias and gelu, 16 threads, takes 1.87 ms with 100 tiles of 42 x 256, 2.0 with 44 of 47 x 512; 768 x 768 x 768
+# with two threads 6.0 ms with 20 of 77 x 384, 6.8 with 38 of 41 x 384.
 _ENOUGH_TILES_OF_A_THREAD = 4
 _FEWEST_COLUMNS = 256
 # Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
@@ -166,7 +167,7 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     splits = max(1, min(splits, enough // count(rows, columns)))
     # A result depends on where k is cut, and a reduced one on the tiles: neither may depend on threads.
     if on_the_way and splits == 1 and not whole and not product.reduced:
-        wanted = max(enough, _ENOUGH_TILES_OF_A_THREAD * target.sm_count)
+        wanted = max(enough // 2, _ENOUGH_TILES_OF_A_THREAD * target.sm_count)
         smaller = (tile for tile in tiles if count(*tile) >= wanted and tile[1] >= _FEWEST_COLUMNS)
         rows, columns = next(smaller, (rows, columns))
     found = count(rows, columns)
