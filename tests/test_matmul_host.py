@@ -272,13 +272,14 @@ def test_tiles_of_any_shape_compute_the_same_bits(name):
     assert all(same(results[0], others) for others in results[1:])
 
 
-def test_many_threads_get_smaller_tiles():
-    product = ProductCase(1024, 1024, 1024, "float32").product()
-    tiles = {}
-    for threads in (2, 8, 16):
+@pytest.mark.parametrize("shape", [(1024, 1024, 1024), (500, 1100, 1024), (4096, 128, 1024), (2000, 512, 4)])
+def test_more_threads_get_no_fewer_tiles(shape):
+    product, found = ProductCase(*shape, "float32").product(), []
+    for threads in (1, 2, 4, 8, 16, 24, 26, 64, 200):
         config = next(iter(ENGINE.configurations(product, replace(CPU, arch="avx512", sm_count=threads))))
-        tiles[threads] = (config.rows, config.columns)
-    assert tiles == {2: (79, 512), 8: (41, 512), 16: (41, 256)}
+        found.append(-(-product.m // config.rows) * -(-product.n // config.columns))
+    assert found == sorted(found)
+    assert shape[2] == 4 or found[0] < found[-1]
 
 
 def test_some_configuration_needs_no_workspace():

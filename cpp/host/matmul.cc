@@ -124,7 +124,7 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
                                                block > first);
           } else {
             format.multiply[steps - 1](units, rows, b, to, stride, block > first, ahead);
-            ahead.data += units / ahead.units * ahead.stride;
+            ahead.data += units / ahead.every * ahead.stride;
           }
           rows += steps * format.a_step * units * format.unit_bytes;
           to += panel_rows * row_bytes;

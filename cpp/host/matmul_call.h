@@ -29,7 +29,7 @@ constexpr int kMaxArrays = 32;
 enum class Packing : int64_t {
   by_tile,      // by each tile that needs it
   ahead,        // by a launch before
-  multiplying,  // b by each tile, as it multiplies its first rows; see `Format::multiply_packing`
+  multiplying,  // b by each tile, as it multiplies its first rows; where there is `Format::multiply_packing`
 };
 
 struct MatrixWords {

@@ -22,11 +22,11 @@ JAXDNN_ISA_BEGIN
 namespace matmul {
 
 // Rows of memory, each as long as one of a panel of b, that are wanted soon: a multiplication may fetch one of them for
-// every `units` that it is through.
+// every `every` units.
 struct Ahead {
   const char* data;
   int64_t stride;  // bytes
-  int64_t units;
+  int64_t every;
 };
 
 // Adds to what `sums` holds, or replaces it. The rows of sums are `stride` elements apart.
@@ -111,7 +111,7 @@ inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, 
   for (int64_t unit = 0; unit < units;) {
     for (int i = 0; i < kPanelVectors * kVectorBytes; i += kLineBytes) __builtin_prefetch(ahead.data + i, 0, kL2);
     ahead.data += ahead.stride;
-    for (const int64_t end = std::min(units, unit + ahead.units); unit < end; ++unit, a += rows, b += step) {
+    for (const int64_t end = std::min(units, unit + ahead.every); unit < end; ++unit, a += rows, b += step) {
       Vector<T> columns[kPanelVectors];
       for (int j = 0; j < kPanelVectors; ++j) {
         columns[j] = load_bytes<Vector<T>>(b + j * kWidth);

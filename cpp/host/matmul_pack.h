@@ -166,35 +166,35 @@ void pack_steps(const Lines& source, const Block& block, void* panels) {
 
 // Lines and units of 4 bytes that are transposed in registers.
 #if defined(__AVX512F__)
-constexpr int kSquare = 16;
-constexpr bool kPartialSquares = true;
+constexpr int64_t kSquare = 16;
 #else
-constexpr int kSquare = 4;
-constexpr bool kPartialSquares = false;
+constexpr int64_t kSquare = 4;
 #endif
 
-// `lines` lines of kSquare units; all of kSquare without AVX-512. Units lie in memory at any address, as the elements
-// that they are made of do.
-inline void transpose_square(const char* const* rows, [[maybe_unused]] int64_t lines, int64_t from, char* to,
-                             int64_t stride) {
+// to[unit][line] = rows[line][unit] for a square of at most kSquare lines and units; without AVX-512, exactly as many.
+// Units lie in memory at any address, as the elements that they are made of do.
+inline void transpose_square(const char* const* rows, [[maybe_unused]] int64_t lines, [[maybe_unused]] int64_t units,
+                             int64_t from, char* to, int64_t stride) {
 #if defined(__AVX512F__)
   const __m512i halves[2] = {_mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
                              _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)};
-  __m512i lines_of[16], units_of[16];
-  for (int i = 0; i < 16; ++i) lines_of[i] = i < lines ? _mm512_loadu_si512(rows[i] + from) : _mm512_setzero_si512();
-  // Each round interleaves the lines of the upper half with those of the lower.
+  const auto some_units = __mmask16((1u << units) - 1), some_lines = __mmask16((1u << lines) - 1);
+  __m512i square[16], next[16];
+  for (int i = 0; i < 16; ++i) {
+    square[i] = i < lines ? _mm512_maskz_loadu_epi32(some_units, rows[i] + from) : _mm512_setzero_si512();
+  }
+  // Each round interleaves the rows of the upper half with those of the lower.
 #pragma GCC unroll 4
   for (int round = 0; round < 4; ++round) {
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      units_of[i] = _mm512_permutex2var_epi32(lines_of[i / 2], halves[i % 2], lines_of[i / 2 + 8]);
-    }
+    for (int i = 0; i < 16; ++i) next[i] = _mm512_permutex2var_epi32(square[i / 2], halves[i % 2], square[i / 2 + 8]);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) lines_of[i] = units_of[i];
+    for (int i = 0; i < 16; ++i) square[i] = next[i];
   }
-  const auto mask = __mmask16((1u << lines) - 1);
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(to + i * stride, mask, lines_of[i]);
+  for (int i = 0; i < 16; ++i) {
+    if (i < units) _mm512_mask_storeu_epi32(to + i * stride, some_lines, square[i]);
+  }
 #elif defined(__SSE2__)
   __m128 r0 = load_bytes<__m128>(rows[0] + from), r1 = load_bytes<__m128>(rows[1] + from);
   __m128 r2 = load_bytes<__m128>(rows[2] + from), r3 = load_bytes<__m128>(rows[3] + from);
@@ -214,19 +214,23 @@ inline void transpose_square(const char* const* rows, [[maybe_unused]] int64_t l
 template <int unit_bytes>
 inline void transpose(const char* const* rows, int64_t lines, int64_t units, char* to) {
   const int64_t stride = lines * unit_bytes;
+  const auto square = [&](int64_t line, int64_t unit) {
+    transpose_square(rows + line, std::min(kSquare, lines - line), std::min(kSquare, units - unit), unit * 4,
+                     to + unit * stride + line * 4, stride);
+  };
   int64_t unit = 0;
-  if (unit_bytes == 4 && (lines >= kSquare || kPartialSquares)) {
-    for (; unit + kSquare <= units; unit += kSquare) {
-      const auto square = [&](int64_t line, int64_t count) {
-        transpose_square(rows + line, count, unit * 4, to + unit * stride + line * 4, stride);
-      };
-      int64_t line = 0;
-      for (; line + kSquare <= lines; line += kSquare) square(line, kSquare);
-      if (kPartialSquares && line < lines) square(line, lines - line);
-      // The last ones overlap those before.
-      if (!kPartialSquares && line < lines) square(lines - kSquare, kSquare);
-    }
+#if defined(__AVX512F__)
+  for (; unit_bytes == 4 && unit < units; unit += kSquare) {
+    for (int64_t line = 0; line < lines; line += kSquare) square(line, unit);
   }
+#else
+  for (; unit_bytes == 4 && lines >= kSquare && unit + kSquare <= units; unit += kSquare) {
+    int64_t line = 0;
+    for (; line + kSquare <= lines; line += kSquare) square(line, unit);
+    // The last ones overlap those before.
+    if (line < lines) square(lines - kSquare, unit);
+  }
+#endif
   for (; unit < units; ++unit) {
     for (int64_t line = 0; line < lines; ++line) {
       std::memcpy(to + unit * stride + line * unit_bytes, rows[line] + unit * unit_bytes, unit_bytes);
@@ -305,7 +309,7 @@ void pack_tiles(const Lines& source, const Block& block, void* panels) {
         for (int i = 0; i < kTileUnits; ++i) rows[i] = steps + (i * padded + line) * 4;
         for (int row = 0; row < kTileRows; row += kSquare) {
           for (int i = 0; i < kTileUnits; i += kSquare)
-            transpose_square(rows + i, kSquare, row * 4, to + row * kRowBytes + i * 4, kRowBytes);
+            transpose_square(rows + i, kSquare, kSquare, row * 4, to + row * kRowBytes + i * 4, kRowBytes);
         }
       }
     }

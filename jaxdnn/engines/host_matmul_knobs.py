@@ -45,7 +45,7 @@ _ENOUGH_TILES_OF_FEW_ROWS = 64
 # AVX-512, bias and gelu, 16 threads, takes 1.87 ms with 100 tiles of 42 x 256, 2.0 with 44 of 47 x 512; 768 x 768 x 768
 # with two threads 6.0 ms with 20 of 77 x 384, 6.8 with 38 of 41 x 384.
 _ENOUGH_TILES_OF_A_THREAD = 4
-_FEWEST_COLUMNS = 256
+_WIDE = 256  # columns of these tiles, but for their being even: a is packed for each column of tiles
 # Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
 # of its own core, and no thread waits for another. 1024 x 1024 x 1024, 16 threads, packed by the tiles and ahead: in
 # float32 1.9 and 2.3 ms, in bfloat16 0.65 and 0.95; with 4 threads in float32 5.4 and 5.2.
@@ -112,7 +112,10 @@ def streams(product: Product) -> bool:
 
 
 def copied(product: Product) -> bool:
-    """Whether panels of b are copies of its rows: multiplications make them on the way, for next to nothing."""
+    """Whether panels of b are copies of its rows: multiplications make them on the way, for next to nothing.
+
+    These are the formats with `multiply_packing` in cpp/host/matmul_format.h.
+    """
     return not product.b_transposed and product.b[0].dtype in ("float32", "float64")
 
 
@@ -167,9 +170,10 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     splits = max(1, min(splits, enough // count(rows, columns)))
     # A result depends on where k is cut, and a reduced one on the tiles: neither may depend on threads.
     if on_the_way and splits == 1 and not whole and not product.reduced:
-        wanted = max(enough // 2, _ENOUGH_TILES_OF_A_THREAD * target.sm_count)
-        smaller = (tile for tile in tiles if count(*tile) >= wanted and tile[1] >= _FEWEST_COLUMNS)
-        rows, columns = next(smaller, (rows, columns))
+        wanted = max(enough // 2, min(_ENOUGH_TILES_OF_A_THREAD * target.sm_count, work // _TASK_WORK))
+        wide = [tile for tile, (_, cut) in zip(tiles, _CUTS["rows"], strict=True) if shape.columns // cut >= _WIDE]
+        most = max((*wide, (rows, columns)), key=lambda tile: count(*tile))
+        rows, columns = next((tile for tile in wide if count(*tile) >= wanted), most)
     found = count(rows, columns)
     tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
     group = max(1, min(_TASK_WORK // tile_work, found))
