@@ -153,7 +153,7 @@ class Call {
   }
 
   // Packs a block of matrix i, panel after panel, from line `begin` of the tile on.
-  void pack(int64_t i, int64_t batch, int64_t tile, int64_t block, int64_t begin, void* to) const {
+  void pack(int64_t i, int64_t batch, int64_t tile, int64_t block, int64_t begin, char* to) const {
     const Matrix& matrix = matrices_[i];
     const bool is_b = i > 0;
     const int64_t first = tile * matrix.tile_lines + begin;

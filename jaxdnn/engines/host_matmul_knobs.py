@@ -25,9 +25,9 @@ class _Shape:
 
 # A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
 # hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
-# 48 x 256 or 96 x 1024. With AVX-512, on two Zen 4 cores, two and 16 threads of Sapphire Rapids: 11.5, 8.9 and 1.88 ms
-# with 42 x 512, three panels of 14 rows; 11.4, 8.4 and 2.06 with 64 x 512; 11.4, - and - with 79 x 512; -, 9.7 and 1.82
-# with 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
+# 48 x 256 or 96 x 1024. With AVX-512, two Zen 4 cores: 11.2 ms with 41, 64 or 82 x 512. Two and 16 threads of Sapphire
+# Rapids: 8.9 and 1.88 ms with 42 x 512, three panels of 14 rows; 8.4 and 2.06 with 64 x 512; 9.7 and 1.82 with
+# 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
     "avx512": _Shape(168, 512, 256),
     # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
@@ -56,7 +56,7 @@ _STREAM_ROWS_INT8 = 4
 # Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest: of 1 x 4096 x 4096 in
 # float32 a Zen 3 core multiplies 128 columns at a time in 4.6 ms, 1024 in 3.5, all in 2.4.
 _STREAM_SUMS = 4096
-# Parts of the largest tile's rows and columns, by what is cut first.
+# Parts of the largest tile's rows and columns, by what is cut first, the largest tile first.
 _CUTS = {
     "columns": ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)),
     "rows": ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8)),
@@ -124,15 +124,6 @@ def up(value: int, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
-def _tiles(product: Product, shape: _Shape, cut: str) -> Iterator[tuple[int, int]]:
-    """Rows and columns of tiles, the largest first, cut evenly."""
-    for rows, columns in _CUTS[cut]:
-        yield (
-            _even(product.m, shape.rows // rows, shape.step),
-            _even(product.n, shape.columns // columns, COLUMN_STEP),
-        )
-
-
 def _even(size: int, most: int, multiple: int) -> int:
     """The length of equal parts of at most `most`, but for their being a multiple."""
     return min(size, up(math.ceil(size / math.ceil(size / most)), multiple))
@@ -158,7 +149,11 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     enough = min(_ENOUGH_TILES_OF_FEW_ROWS if few_rows else _ENOUGH_TILES, max(1, work // _TASK_WORK))
     # Each split leaves sums in memory, for which its part of k must be long.
     splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
-    tiles = list(_tiles(product, shape, "columns" if whole else "rows" if on_the_way else "both"))
+    cuts = _CUTS["columns" if whole else "rows" if on_the_way else "both"]
+    tiles = [
+        (_even(product.m, shape.rows // down, shape.step), _even(product.n, shape.columns // across, COLUMN_STEP))
+        for down, across in cuts
+    ]
     if streamed and not product.b_transposed:
         columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
         rows, columns = product.m, min(columns, product.n)
@@ -171,7 +166,7 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     # A result depends on where k is cut, and a reduced one on the tiles: neither may depend on threads.
     if on_the_way and splits == 1 and not whole and not product.reduced:
         wanted = max(enough // 2, min(_ENOUGH_TILES_OF_A_THREAD * target.sm_count, work // _TASK_WORK))
-        wide = [tile for tile, (_, cut) in zip(tiles, _CUTS["rows"], strict=True) if shape.columns // cut >= _WIDE]
+        wide = [tile for tile, (_, across) in zip(tiles, cuts, strict=True) if shape.columns // across >= _WIDE]
         most = max((*wide, (rows, columns)), key=lambda tile: count(*tile))
         rows, columns = next((tile for tile in wide if count(*tile) >= wanted), most)
     found = count(rows, columns)
@@ -179,13 +174,13 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     group = max(1, min(_TASK_WORK // tile_work, found))
     many = found > group and not streamed
     ahead = found * splits >= _AHEAD_TILES * target.sm_count
-    # a is packed for each column of tiles, which two don't make worth a launch.
     return HostMatmulConfig(
         rows,
         columns,
         depth,
         splits=splits,
         tiles_per_task=group,
+        # It is packed for each column of tiles, which two don't make worth a launch.
         pack_a=many and 2 * columns < product.n and (ahead or whole),
         pack_b=many and rows < product.m and ahead and not on_the_way,
         streams=streamed,
