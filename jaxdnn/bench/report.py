@@ -103,7 +103,8 @@ def update_readme(readme: Path, results: Path) -> bool:
     _, end, after = rest.partition(END)
     if not marker or not end:
         raise ValueError(f"{readme} lacks the markers {BEGIN} and {END}")
-    tables = "\n\n".join(_markdown(load(path)) for path in sorted(results.glob("*.csv")))
+    gpus_first = sorted(results.glob("*.csv"), key=lambda path: (path.name.startswith("cpu"), path.name))
+    tables = "\n\n".join(_markdown(load(path)) for path in gpus_first)
     updated = f"{before}{BEGIN}\n{tables or _NO_RESULTS}\n{END}{after}"
     readme.write_text(updated)
     return updated != text
