@@ -158,6 +158,7 @@ class Call {
     const bool is_b = i > 0;
     const int64_t first = tile * matrix.tile_lines + begin;
     const int64_t lines_used = std::min(matrix.tile_lines - begin, matrix.lines - first);
+    if (lines_used == 0) return;  // All are packed as they are multiplied.
     const int64_t width = is_b ? format_.b_width : format_.panel_rows(lines_used),
                   step = is_b ? format_.b_width : format_.a_step;
     const Block part{first, block * words_.depth, lines_used, depth(block), format_.units(depth(block)), width, step};
@@ -175,7 +176,7 @@ class Call {
   // `column` of `columns`.
   void fetch_rows(const pointwise::Tile& tile, int64_t block, int64_t column, int64_t columns) const {
     const MatrixWords& words = matrices_[0].words;
-    if (words.packing == Packing::ahead || words.depth_stride != 1) return;
+    if (matrices_[0].ahead() || words.depth_stride != 1) return;
     const int64_t size = pointwise::element_bytes(Dtype(words.dtype)), bytes = depth(block) * size;
     const int64_t begin = bytes * column / columns, end = bytes * (column + format_.b_width) / columns;
     const char* row = static_cast<const char*>(lines(0, tile.batch, tile.row, block * words_.depth).data);

@@ -133,7 +133,8 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     narrow = target.arch == "avx512" and product.a.itemsize < 4
     shape = _SHAPES["avx512, narrow" if narrow else target.arch if target.arch in _SHAPES else "baseline"]
 
-    def count(rows: int, columns: int) -> int:
+    def count(tile: tuple[int, int]) -> int:
+        rows, columns = tile
         return product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
 
     depth = min(shape.depth, up(product.k, DEPTH_STEP))
@@ -156,20 +157,20 @@ def _heuristic(product: Product, target: Target) -> HostMatmulConfig:
     ]
     if streamed and not product.b_transposed:
         columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
-        rows, columns = product.m, min(columns, product.n)
+        tile = (product.m, min(columns, product.n))
     else:
         # Splits where they are cheap, or where it takes them to share the work at all.
-        unsplit = (tile for tile in tiles if count(*tile) >= enough and not few_rows)
-        split = (tile for tile in tiles if count(*tile) * splits >= (enough if few_rows else enough // 2))
-        rows, columns = next(itertools.chain(unsplit, split), tiles[-1])
-    splits = max(1, min(splits, enough // count(rows, columns)))
+        unsplit = (one for one in tiles if count(one) >= enough and not few_rows)
+        split = (one for one in tiles if count(one) * splits >= (enough if few_rows else enough // 2))
+        tile = next(itertools.chain(unsplit, split), tiles[-1])
+    splits = max(1, min(splits, enough // count(tile)))
     # A result depends on where k is cut, and a reduced one on the tiles: neither may depend on threads.
     if on_the_way and splits == 1 and not whole and not product.reduced:
         wanted = max(enough // 2, min(_ENOUGH_TILES_OF_A_THREAD * target.sm_count, work // _TASK_WORK))
-        wide = [tile for tile, (_, across) in zip(tiles, cuts, strict=True) if shape.columns // across >= _WIDE]
-        most = max((*wide, (rows, columns)), key=lambda tile: count(*tile))
-        rows, columns = next((tile for tile in wide if count(*tile) >= wanted), most)
-    found = count(rows, columns)
+        wide = [one for one, (_, across) in zip(tiles, cuts, strict=True) if shape.columns // across >= _WIDE]
+        tile = next((one for one in wide if count(one) >= wanted), max((*wide, tile), key=count))
+    rows, columns = tile
+    found = count(tile)
     tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
     group = max(1, min(_TASK_WORK // tile_work, found))
     many = found > group and not streamed
