@@ -11,15 +11,15 @@ if _find_spec("jaxdnn._native") is None:
 
 from jaxdnn.config import configure_logging as _configure_logging
 from jaxdnn.config import options as options
-from jaxdnn.lowering import CUSTOM_CALLS as CUSTOM_CALLS
-from jaxdnn.lowering import register as _register
+from jaxdnn.custom_call import CUSTOM_CALLS as CUSTOM_CALLS
+from jaxdnn.custom_call import register as _register
 from jaxdnn.planning.autotune import autotune as autotune
 from jaxdnn.planning.explain import explain as explain
 from jaxdnn.planning.select import NoEngineError as NoEngineError
 from jaxdnn.pointwise import UnsupportedOperation as UnsupportedOperation
-from jaxdnn.primitives.matmul import dot_general as dot_general
-from jaxdnn.primitives.matmul import gated_linear_unit as gated_linear_unit
-from jaxdnn.primitives.matmul import matmul as matmul
+from jaxdnn.primitives.matmul.api import dot_general as dot_general
+from jaxdnn.primitives.matmul.api import gated_linear_unit as gated_linear_unit
+from jaxdnn.primitives.matmul.api import matmul as matmul
 from jaxdnn.primitives.norm import layer_norm as layer_norm
 from jaxdnn.primitives.norm import rms_norm as rms_norm
 

@@ -19,9 +19,9 @@ from jaxdnn.engines.base import Engine
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.select import select
 from jaxdnn.pointwise import trace
-from jaxdnn.primitives.contraction import MatmulSpec
-from jaxdnn.primitives.derivative import EpilogueSpec
-from jaxdnn.primitives.epilogue import Epilogue
+from jaxdnn.primitives.fused.derivative import EpilogueSpec
+from jaxdnn.primitives.fused.epilogue import Epilogue
+from jaxdnn.primitives.matmul.spec import MatmulSpec
 from jaxdnn.primitives.norm import NormSpec
 from jaxdnn.spec import Signature, Spec
 

@@ -1,8 +1,8 @@
 """A plan: everything the runtime needs to execute one call, as frozen data.
 
-Engines write plans, `lowering` turns them into custom calls, and the two launchers of `cpp/runtime` (one for CUDA, one
-for the host) execute them. Neither launcher knows an op: it finds a kernel by name, resolves its arguments to addresses
-and launches it over a grid.
+Engines write plans, `custom_call` turns them into XLA's custom calls, and the two launchers of `cpp/runtime` (one for
+CUDA, one for the host) execute them. Neither launcher knows an op: it finds a kernel by name, resolves its arguments to
+addresses and launches it over a grid.
 """
 
 import struct

@@ -18,7 +18,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxdnn import _native, lowering
+from jaxdnn import _native, custom_call
 from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar
 from jaxdnn.pointwise import Load, Output, Program, bytecode, collapse, functor, trace
 from jaxdnn.pointwise.bytecode import register_type
@@ -121,7 +121,7 @@ def _int64(value: int) -> Scalar:
 _plan_p = Primitive("plan")
 _plan_p.multiple_results = True
 _plan_p.def_abstract_eval(lambda *_, types, **__: [ShapedArray(t.shape, t.dtype) for t in types])
-mlir.register_lowering(_plan_p, lambda ctx, *operands, plan, **_: lowering.custom_call(ctx, plan, operands))
+mlir.register_lowering(_plan_p, lambda ctx, *operands, plan, **_: custom_call.custom_call(ctx, plan, operands))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

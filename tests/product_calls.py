@@ -12,8 +12,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxdnn import lowering
-from jaxdnn.engines.product import EpilogueOperand, Matrix, Product, Reduced, identity
+from jaxdnn import custom_call
+from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced, identity
 from jaxdnn.plan import Operand, Plan, Result
 from jaxdnn.pointwise import Program, collapse, trace
 
@@ -151,7 +151,7 @@ def run(plan: Plan, product: Product, arrays: Sequence[np.ndarray]) -> list[np.n
 _plan_p = Primitive("product_plan")
 _plan_p.multiple_results = True
 _plan_p.def_abstract_eval(lambda *_, types, **__: [ShapedArray(t.shape, t.dtype) for t in types])
-mlir.register_lowering(_plan_p, lambda ctx, *operands, plan, **_: lowering.custom_call(ctx, plan, operands))
+mlir.register_lowering(_plan_p, lambda ctx, *operands, plan, **_: custom_call.custom_call(ctx, plan, operands))
 
 
 def check(case: ProductCase, product: Product, results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:

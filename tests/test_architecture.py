@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxdnn.engines import table
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxdnn"
 
@@ -15,7 +17,7 @@ LAYERS = (
     *TOOLS,
     "primitives",
     "planning",
-    "lowering",
+    "custom_call",
     "engines",
     "pointwise",
     "plan",
@@ -75,7 +77,7 @@ def test_one_file_knows_jax_inside(path):
     found = [name for name in imported(path) if name.startswith(inside)]
     if path.name == "_define.py":
         return
-    if path.name == "lowering.py":  # registers the handlers with the client that JAX makes
+    if path.name == "custom_call.py":  # registers the handlers with the client that JAX makes
         found = [name for name in found if not name.startswith("jaxlib")]
     assert not found, f"{path.name} imports {found}; that belongs in primitives/_define.py"
 
@@ -89,13 +91,51 @@ def test_one_file_asks_the_hardware(path):
             assert node.attr not in ("driver", "host"), f"{path.name} asks for the hardware: device.py does that"
 
 
-def test_engines_do_not_know_each_other_and_ops_neither():
-    """One engine, one file: what two engines of an op share has a name of its own (`norm_geometry`)."""
-    for path in sorted((PACKAGE / "engines").glob("*.py")):
-        if path.stem in ("__init__", "base"):
+ENGINES = PACKAGE / "engines"
+# What an engine's folder holds; a small engine is one file instead.
+ENGINE_FILES = {"__init__.py", "engine.py", "knobs.py", "heuristic.py", "unit.py"}
+
+
+def engine_folders():
+    """Every engine that is a folder, as family and name."""
+    return sorted(path.parent.relative_to(ENGINES).parts for path in ENGINES.rglob("engine.py"))
+
+
+@pytest.mark.parametrize(("family", "engine"), engine_folders(), ids="/".join)
+def test_an_engine_has_the_same_four_files_as_all_others(family, engine):
+    assert {path.name for path in (ENGINES / family / engine).glob("*.py")} == ENGINE_FILES
+
+
+def test_every_engine_has_a_place_and_a_kernel_of_its_name():
+    for engine in table.ENGINES:
+        family, *rest = type(engine).__module__.removeprefix("jaxdnn.engines.").split(".")
+        if engine.platform == "any":
             continue
+        assert rest in ([engine.name], [engine.name, "engine"]), f"{engine.name} lies in {family}.{'.'.join(rest)}"
+        if engine.platform == "cuda":
+            place = ROOT / "cpp" / "kernels" / family / engine.name
+            assert place.is_dir() or place.with_suffix(".cuh").exists(), f"{place} is missing"
+        else:
+            assert list((ROOT / "cpp" / engine.name / family).glob("*.cc")), f"{engine.name} has no {family}"
+
+
+def test_engines_do_not_know_their_siblings_and_ops_neither():
+    for path in sorted(ENGINES.rglob("*.py")):
+        if path.name == "table.py":
+            continue
+        own = path.relative_to(ENGINES).parts
         for name in imported(path):
-            assert not name.startswith("jaxdnn.primitives")
+            assert not name.startswith("jaxdnn.primitives"), f"{path} imports {name}"
+            if name.startswith("jaxdnn.engines.") and len(own) == 3:
+                other = tuple(name.removeprefix("jaxdnn.engines.").split("."))
+                sibling = other[:2] != own[:2] and (ENGINES / "/".join(other[:2])).is_dir()
+                assert not sibling, f"{path} imports {name}, of another engine"
+
+
+def test_host_kernels_include_nothing_of_the_runtime():
+    for path in sorted((ROOT / "cpp" / "host").rglob("*.[hc]*")):
+        included = [line for line in path.read_text().splitlines() if line.startswith("#include")]
+        assert not [line for line in included if "/runtime/" in line], path
 
 
 BOUNDS = {".py": 350, ".cuh": 500, ".cu": 500, ".cc": 500, ".h": 500}

@@ -94,8 +94,8 @@ def test_a_named_target_needs_no_gpu(target):
     with jaxdnn.options(target=target, fallback=False):
         text = module(gradient, *types(CASE))
     assert text.count("stablehlo.custom_call @jaxdnn_cuda") == 2
-    assert "#include \\22norm_forward.cuh\\22" in text
-    assert "#include \\22norm_backward.cuh\\22" in text
+    assert "#include \\22norm/direct/forward.cuh\\22" in text
+    assert "#include \\22norm/direct/backward.cuh\\22" in text
     assert {"sm_80": '"sm_80"', "sm_90": '"sm_90a"'}[target] in text
 
 

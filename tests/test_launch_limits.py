@@ -39,7 +39,7 @@ def call_with(operands, results, rows=256, dtype=F32):
 
 
 def test_limits_are_those_of_the_runtime():
-    header = (Path(__file__).parents[1] / "cpp/runtime/launch_limits.h").read_text()
+    header = (Path(__file__).parents[1] / "cpp/launch_limits.h").read_text()
     limits = dict(re.findall(r"(kMax\w+) = (\d+);", header))
     assert limits == {"kMaxArguments": str(MAX_ARGUMENTS), "kMaxTensorMaps": str(MAX_TENSOR_MAPS)}
 

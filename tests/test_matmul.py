@@ -194,7 +194,7 @@ def test_exported_for_a_named_gpu():
         exported = export.export(jax.jit(case.call), platforms=["cuda"], disabled_checks=allowed)(*types)
     text = exported.mlir_module()
     assert "jaxdnn_cuda" in text
-    assert "matmul_sm90" in text
+    assert "product_sm90" in text
     assert export.deserialize(exported.serialize()).platforms == ("cuda",)
 
 

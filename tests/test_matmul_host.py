@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from native_tools import run_python
 from product_calls import ProductCase, check, run
-from test_matmul_simt import CASES, reductions
+from test_product_simt import CASES, reductions
 
 import jaxdnn
 from jaxdnn import _native, device
-from jaxdnn.engines.host_matmul import Host
-from jaxdnn.engines.host_matmul_knobs import HostMatmulConfig, streams
+from jaxdnn.engines.product.host.engine import Host
+from jaxdnn.engines.product.host.knobs import HostKnobs, streams
 from jaxdnn.plan import Constant
 
 ENGINE = Host()
@@ -68,16 +68,16 @@ def test_results(name, isa):
 
 # Tiles that fit nothing.
 ODD = {
-    "tiles": HostMatmulConfig(rows=7, columns=20, depth=64),
-    "one tile": HostMatmulConfig(rows=1000, columns=1000, depth=10048),
-    "many panels": HostMatmulConfig(rows=50, columns=130, depth=64),
-    "tasks of many tiles": HostMatmulConfig(rows=5, columns=33, depth=128, tiles_per_task=7),
-    "splits": HostMatmulConfig(rows=17, columns=31, depth=64, splits=3, tiles_per_task=2),
-    "packed a": HostMatmulConfig(rows=19, columns=40, depth=64, pack_a=True),
-    "packed b": HostMatmulConfig(rows=19, columns=40, depth=64, pack_b=True),
-    "packed, splits": HostMatmulConfig(rows=19, columns=40, depth=128, splits=2, pack_a=True, pack_b=True),
-    "streams": HostMatmulConfig(rows=9, columns=35, depth=64, streams=True),
-    "streams, splits": HostMatmulConfig(rows=4, columns=300, depth=128, splits=5, streams=True),
+    "tiles": HostKnobs(rows=7, columns=20, depth=64),
+    "one tile": HostKnobs(rows=1000, columns=1000, depth=10048),
+    "many panels": HostKnobs(rows=50, columns=130, depth=64),
+    "tasks of many tiles": HostKnobs(rows=5, columns=33, depth=128, tiles_per_task=7),
+    "splits": HostKnobs(rows=17, columns=31, depth=64, splits=3, tiles_per_task=2),
+    "packed a": HostKnobs(rows=19, columns=40, depth=64, pack_a=True),
+    "packed b": HostKnobs(rows=19, columns=40, depth=64, pack_b=True),
+    "packed, splits": HostKnobs(rows=19, columns=40, depth=128, splits=2, pack_a=True, pack_b=True),
+    "streams": HostKnobs(rows=9, columns=35, depth=64, streams=True),
+    "streams, splits": HostKnobs(rows=4, columns=300, depth=128, splits=5, streams=True),
 }
 
 
@@ -137,7 +137,7 @@ def test_nan_and_infinity_stay_in_their_row_and_column(dtype, transposed, stream
     arrays[0][0, 2, 5] = np.nan
     arrays[0][0, 7, 69] = np.inf
     (arrays[1].swapaxes(1, 2) if transposed else arrays[1])[0, 3, 44] = -np.inf
-    config = HostMatmulConfig(rows=11, columns=45, depth=128, streams=streams)
+    config = HostKnobs(rows=11, columns=45, depth=128, streams=streams)
     (result,) = compute(case, config, arrays=arrays)
     with np.errstate(invalid="ignore"):
         (exact,) = expected(case, arrays)
@@ -204,13 +204,13 @@ def test_results_do_not_depend_on_threads():
 
 def test_a_plan_is_what_it_is():
     product = ProductCase(300, 200, 700, "float32").product()
-    config = HostMatmulConfig(96, 128, 256, splits=2, tiles_per_task=3, pack_a=True, pack_b=True)
+    config = HostKnobs(96, 128, 256, splits=2, tiles_per_task=3, pack_a=True, pack_b=True)
     plan = ENGINE.build(config, product, CPU, "matmul")
     kernels = [(launch.kernel, launch.grid) for launch in plan.launches]
     assert kernels == [
-        ("matmul_pack", ((4 + 2) * 3, 1, 1)),
-        ("matmul_multiply", (-(-4 * 2 * 2 // 3), 1, 1)),
-        ("matmul_finish", (-(-4 * 2 // 3), 1, 1)),
+        ("product_pack", ((4 + 2) * 3, 1, 1)),
+        ("product_multiply", (-(-4 * 2 * 2 // 3), 1, 1)),
+        ("product_finish", (-(-4 * 2 // 3), 1, 1)),
     ]
     assert plan.scratch == (4 * 3 * 96 * 256 * 4, 2 * 3 * 128 * 256 * 4, 2 * 300 * 200 * 4)
     assert plan.unit == ""
@@ -223,7 +223,7 @@ def test_a_small_product_is_one_task():
     product = ProductCase(32, 48, 64, "float32").product()
     config = next(iter(ENGINE.configurations(product, CPU)))
     plan = ENGINE.build(config, product, CPU, "matmul")
-    assert [(launch.kernel, launch.grid) for launch in plan.launches] == [("matmul_multiply", (1, 1, 1))]
+    assert [(launch.kernel, launch.grid) for launch in plan.launches] == [("product_multiply", (1, 1, 1))]
     assert plan.workspace == 0
 
 
@@ -266,7 +266,7 @@ def test_the_order_of_reductions_does_not_depend_on_threads():
 
 @pytest.mark.parametrize("name", ["float32 nn", "float64 nn", "bfloat16 nt", "float32 gelu"])
 def test_tiles_of_any_shape_compute_the_same_bits(name):
-    shapes = [HostMatmulConfig(rows, columns, depth=64) for rows, columns in ((7, 20), (42, 33), (100, 72), (29, 64))]
+    shapes = [HostKnobs(rows, columns, depth=64) for rows, columns in ((7, 20), (42, 33), (100, 72), (29, 64))]
     case = CASES[name]
     results = [compute(case, shape) for shape in shapes]
     assert all(same(results[0], others) for others in results[1:])
@@ -327,4 +327,4 @@ def test_reasons(case, said):
 )
 def test_knobs_are_validated(knobs, said):
     with pytest.raises(ValueError, match=said):
-        replace(HostMatmulConfig(64, 64, 64), **knobs)
+        replace(HostKnobs(64, 64, 64), **knobs)

@@ -10,8 +10,8 @@ from compiler_log import REGISTERS, kernels, launch_bounds
 from product_calls import ProductCase, check, run
 
 from jaxdnn import _native, device
-from jaxdnn.engines.simt_knobs import SimtKnobs, knobs_reason
-from jaxdnn.engines.simt_matmul import Simt
+from jaxdnn.engines.product.simt.engine import Simt
+from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
 
 ENGINE = Simt()
 H100, A100 = device._NAMED[90], device._NAMED[80]
@@ -133,8 +133,8 @@ def test_a_plan_is_what_it_is():
     plan = ENGINE.build(SimtKnobs(split_k=4), ProductCase(300, 200, 4096, "float32").product(), H100, "matmul")
     first, second = plan.launches
     assert plan.arch == "sm_90a"
-    assert (first.kernel, first.grid, first.block) == ("matmul_simt", (3 * 2 * 4, 1, 1), (128, 1, 1))
-    assert (second.kernel, second.grid) == ("matmul_sums", (-(-300 * 200 // 256), 1, 1))
+    assert (first.kernel, first.grid, first.block) == ("product_simt", (3 * 2 * 4, 1, 1), (128, 1, 1))
+    assert (second.kernel, second.grid) == ("product_sums", (-(-300 * 200 // 256), 1, 1))
     assert plan.scratch == (4 * 300 * 200 * 4,)
     assert len(plan.unit.splitlines()) < 120
 
@@ -142,7 +142,10 @@ def test_a_plan_is_what_it_is():
 def test_reductions_take_one_launch_an_axis():
     product = CASES["float32 reductions"].product()
     plan = ENGINE.build(SimtKnobs(), product, H100, "matmul")
-    assert [launch.kernel for launch in plan.launches] == ["matmul_simt", *(f"matmul_reduce_axis{i}" for i in range(8))]
+    assert [launch.kernel for launch in plan.launches] == [
+        "product_simt",
+        *(f"product_reduce_axis{i}" for i in range(8)),
+    ]
 
 
 def test_sizes_are_not_in_the_code():

@@ -7,10 +7,11 @@ import jax
 import pytest
 from compiler_log import REGISTERS, kernels, launch_bounds
 from product_calls import ProductCase, check, run
-from test_matmul_simt import gated, gelu, reductions, several
+from test_product_simt import gated, gelu, reductions, several
 
 from jaxdnn import _native, device
-from jaxdnn.engines.skinny_matmul import Skinny, SkinnyKnobs, knobs_reason, skinny
+from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, knobs_reason, skinny
 from jaxdnn.plan import TensorMap
 
 ENGINE = Skinny()

@@ -11,8 +11,8 @@ from compiler_log import kernels, launch_bounds
 from product_calls import ProductCase, check, run
 
 from jaxdnn import _native, device
-from jaxdnn.engines.sm90_knobs import Sm90Knobs, knobs_reason
-from jaxdnn.engines.sm90_matmul import Sm90
+from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.plan import TensorMap
 
 ENGINE = Sm90()
@@ -156,7 +156,7 @@ def test_configurations_compile(name):
         for kernel, (registers, spilled) in kernels(unit.log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * bounds[kernel][0] <= 65_536
-        assert OPCODES[product.a.dtype] in opcodes(unit.cubin, "matmul_sm90"), f"no tensor cores under {knobs}"
+        assert OPCODES[product.a.dtype] in opcodes(unit.cubin, "product_sm90"), f"no tensor cores under {knobs}"
 
 
 def test_a_plan_is_what_it_is():
@@ -178,14 +178,17 @@ def test_a_split_adds_sums_in_a_second_launch():
         Sm90Knobs(tile_m=64, tile_n=64, consumers=1, cluster_m=1, split_k=4), CASES["deep"].product(), H100, "matmul"
     )
     first, second = plan.launches
-    assert (first.kernel, first.grid) == ("matmul_sm90", (128, 1, 1))
-    assert (second.kernel, second.grid) == ("matmul_split", (2, 512, 1))
+    assert (first.kernel, first.grid) == ("product_sm90", (128, 1, 1))
+    assert (second.kernel, second.grid) == ("product_split", (2, 512, 1))
     assert plan.scratch == (4 * 512 * 512 * 4,)
 
 
 def test_a_reduction_takes_one_more_launch():
     plan = ENGINE.build(Sm90Knobs(tile_n=128), CASES["reductions"].product(), H100, "matmul")
-    assert [launch.kernel for launch in plan.launches] == ["matmul_sm90", *(f"matmul_reduce_{i}" for i in range(1, 6))]
+    assert [launch.kernel for launch in plan.launches] == [
+        "product_sm90",
+        *(f"product_reduce_{i}" for i in range(1, 6)),
+    ]
     rows, columns = 4096 // 16, 4096 // 128
     parts = (rows * columns, rows * 4096, columns * 4096, rows * 4096, rows * columns)
     assert plan.scratch == tuple(4 * count for count in parts)
@@ -194,7 +197,7 @@ def test_a_reduction_takes_one_more_launch():
 def test_operands_that_do_not_run_along_k_are_transposed():
     plan = ENGINE.build(Sm90Knobs(tile_n=128), CASES["float8, copied"].product(), H100, "matmul")
     copy, _ = plan.launches
-    assert (copy.kernel, copy.grid) == ("matmul_copy_b", (4 * 32, 1, 1))  # tiles of 128 x 128
+    assert (copy.kernel, copy.grid) == ("product_copy_b", (4 * 32, 1, 1))  # tiles of 128 x 128
     assert plan.scratch == (512 * 4096,)
     assert "kTransposes = true" in plan.unit
 
@@ -202,7 +205,7 @@ def test_operands_that_do_not_run_along_k_are_transposed():
 def test_operands_that_tma_refuses_are_copied():
     product = CASES["small"].product()
     plan = ENGINE.build(next(ENGINE.configurations(product, H100)), product, H100, "matmul")
-    assert [launch.kernel for launch in plan.launches] == ["matmul_copy_a", "matmul_copy_b", "matmul_sm90"]
+    assert [launch.kernel for launch in plan.launches] == ["product_copy_a", "product_copy_b", "product_sm90"]
     assert plan.scratch == (3 * 33 * 72 * 2, 3 * 72 * 48 * 2)
     assert "kTransposes = true" not in plan.unit
 

@@ -8,7 +8,7 @@ from matmul_cases import product
 from test_engines import CASE, choose
 
 from jaxdnn.engines import table
-from jaxdnn.engines.host_norm import HostNorm
+from jaxdnn.engines.norm.host import HostNorm
 from jaxdnn.engines.table import ENGINES
 
 

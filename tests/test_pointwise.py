@@ -146,7 +146,7 @@ def test_a_functor_is_emitted_of_collapsed_programs_only():
 
 
 def test_codes_are_those_of_the_interpreter():
-    header = (Path(__file__).parents[1] / "cpp/host/pointwise_code.h").read_text()
+    header = (Path(__file__).parents[1] / "cpp/host/pointwise/bytecode.h").read_text()
 
     def names(enumeration: str) -> list[str]:
         body = re.search(rf"enum class {enumeration} [^{{]*{{(.*?)}}", header, re.DOTALL)

@@ -12,7 +12,7 @@ from pointwise_runs import compiled_for_cpu
 
 import jaxdnn
 from jaxdnn import _native, device
-from jaxdnn.engines.pointwise import Pointwise, PointwiseKnobs, pointwise_call
+from jaxdnn.engines.pointwise.pointwise import Pointwise, PointwiseKnobs, pointwise_call
 from jaxdnn.plan import Operand, Result, Scalar, Scratch
 from jaxdnn.planning.calls import find_calls
 

@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxdnn import _native, lowering
+from jaxdnn import _native, custom_call
 from jaxdnn.plan import Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 KERNEL = "norm_forward_float32"
@@ -33,7 +33,7 @@ def call_host(attributes: dict[str, Any]) -> jax.Array:
 
 def test_plan_without_tasks_runs():
     before = _native.counters()
-    call_host(lowering.attributes(host_plan(GOOD, GOOD), results=1))
+    call_host(custom_call.attributes(host_plan(GOOD, GOOD), results=1))
     after = _native.counters()
     assert after["instantiates"] == before["instantiates"] + 1
     assert after["executes"] == before["executes"] + 1
@@ -42,7 +42,7 @@ def test_plan_without_tasks_runs():
 def test_constants_are_stored_once():
     one, other = Constant((1, -(2**63), 2**63 - 1)), Constant(())
     launch = replace(GOOD, arguments=(one, other, one))
-    attributes = lowering.attributes(host_plan(launch, launch), results=1)
+    attributes = custom_call.attributes(host_plan(launch, launch), results=1)
     assert {name: list(words) for name, words in attributes["constants"].items()} == {
         "0": [1, -(2**63), 2**63 - 1],
         "1": [],
@@ -55,17 +55,17 @@ def test_constants_are_stored_once():
 def test_scratch_lies_on_cache_lines_of_its_own():
     launch = replace(GOOD, arguments=(Scratch(0), Scratch(1, 8), Scratch(2)))
     plan = replace(host_plan(launch), scratch=(65, 64, 1))
-    attributes = lowering.attributes(plan, results=1)
+    attributes = custom_call.attributes(plan, results=1)
     assert attributes["launches"]["0"]["arguments"].tolist() == [5, 0, 0, 5, 136, 0, 5, 192, 0]
     assert attributes["scratch"] == 256
-    on_gpu = lowering.attributes(replace(plan, unit="// CUDA"), results=1)
+    on_gpu = custom_call.attributes(replace(plan, unit="// CUDA"), results=1)
     assert on_gpu["launches"]["0"]["arguments"].tolist() == [1, 1, 0, 1, 2, 8, 1, 3, 0]
     assert "scratch" not in on_gpu
 
 
 def test_scratch_is_kept_between_calls():
     small, large = (
-        lowering.attributes(replace(host_plan(GOOD), scratch=(size << 20,)), results=1) for size in (1, 200)
+        custom_call.attributes(replace(host_plan(GOOD), scratch=(size << 20,)), results=1) for size in (1, 200)
     )
     call_host(small)
 
@@ -80,7 +80,7 @@ def test_scratch_is_kept_between_calls():
 
 
 def test_scratch_beyond_memory_is_an_error():
-    attributes = lowering.attributes(replace(host_plan(GOOD), scratch=(2**62,)), results=1)
+    attributes = custom_call.attributes(replace(host_plan(GOOD), scratch=(2**62,)), results=1)
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"jaxdnn: probe: no memory for {2**62} bytes of scratch"):
         call_host(attributes)
 
@@ -138,17 +138,17 @@ BAD_PLANS = {
 @pytest.mark.parametrize(("plan", "message"), BAD_PLANS.values(), ids=BAD_PLANS.keys())
 def test_bad_plan_is_an_error(plan: Plan, message: str):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: .*jaxdnn: .*{message}"):
-        call_host(lowering.attributes(plan, results=1))
+        call_host(custom_call.attributes(plan, results=1))
 
 
 def without(name: str) -> dict[str, Any]:
-    attributes = lowering.attributes(host_plan(GOOD), results=1)
+    attributes = custom_call.attributes(host_plan(GOOD), results=1)
     del attributes[name]
     return attributes
 
 
 def with_launch(**changes: Any) -> dict[str, Any]:
-    attributes = lowering.attributes(host_plan(GOOD), results=1)
+    attributes = custom_call.attributes(host_plan(GOOD), results=1)
     attributes["launches"]["0"].update(changes)
     return attributes
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../host/host_kernel.h"
+#include "../host/base/kernel.h"
 
 namespace jaxdnn {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../host/host_kernel.h"
+#include "../host/base/kernel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxdnn {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "launch_limits.h"
+#include "../launch_limits.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxdnn {

@@ -8,7 +8,7 @@ from jaxdnn.device import Target
 from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature
 
-# What a launch may have at most: `kMaxArguments` and `kMaxTensorMaps` in cpp/runtime/launch_limits.h.
+# What a launch may have at most: `kMaxArguments` and `kMaxTensorMaps` in cpp/launch_limits.h.
 MAX_ARGUMENTS = 128
 MAX_TENSOR_MAPS = 16
 

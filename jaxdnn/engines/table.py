@@ -1,13 +1,13 @@
 """The engine table: its order is the dispatch. The first engine that supports a call, under its options, serves it."""
 
 from jaxdnn.engines.base import Engine
-from jaxdnn.engines.direct_norm import DirectNorm
-from jaxdnn.engines.host_matmul import Host
-from jaxdnn.engines.host_norm import HostNorm
-from jaxdnn.engines.pointwise import Pointwise
-from jaxdnn.engines.simt_matmul import Simt
-from jaxdnn.engines.skinny_matmul import Skinny
-from jaxdnn.engines.sm90_matmul import Sm90
+from jaxdnn.engines.norm.direct.engine import DirectNorm
+from jaxdnn.engines.norm.host import HostNorm
+from jaxdnn.engines.pointwise.pointwise import Pointwise
+from jaxdnn.engines.product.host.engine import Host
+from jaxdnn.engines.product.simt.engine import Simt
+from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.xla import Xla
 
 ENGINES: tuple[Engine, ...] = (

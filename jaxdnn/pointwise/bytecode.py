@@ -1,4 +1,4 @@
-"""A program as bytecode: `bytecode`, for the interpreter of the host engines (cpp/host/pointwise.h).
+"""A program as bytecode: `bytecode`, for the interpreter of the host engines (cpp/host/pointwise/interpreter.h).
 
 Words of 64 bits. Six say how many bytes the element of a register takes, and how many registers, literals, steady
 instructions (whose values are the same in every row), other instructions and outputs there are; then come two words for

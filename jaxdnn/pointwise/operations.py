@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Every dtype that a value may have, in the order of `Dtype` in cpp/host/pointwise.h.
+# Every dtype that a value may have, in the order of `Dtype` in cpp/host/pointwise/interpreter.h.
 DTYPES = (
     "float32",
     "float64",
@@ -70,7 +70,7 @@ def _comparison(name: str, symbol: str, fold: Callable[..., Any]) -> Operation:
     return Operation(name, "fiub", expression, expression, arity=2, exact=True, compares=True, fold=fold)
 
 
-# In the order of JAXDNN_POINTWISE_OPERATIONS in cpp/host/pointwise.h.
+# In the order of JAXDNN_POINTWISE_OPERATIONS in cpp/host/pointwise/interpreter.h.
 OPERATIONS = (
     Operation("add", "fiu", "{0} + {1}", "math::add({0}, {1})", arity=2, fold=np.add),
     Operation("sub", "fiu", "{0} - {1}", "math::subtract({0}, {1})", arity=2, fold=np.subtract),

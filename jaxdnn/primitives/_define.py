@@ -25,7 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from jaxdnn import lowering
+from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import select
 from jaxdnn.spec import Direction, Spec
 
@@ -228,7 +228,7 @@ def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: 
     selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
-    return lowering.custom_call(ctx, selection.plan, operands, spec.aliases)
+    return custom_call(ctx, selection.plan, operands, spec.aliases)
 
 
 def _lower_reference(ctx: Any, *operands: Any, spec: Spec) -> Any:

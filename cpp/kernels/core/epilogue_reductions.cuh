@@ -1,5 +1,5 @@
 // Results that an epilogue reduces: each warp reduces what it has of a tile, by shuffles, and writes that to scratch
-// memory, where matmul_reduce.cuh takes it from. All orders are fixed, so results are the same bits on every run.
+// memory, where product/reduce.cuh takes it from. All orders are fixed, so results are the same bits on every run.
 //
 //   over             a warp's part of a tile of kWidth columns      scratch, [matrix, part, what is kept]
 //   rows             16 rows; one value a column                    [batch, ceil(rows / 16), columns]

@@ -1,0 +1,339 @@
+// layer_norm and rms_norm, backward: d_x, and each block's share of d_scale and d_bias, in one pass over the rows.
+//
+// With w = scale + scale_offset, xhat = (x - mean) rstd and g = d_y w, over a row of n columns:
+//
+//   m1 = E[g] - d_mean / (n rstd)        (layer_norm only)           m2 = E[g xhat] + d_rstd rstd / n
+//   d_x = rstd (g - m1 - xhat m2) + d_sum      d_scale = sum over rows of d_y xhat      d_bias = sum over rows of d_y
+//
+//   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
+//   (norm/direct/row.cuh) parts            of a very wide row, one a block: of a cluster, or in two launches
+//   (norm/direct/row.cuh) warps            all alike: every thread copies, reduces and stores its own columns; there
+//   are no roles
+//
+//   timeline of one thread (kStages > 0):
+//     fetch rows 0 .. kStages-1 | wait row 0 | sums of g and g xhat, d_scale += .., d_bias += .. | barrier | write d_x,
+//     fetching row kStages | wait row 1 ...
+//   The rows of x and d_y stay in the ring between the two passes (kHold false), or packed in registers, when the next
+//   row is fetched before the barrier (kHold true, and always with kStages == 0).
+//
+//   barriers         one a row over a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one cluster
+//                    barrier (all threads); none when a team is a warp or part of one; three block barriers at the end
+//   shared memory    | slots of the sums, two phases | scale | ring of x | ring of d_y | ring of d_sum |
+//                    at the end the rings' place holds the teams' sums of one parameter gradient
+//   registers        two accumulators a column of the thread, for all its rows, in the arithmetic's type
+//
+// The shares go to `partial_scale` and `partial_bias`, [group, block, column]; norm/direct/reduce.cuh adds them in a
+// fixed order, so that the gradients are the same bits on every run.
+//
+// Bytes: x and d_y read once, d_x written once; statistics, parameters and shares are negligible for many rows.
+// Flops: about 14 an element. Memory bounds it: 3.2 to 4.0 TB/s on an H200, whose copy reaches 4.25
+// (benchmarks/results/norm_kernels.md).
+#pragma once
+
+#include "core/pipeline.cuh"
+#include "core/reduce.cuh"
+#include "norm/direct/row.cuh"
+
+namespace jaxdnn {
+
+/// Pointers of arrays that a call does not have are null, and strides of arrays that all groups share are zero.
+template <class Config>
+struct NormBackward {
+  using Compute = typename Config::Compute;
+  const typename Config::X* x = nullptr;
+  const typename Config::Scale* scale = nullptr;
+  const Compute* mean = nullptr;
+  const Compute* rstd = nullptr;
+  const typename Config::Y* d_y = nullptr;
+  const typename Config::X* d_sum = nullptr;
+  const Compute* d_mean = nullptr;
+  const Compute* d_rstd = nullptr;
+  typename Config::X* d_x = nullptr;
+  Compute* partial_scale = nullptr;
+  Compute* partial_bias = nullptr;
+  Compute* sums = nullptr;  // [group, row, part, 2] between the two steps
+  // Elements between two groups; the results' groups are dense.
+  long long x_stride = 0, scale_stride = 0, mean_stride = 0, rstd_stride = 0;
+  long long d_y_stride = 0, d_sum_stride = 0, d_mean_stride = 0, d_rstd_stride = 0;
+  long long rows = 0;  // of one group
+  int columns = 0;
+  int slice = 0;             // columns of one part of a row
+  int blocks_per_group = 0;  // blocks of each part that share a group's rows
+  Compute inverse_columns = 0, scale_offset = 0;
+
+  static constexpr bool kReadX = Config::kDX || Config::kDScale;  // d_bias alone needs d_y only
+  using Sums =
+      TeamSum<Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster, Config::kCentered ? 2 : 1>;
+  static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
+  static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
+  static constexpr int kRowBytes =
+      static_cast<int>((kReadX ? sizeof(typename Config::X) : 0) + sizeof(typename Config::Y) +
+                       (Config::kDSum ? sizeof(typename Config::X) : 0)) *
+      Config::kVector * Config::kVectors * kThreads;
+  // Teams whose sums are added through shared memory: all, or one a warp once lanes have added theirs.
+  static constexpr int kParts = Config::kThreadsPerRow < 32 ? kThreads / 32 : Config::kRowsPerBlock;
+  static constexpr int kTeamColumns = Config::kThreadsPerRow * Config::kVectors * Config::kVector;
+  static constexpr int kCombineBytes =
+      (Config::kDScale || Config::kDBias) && kParts > 1 ? kParts * kTeamColumns * static_cast<int>(sizeof(Compute)) : 0;
+  static constexpr int kRingBytes = Config::kStages * kRowBytes;
+  using ScalePlace = Parameter<typename Config::Scale, Config, Config::kScale && Config::kDX>;
+  static constexpr int kRowsAt = kSumBytes + ScalePlace::kSharedBytes;
+  static constexpr int kSharedBytes = kRowsAt + (kRingBytes > kCombineBytes ? kRingBytes : kCombineBytes);
+};
+
+/// Adds the accumulators of a block's teams and writes one share, [columns], for the block.
+template <class Config, class Compute>
+__device__ __forceinline__ void write_share(Compute (&sums)[Config::kVectors][Config::kVector], Compute* share,
+                                            const RowTeam<Config>& team, int columns, Compute* combine) {
+  using Call = NormBackward<Config>;
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = Config::kVectors;
+  if constexpr (Call::kParts == 1 && Config::kThreadsPerRow >= 32) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      Vector<Compute, kVector> vector;
+      vector.pack(sums[v]);
+      if (team.holds(v)) vector.store(share + team.column(v));
+    }
+  } else {
+    const int part = Config::kThreadsPerRow < 32 ? threadIdx.x / 32 : team.team;
+    const bool writes = Config::kThreadsPerRow >= 32 || threadIdx.x % 32 < Config::kThreadsPerRow;
+    __syncthreads();  // nobody reads this memory any more
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        Compute value = sums[v][i];
+#pragma unroll
+        for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shuffle_xor(value, mask);
+        if (writes) combine[part * Call::kTeamColumns + team.column(v) + i] = value;
+      }
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < columns; column += Call::kThreads) {
+      Compute total = 0;
+#pragma unroll 4
+      for (int p = 0; p < Call::kParts; ++p) total += combine[p * Call::kTeamColumns + column];
+      share[column] = total;
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) {
+  using Call = NormBackward<Config>;
+  using X = typename Config::X;
+  using Y = typename Config::Y;
+  using Compute = typename Config::Compute;
+  constexpr int kVector = Config::kVector;
+  constexpr int kVectors = Config::kVectors;
+  constexpr int kStages = Config::kStages;
+  constexpr bool kRing = kStages > 0;
+  constexpr bool kHold = Config::kHold || !kRing;
+
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  const unsigned shared = ptx::shared_address(shared_memory);
+  const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
+  typename Call::Sums team_sum(shared, team.team);
+  team_sum.start();
+
+  const long long columns = call.columns;
+  const X* const x = call.x + team.group * call.x_stride;
+  const Y* const d_y = call.d_y + team.group * call.d_y_stride;
+  const X* const d_sum = Config::kDSum ? call.d_sum + team.group * call.d_sum_stride : nullptr;
+  X* const d_x = Config::kDX ? call.d_x + team.group * call.rows * columns : nullptr;
+  typename Call::ScalePlace scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr,
+                                  shared + Call::kSumBytes);
+  scale.load(team);
+
+  using XRing = Ring<X, kVector, Call::kReadX ? kVectors : 0, Call::kThreads, kStages>;
+  using YRing = Ring<Y, kVector, kVectors, Call::kThreads, kStages>;
+  using SumRing = Ring<X, kVector, Config::kDSum ? kVectors : 0, Call::kThreads, kStages>;
+  const XRing x_ring(shared + Call::kRowsAt);
+  const YRing y_ring(shared + Call::kRowsAt + XRing::kSharedBytes);
+  const SumRing sum_ring(shared + Call::kRowsAt + XRing::kSharedBytes + YRing::kSharedBytes);
+  const auto fetch_vector = [&](long long row, int stage, int v) {
+    const bool active = row < team.end_row && team.holds(v);
+    const long long at = (row < team.end_row ? row * columns : 0) + team.column(v);
+    if constexpr (Call::kReadX) x_ring.fetch(stage, v, x + at, active);
+    y_ring.fetch(stage, v, d_y + at, active);
+    if constexpr (Config::kDSum) sum_ring.fetch(stage, v, d_sum + at, active);
+  };
+  const auto fetch = [&](long long row, int stage) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) fetch_vector(row, stage, v);
+    ptx::copy_async_commit();
+  };
+
+  // A row's statistics and their cotangents, loaded one row ahead. Rows that don't exist are all zeros.
+  struct RowScalars {
+    Compute mean = 0, rstd = 0, d_mean = 0, d_rstd = 0;
+  };
+  const auto load_scalars = [&](long long row) {
+    RowScalars scalars;
+    if (row < team.end_row) {
+      if constexpr (Config::kCentered && Call::kReadX) {
+        scalars.mean = call.mean[team.group * call.mean_stride + row];
+      }
+      if constexpr (Call::kReadX) scalars.rstd = call.rstd[team.group * call.rstd_stride + row];
+      if constexpr (Config::kDMean) scalars.d_mean = call.d_mean[team.group * call.d_mean_stride + row];
+      if constexpr (Config::kDRstd) scalars.d_rstd = call.d_rstd[team.group * call.d_rstd_stride + row];
+    }
+    return scalars;
+  };
+
+  const long long first_row = team.first_row + team.team;
+  if constexpr (kRing) {
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) fetch(first_row + stage * team.row_stride, stage);
+  }
+  RowScalars next = load_scalars(first_row);
+
+  constexpr bool kMeasure = Config::kStep == Step::measure;
+  constexpr bool kApply = Config::kStep == Step::apply;
+  Compute scale_sums[Config::kDScale ? kVectors : 1][kVector] = {};
+  Compute bias_sums[Config::kDBias ? kVectors : 1][kVector] = {};
+  int stage = 0;
+  // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
+  for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
+    const long long row = base + team.team;
+    const bool valid = team.valid(row);
+    const long long offset = valid ? row * columns : 0;
+    const RowScalars scalars = next;
+    next = load_scalars(row + team.row_stride);
+
+    Vector<X, kVector> held_x[kHold ? kVectors : 1];
+    Vector<Y, kVector> held_y[kHold ? kVectors : 1];
+    const auto load = [&](int v) {
+      if constexpr (kRing) {
+        if constexpr (Call::kReadX) x_ring.read(held_x[kHold ? v : 0], stage, v);
+        y_ring.read(held_y[kHold ? v : 0], stage, v);
+      } else {
+        held_x[v].clear();
+        held_y[v].clear();
+        if (valid && team.holds(v)) {
+          if constexpr (Call::kReadX) held_x[v].load(x + offset + team.column(v));
+          held_y[v].load(d_y + offset + team.column(v));
+        }
+      }
+    };
+    // One vector of xhat, d_y and g = d_y w.
+    const auto get = [&](int v, Compute(&xhat)[kVector], Compute(&dy)[kVector], Compute(&g)[kVector]) {
+      held_y[kHold ? v : 0].keep_packed();
+      held_y[kHold ? v : 0].unpack(dy);
+      if constexpr (Call::kReadX) {
+        held_x[kHold ? v : 0].keep_packed();
+        held_x[kHold ? v : 0].unpack(xhat);
+      }
+      Compute weight[kVector];
+      if constexpr (Config::kDX) scale.get(team, v, weight);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if constexpr (Call::kReadX) xhat[i] = (xhat[i] - scalars.mean) * scalars.rstd;
+        // Rounded, so that both passes see the same g, and g - m1 is exactly 0 in a row of one column.
+        g[i] = dy[i];
+        if constexpr (Config::kScale && Config::kDX) {
+          g[i] = ptx::multiply(dy[i], Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i]);
+        }
+      }
+    };
+
+    if constexpr (kRing) ptx::copy_async_wait<kStages - 1>();
+    if constexpr (kHold) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) load(v);
+    }
+    Compute totals[Config::kCentered ? 2 : 1] = {};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (!kHold) load(v);
+      Compute xhat[kVector], dy[kVector], g[kVector];
+      get(v, xhat, dy, g);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if constexpr (Config::kDScale && !kMeasure) scale_sums[v][i] += dy[i] * xhat[i];
+        if constexpr (Config::kDBias && !kMeasure) bias_sums[v][i] += dy[i];
+      }
+      if constexpr (Config::kDX && !kApply) {
+        if constexpr (Config::kCentered) totals[1] += tree_sum(g);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) g[i] *= xhat[i];
+        totals[0] += tree_sum(g);
+      }
+    }
+
+    Vector<X, kVector> held_sum[kRing && kHold && Config::kDSum ? kVectors : 1];
+    if constexpr (kRing && kHold) {
+      if constexpr (Config::kDSum) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) sum_ring.read(held_sum[v], stage, v);
+      }
+      fetch(row + kStages * team.row_stride, stage);
+    }
+    Compute* const parts = call.sums + (team.group * call.rows + row) * Config::kParts * 2;
+    if constexpr (kMeasure) {
+      team_sum(totals);
+      if (valid && team.lane == 0) {
+        parts[team.rank * 2] = totals[0];
+        if constexpr (Config::kCentered) parts[team.rank * 2 + 1] = totals[1];
+      }
+    } else if constexpr (Config::kDX) {
+      if constexpr (kApply) {
+        for (int part = threadIdx.x % 32; part < Config::kParts; part += 32) {
+          totals[0] += parts[part * 2];
+          if constexpr (Config::kCentered) totals[1] += parts[part * 2 + 1];
+        }
+        totals[0] = lanes_sum<32>(totals[0]);
+        if constexpr (Config::kCentered) totals[1] = lanes_sum<32>(totals[1]);
+      } else {
+        team_sum(totals);
+      }
+      const Compute count = static_cast<Compute>(call.columns);
+      Compute m1 = 0, m2 = totals[0] * call.inverse_columns;
+      if constexpr (Config::kCentered) m1 = mean_of(totals[1], count, call.inverse_columns);
+      if constexpr (Config::kDMean) m1 -= scalars.d_mean / (count * scalars.rstd);
+      if constexpr (Config::kDRstd) m2 += scalars.d_rstd * scalars.rstd * call.inverse_columns;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if constexpr (!kHold) load(v);
+        Compute xhat[kVector], dy[kVector], g[kVector];
+        get(v, xhat, dy, g);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) g[i] = scalars.rstd * (g[i] - m1 - xhat[i] * m2);
+        if constexpr (Config::kDSum) {
+          Vector<X, kVector>& vector = held_sum[kRing && kHold ? v : 0];
+          if constexpr (kRing && !kHold) sum_ring.read(vector, stage, v);
+          if constexpr (!kRing) {
+            vector.clear();
+            if (valid && team.holds(v)) vector.load(d_sum + offset + team.column(v));
+          }
+          Compute direct[kVector];
+          vector.unpack(direct);
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) g[i] += direct[i];
+        }
+        // Nobody else reads these slots: the next row can come while the rest of this one is done.
+        if constexpr (kRing && !kHold) fetch_vector(row + kStages * team.row_stride, stage, v);
+        Vector<X, kVector> rounded;
+        rounded.pack(g);
+        if (valid && team.holds(v)) rounded.store(d_x + offset + team.column(v));
+      }
+    }
+    if constexpr (kRing && !kHold && Config::kDX) ptx::copy_async_commit();
+    if constexpr (kRing && !kHold && !Config::kDX) fetch(row + kStages * team.row_stride, stage);
+    if constexpr (kRing) stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+
+  if constexpr (kRing) ptx::copy_async_wait<0>();
+  if constexpr (kMeasure) return;
+  Compute* const combine = reinterpret_cast<Compute*>(shared_memory + Call::kRowsAt);
+  const long long share = (team.group * call.blocks_per_group + team.block) * columns;
+  if constexpr (Config::kDScale) {
+    write_share<Config>(scale_sums, call.partial_scale + share, team, call.columns, combine);
+  }
+  if constexpr (Config::kDBias) {
+    write_share<Config>(bias_sums, call.partial_bias + share, team, call.columns, combine);
+  }
+}
+
+}  // namespace jaxdnn

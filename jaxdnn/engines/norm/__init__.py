@@ -1,0 +1,1 @@
+"""Engines of a normalization over rows."""

@@ -1,0 +1,1 @@
+"""CUDA kernels that read every row once."""

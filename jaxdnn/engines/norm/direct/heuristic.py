@@ -1,0 +1,285 @@
+"""Which knobs of the direct norm kernels to try for a call, best first."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxdnn.device import Target
+from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, collapsed, read
+from jaxdnn.spec import Signature
+
+MOST_CANDIDATES = 8
+# Rows that are on their way into the L2 cache before a block wants them. Too many push each other out: layer_norm of
+# 4096 x 16384 in bfloat16, 3,845 GB/s without, 3,955 with 4 MiB, 3,913 with 8, 3,315 with 12.
+PREFETCH_BYTES = 4 << 20
+Join = Literal["cluster", "launches"]
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not smaller than `least`."""
+    return 1 << max(0, least - 1).bit_length()
+
+
+class Heuristic:
+    """Orders the configurations of one call.
+
+    The thresholds come from sweeps on an H200, benchmarks/results/norm_kernels.md. What they show: the memory system is
+    fastest with about 64 KiB of reads in flight on each multiprocessor (less does not cover the latency, more slows
+    the copy alone by up to 7%), and when blocks are scheduled in the order of the rows, not when a fixed set of blocks
+    strides over them and drifts apart (5 to 10%).
+    """
+
+    def __init__(self, spec: Any, signature: Signature, target: Target) -> None:
+        self.spec, self.target = spec, target
+        self.problem = collapsed(spec, signature)
+        self.forward = spec.direction == "forward"
+        sizes = {name: np.dtype(signature.operands[name].dtype).itemsize for name in read(spec)}
+        self.row_sizes = [size for name, size in sizes.items() if name in STREAMED]
+        self.parameter_sizes = [size for name, size in sizes.items() if name in ("scale", "bias")]
+        self.gradients = len({"scale", "bias"} & {*spec.active})
+        self.words = 2 if self.problem.compute_dtype == "float64" else 1  # registers of one number
+        # Accesses of 16 bytes of the narrowest array, of at most 32 bytes of the widest, that divide a row.
+        self.vector = math.gcd(self.problem.columns, min(16 // min(self.row_sizes), 32 // max(self.row_sizes)))
+
+    def candidates(self) -> Iterator[NormKnobs]:
+        found = self.forward_candidates() if self.forward else self.backward_candidates()
+        return itertools.islice(dict.fromkeys(found), MOST_CANDIDATES)
+
+    def clusters(self) -> list[int]:
+        """Parts of a row in one launch: one if a block can hold it, more if not or if the rows are few."""
+        parts = [1, 2, 4, MAX_CLUSTER] if self.target.compute_capability >= 90 else [1]
+        parts = [count for count in parts if count == 1 or self.problem.columns >= 4096 * count]
+        return list(dict.fromkeys([*(count for count in reversed(parts) if self.few(count)), *parts]))
+
+    def few(self, parts: int) -> bool:
+        """Whether rows in so many parts leave half of the device idle all the same."""
+        return 2 * self.problem.rows * self.problem.groups * parts <= self.target.sm_count
+
+    def layout(
+        self, parts: int, elements: int, threads: int, join: Join = "cluster", widest: int = 32
+    ) -> NormKnobs | None:
+        """`elements` columns a thread, `widest` an access at most, in blocks of at least `threads`, if it can be."""
+        vector = min(self.vector, elements, widest)
+        accesses = self.problem.columns // vector
+        each = -(-accesses // parts)
+        team = power_of_two(-(-each * vector // elements))
+        # Four neighbouring lanes, and a warp of a row in parts, even if that leaves a thread fewer columns.
+        team = max(team, 32 if parts > 1 else min(4, power_of_two(each)))
+        if team > 1024 or (parts - 1) * each >= accesses:
+            return None
+        rows = max(1, threads // team) if parts == 1 else 1
+        return NormKnobs(vector, -(-each // team), team, rows_per_block=rows, parts=parts, join=join)
+
+    def forward_candidates(self) -> Iterator[NormKnobs]:
+        # Parameters that outweigh the rows are kept for several of them, or come from the L1 cache by the shortest way:
+        # layer_norm with float32 parameters in bfloat16, at 4096 x 16384 3,346 GB/s with neither, 3,781 in a ring of
+        # four turns, 3,955 by `near`; at 512 x 16384, where a multiprocessor has four rows, 3,019 and 2,615.
+        heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
+        size = max(self.row_sizes)
+        for parts in self.clusters():
+            row_bytes = size * self.problem.columns // parts
+            # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it. Two
+            # launches, which read x twice, overtake clusters of four blocks of 64 bytes: 2,526 GB/s at 512 x 131072 in
+            # bfloat16, against 2,253.
+            choices = [(64, 512), (128, 512), (64, 1024), (128, 1024)]
+            if parts > 2 and not self.few(parts):
+                choices = [(128, 512), (128, 1024)]
+            for thread_bytes, team_threads in choices:
+                if row_bytes > thread_bytes * team_threads:
+                    continue
+                elements = min(thread_bytes // size, thread_bytes // 4 * self.vector)
+                direct = self.direct(self.layout(parts, elements, 256))
+                if thread_bytes > 64:
+                    if direct and direct.threads * direct.blocks_per_sm >= 1024:
+                        yield direct
+                    continue
+                # Two turns with a ring in rows of 2 to 16 KiB: 3,966 GB/s against 3,906 at 16384 x 4096 in bfloat16.
+                # One turn in longer ones: 3,905 against 3,874 at 8192 x 8192.
+                ringed = len(self.row_sizes) == 1 and row_bytes >= 2048 and (heavy or row_bytes < 16384)
+                turns = 4 if heavy and row_bytes >= 16384 else 2
+                ring = self.ring(self.layout(parts, elements, 128), turns)
+                if heavy and parts == 1 and row_bytes > 8192:
+                    near = self.near(elements)
+                    yield from [near] if near else []
+                yield from (knobs for knobs in ([ring, direct] if ringed else [direct, ring]) if knobs)
+        yield from self.split(64 // size, self.direct)
+
+    def split(self, elements: int, complete: Callable[[NormKnobs | None], NormKnobs | None]) -> Iterator[NormKnobs]:
+        """Rows over two launches, in parts for 256 threads."""
+        parts = -(-self.problem.columns // (256 * elements))
+        knobs = complete(self.layout(parts, elements, 256, "launches")) if parts > 1 else None
+        if knobs is not None:
+            yield knobs
+
+    def direct(self, layout: NormKnobs | None) -> NormKnobs | None:
+        """One turn, straight into registers, 1,024 threads on a multiprocessor."""
+        if layout is None:
+            return None
+        layout = replace(layout, turns=1, blocks_per_sm=max(1, 1024 // layout.threads))
+        variants = [layout, self.with_ahead(layout), replace(layout, parameters="memory")]
+        variants = [variant for knobs in variants for variant in (self.with_prefetch(knobs), knobs)]
+        return self.within_registers(variants, layout.blocks_per_sm)
+
+    def near(self, elements: int) -> NormKnobs | None:
+        """`direct`, with parameters read from the L1 cache without gaps, for many rows of at most 512 threads.
+
+        Where each thread of a warp reads 32 neighbouring bytes, every access takes the cache twice as long as where it
+        reads 16, next to its neighbour's.
+        """
+        widest = 16 // max(self.parameter_sizes)
+        layout = self.layout(1, elements, 256, widest=widest)
+        if layout is None or layout.vector < widest or layout.threads > 512:
+            return None
+        layout = replace(layout, turns=1, blocks_per_sm=1024 // layout.threads)
+        wave = self.target.sm_count * layout.blocks_per_sm * layout.rows_per_block
+        if self.problem.rows * self.problem.groups < 6 * wave:
+            return None
+        ahead = self.with_ahead(layout)
+        if not ahead.ahead:
+            return None
+        return self.within_registers([self.with_prefetch(ahead), ahead], layout.blocks_per_sm)
+
+    def with_ahead(self, layout: NormKnobs) -> NormKnobs:
+        """Parameters from the L1 cache, two vectors before their use where they are wider than the rows.
+
+        layer_norm of 4096 x 16384 in bfloat16 with float32 parameters: 3,723 GB/s without, 3,755 with one ahead, 3,845
+        with two; rms_norm 3,946 and 3,970.
+        """
+        wider = self.words == 1 and max(self.parameter_sizes, default=0) > max(self.row_sizes)
+        return replace(layout, parameters="memory", ahead=min(2, layout.vectors) if wider else 0)
+
+    def with_prefetch(self, knobs: NormKnobs) -> NormKnobs:
+        """Rows ahead for blocks of one turn, whose next row nothing else has asked for.
+
+        rms_norm + residual of 8192 x 8192 in bfloat16, 4,174 GB/s against 4,032; layer_norm of 16384 x 4096 in float32,
+        4,190 against 4,058. A ring gains less or nothing: layer_norm of 16384 x 4096 in bfloat16, 4,016 against 4,054.
+        """
+        row_bytes = [size * self.problem.columns for size in self.row_sizes]
+        if self.target.compute_capability < 90 or knobs.parts > 1 or self.words == 2:
+            return knobs
+        if min(row_bytes) < 2048 or any(size % 16 for size in row_bytes):
+            return knobs
+        return replace(knobs, prefetch=max(1, PREFETCH_BYTES // (sum(row_bytes) * knobs.rows_per_block)))
+
+    def ring(self, layout: NormKnobs | None, turns: int) -> NormKnobs | None:
+        """Several turns, two stages, 512 threads on a multiprocessor."""
+        if layout is None or layout.vector * min(self.row_sizes) < 4:
+            return None
+        layout = replace(layout, turns=turns, stages=2, blocks_per_sm=max(1, 512 // layout.threads))
+        return self.within_registers([self.within_shared(layout)], 1)
+
+    def backward_candidates(self) -> Iterator[NormKnobs]:
+        for strict in (True, False):
+            for parts in self.clusters():
+                for elements in (16, 8, 32):
+                    knobs = self.backward(self.backward_layout(parts, elements // self.words), strict)
+                    if knobs:
+                        yield knobs
+        # Two launches overtake clusters of four: 2,051 GB/s at 2048 x 32768 in bfloat16, against 1,639.
+        yield from self.split(16 // self.words, self.backward)
+
+    def backward_layout(self, parts: int, elements: int) -> NormKnobs | None:
+        """Blocks of 256 threads, or of two rows of 256: 3,858 GB/s at 16384 x 4096 in bfloat16, 3,799 with one."""
+        layout = self.layout(parts, elements, 256)
+        if layout and layout.threads_per_row == 256 and max(self.row_sizes) < 4:
+            return self.layout(parts, elements, 512)
+        return layout
+
+    def backward(self, layout: NormKnobs | None, strict: bool = False) -> NormKnobs | None:
+        """The first variant that fits, fastest first; if `strict`, with as many stages as it wants."""
+        if layout is None or (layout.parts > 2 and layout.join == "cluster"):
+            return None
+        few = layout.vector * layout.vectors * self.words <= 8  # registers hold such a row at no cost
+        layout = replace(layout, blocks_per_sm=max(1, (1024 if few else 512) // layout.threads))
+        fewest = max(1, 512 // layout.threads)
+        if layout.join == "launches" or layout.vector * min(self.row_sizes) < 4:
+            return self.within_registers([layout, replace(layout, parameters="memory")], fewest)
+        # A row that is read twice is widened four numbers at a time, which takes fewer registers than eight.
+        shape = layout
+        if layout.vector > 4:
+            shape = replace(layout, vector=4, vectors=layout.vectors * layout.vector // 4)
+        again = replace(shape, hold=False)
+        variants = [layout, again, replace(again, parameters="shared"), replace(again, parameters="memory")]
+        if layout.parts == 1 and not few and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
+            # In one large block, rows held in registers cost more than a second reading: with float32 parameters at
+            # 8192 x 8192 in bfloat16, rms_norm 2,979 GB/s against 3,838; layer_norm in float32 3,451 against 3,559.
+            variants = [*variants[1:3], layout, variants[3]]
+        if layout.threads_per_row > 512:
+            # 64 registers have no room for parameters: layer_norm of 4096 x 16384 in bfloat16 with float32 parameters,
+            # 3,310 GB/s.
+            variants.sort(key=lambda knobs: knobs.parameters != "shared")
+        for variant in variants:
+            if variant.parameters == "shared" and not self.shareable(variant):
+                continue
+            wanted = self.staged(variant)
+            knobs = self.within_registers([self.within_shared(wanted)], fewest)
+            if (
+                knobs
+                and (knobs.stages or knobs.parameters != "shared")
+                and (knobs.stages == wanted.stages or not strict)
+            ):
+                return knobs
+        return None
+
+    def shareable(self, knobs: NormKnobs) -> bool:
+        """Whether parameters can wait in shared memory: cp.async copies at least 4 bytes."""
+        return bool(self.parameter_sizes) and all(knobs.vector * size >= 4 for size in self.parameter_sizes)
+
+    def staged(self, knobs: NormKnobs) -> NormKnobs:
+        """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes.
+
+        layer_norm of 4096 x 16384 in bfloat16: 3,337 GB/s with two stages and 2,860 with one.
+        """
+        columns = knobs.part_columns * knobs.rows_per_block
+        stage = sum(self.row_sizes) * columns * knobs.blocks_per_sm
+        return replace(knobs, stages=min(4, max(1, 65536 // stage) + (not knobs.hold and columns > 8192)))
+
+    def within_shared(self, knobs: NormKnobs) -> NormKnobs:
+        """As many of the stages, and then of the blocks, as shared memory holds."""
+        columns = knobs.part_columns * knobs.rows_per_block
+        parameters = sum(self.parameter_sizes) * columns if knobs.parameters == "shared" else 0
+        for blocks in range(knobs.blocks_per_sm, 0, -1):
+            # The system takes 1 KiB a block, and the sums less than 1 KiB more.
+            room = (self.target.shared_memory + 1024) // blocks - 2048 - parameters
+            stages = min(knobs.stages, room // (sum(self.row_sizes) * columns))
+            if stages >= 1:
+                return replace(knobs, stages=stages, blocks_per_sm=blocks)
+        return replace(knobs, stages=0, hold=True)
+
+    def within_registers(self, variants: list[NormKnobs], fewest_blocks: int) -> NormKnobs | None:
+        """The first variant that spills nothing, with as many of its blocks as then fit."""
+        for fewest in dict.fromkeys((fewest_blocks, 1)):
+            for knobs in variants:
+                for blocks in range(knobs.blocks_per_sm, fewest - 1, -1):
+                    if self.registers(knobs) <= min(255, 65536 // (knobs.threads * blocks) // 8 * 8):
+                        return replace(knobs, blocks_per_sm=blocks)
+        return None
+
+    def registers(self, knobs: NormKnobs) -> int:
+        """Registers of a thread: what must be held, and constants fitted to what ptxas 13.0 needs to spill nothing."""
+        elements, vectors = knobs.vector * knobs.vectors, knobs.vectors
+        row = vectors * sum(max(1, knobs.vector * size // 4) for size in self.row_sizes)
+        kept = sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
+        kept *= vectors if knobs.parameters == "registers" else knobs.ahead
+        temporary = self.words * knobs.vector
+        exact = knobs.parts * knobs.part_columns == self.problem.columns
+        steps = 8 if knobs.join == "launches" else 0
+        if self.forward:
+            ring = (32 if self.problem.groups > 1 else 24) if knobs.stages else 0
+            masks = 0 if exact else 4 * vectors
+            early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
+            early += 8 if early and self.problem.groups > 1 else 0
+            return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps + early
+        sums = self.gradients * elements * self.words
+        alone = exact and knobs.threads == knobs.threads_per_row and knobs.parts == 1
+        masks = 0 if alone else max(0, elements * self.words - 16)
+        masks += max(0, vectors - 4) if exact else 3 * vectors
+        masks += 0 if alone or knobs.hold else 16
+        seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*read(self.spec)})
+        # Numbers in flight: most of a row's in float32, more in float64, whose conversions take registers too.
+        flight = 3 * elements if self.words == 2 else elements * 3 // 4
+        return sums + kept + row * knobs.hold + 3 * temporary + 4 + flight + masks + seeds + steps

@@ -1,0 +1,112 @@
+"""Knobs of the direct norm engine, and what it makes of a call before it knows them."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from jaxdnn.engines.norm.problem import Geometry, geometry
+from jaxdnn.spec import Signature
+
+MAX_CLUSTER = 8  # the largest that every device with clusters takes
+STREAMED = ("x", "residual", "d_y", "d_sum")  # operands of every row and column
+
+
+@dataclass(frozen=True)
+class NormKnobs:
+    """How rows are laid over threads; cpp/kernels/norm_row.cuh draws it.
+
+    Attributes:
+      vector: columns of one access.
+      vectors: accesses of a thread in each row of each array.
+      threads_per_row: threads that share one part of a row.
+      rows_per_block: rows that a thread block works on at a time.
+      stages: rows in flight in shared memory for each of these; 0 loads rows straight into registers.
+      blocks_per_sm: thread blocks that a multiprocessor can hold, which bounds their registers.
+      turns: rows that each of these works through; 0 for as many as it takes when no more blocks run than the device
+        holds at once.
+      parts: thread blocks that share a row.
+      join: how these add their sums: as one cluster, or in two launches.
+      parameters: where a block's threads find scale and bias: in their registers, in shared memory, or row after row
+        in the caches.
+      ahead: vectors of each parameter that a thread of the forward pass loads from the caches before it needs them.
+      prefetch: the block, this many after this one in the order of the rows, whose rows a block of the forward pass
+        asks into the L2 cache; 0 for none.
+      hold: whether the backward pass keeps a row in registers between its two passes, or reads the stage again.
+    """
+
+    vector: int
+    vectors: int
+    threads_per_row: int
+    rows_per_block: int = 1
+    stages: int = 0
+    blocks_per_sm: int = 1
+    turns: int = 0
+    parts: int = 1
+    join: Literal["cluster", "launches"] = "cluster"
+    parameters: Literal["registers", "shared", "memory"] = "registers"
+    ahead: int = 0
+    prefetch: int = 0
+    hold: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vector", "threads_per_row"):
+            if (value := getattr(self, name)) < 1 or value & (value - 1):
+                raise ValueError(f"direct norm: {name} is {value}; expected a power of two")
+        for name in ("vectors", "rows_per_block", "blocks_per_sm", "parts"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"direct norm: {name} is {value}; expected at least 1")
+        for name in ("stages", "turns", "prefetch"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"direct norm: {name} is {value}; expected at least 0")
+        if not 0 <= self.ahead <= (self.vectors if self.parameters == "memory" else 0):
+            raise ValueError(
+                f"direct norm: ahead is {self.ahead}; expected up to `vectors` with parameters = 'memory', and else 0"
+            )
+        if self.threads % 32 or self.threads > 1024:
+            raise ValueError(
+                f"direct norm: threads_per_row x rows_per_block is {self.threads}; expected a multiple of 32 up to 1024"
+            )
+        if self.threads_per_row > 32 and self.rows_per_block > 15:
+            raise ValueError("direct norm: expected at most 15 rows a block when a row has more than 32 threads")
+        if self.parts > 1 and (self.rows_per_block > 1 or self.threads_per_row < 32):
+            raise ValueError("direct norm: a row of several parts needs rows_per_block = 1 and whole warps")
+        if self.cluster & (self.cluster - 1) or self.cluster > MAX_CLUSTER:
+            raise ValueError(f"direct norm: a cluster has {self.cluster} parts; expected 1, 2, 4 or {MAX_CLUSTER}")
+
+    @property
+    def threads(self) -> int:
+        return self.threads_per_row * self.rows_per_block
+
+    @property
+    def cluster(self) -> int:
+        return self.parts if self.join == "cluster" else 1
+
+    @property
+    def part_columns(self) -> int:
+        """Columns that a team of threads can hold."""
+        return self.vector * self.vectors * self.threads_per_row
+
+
+def read(spec: Any) -> tuple[str, ...]:
+    """The operands that the kernels need; the rest of them are not passed."""
+    if spec.direction == "forward":
+        return spec.inputs
+    needed = {"d_y"}
+    if {"x", "scale"} & {*spec.active}:
+        needed |= {"x", "mean", "rstd"}
+    if "x" in spec.active:
+        needed |= {"scale", "d_sum", "d_mean", "d_rstd"}
+    return tuple(name for name in spec.operands if name in needed)
+
+
+def collapsed(spec: Any, signature: Signature) -> Geometry:
+    """The geometry; groups become more rows of a single one where nothing but the rows tells them apart."""
+    problem = geometry(spec, signature)
+    if isinstance(problem, str):
+        raise ValueError(f"direct norm: {problem}")
+    parameters = {"scale", "bias"} & {*read(spec)} | {f"d_{name}" for name in spec.active if name != "x"}
+    rows = {*read(spec)} - parameters
+    own = {name: problem.rows * (problem.columns if name in STREAMED else 1) for name in rows}
+    apart = any(problem.group_stride[name] for name in parameters)
+    if apart or any(problem.group_stride[name] != own[name] for name in rows):
+        return problem
+    return replace(problem, groups=1, rows=problem.groups * problem.rows)

@@ -1,0 +1,283 @@
+"""The plan that the direct norm engine's knobs make: translation unit, launches and scratch."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jaxdnn.device import Target
+from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, signature_text, struct_text
+from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
+from jaxdnn.spec import Signature
+
+MAX_GRID = 2**31 - 1
+REDUCE_THREADS = 1024  # kReduceThreads in norm/direct/reduce.cuh
+
+
+class Call:
+    """A norm call under given knobs: what `build` turns into a plan."""
+
+    def __init__(self, knobs: NormKnobs, spec: Any, signature: Signature, target: Target) -> None:
+        self.knobs, self.spec, self.signature, self.target = knobs, spec, signature, target
+        self.arrays = {**signature.operands, **signature.results}
+        self.problem = collapsed(spec, signature)
+        self.forward = spec.direction == "forward"
+        self.read = read(spec)
+        self.streamed = [name for name in self.read if name in STREAMED]
+        self.compute = self.problem.compute_dtype
+        # Columns of each part, a multiple of the vector; the last part may be shorter.
+        vectors = -(-self.problem.columns // knobs.vector)
+        self.slice = -(-vectors // knobs.parts) * knobs.vector
+        self.sums_over_parts = self.forward or "x" in spec.active
+        self.check()
+
+    def check(self) -> None:
+        knobs, columns = self.knobs, self.problem.columns
+        if columns % knobs.vector:
+            raise ValueError(f"direct norm: vector is {knobs.vector}; expected a divisor of the {columns} columns")
+        if self.slice > knobs.part_columns or (knobs.parts - 1) * self.slice >= columns:
+            raise ValueError(
+                f"direct norm: {knobs.parts} parts of {knobs.part_columns} columns don't fit a row of {columns}"
+            )
+        if knobs.stages and not self.copyable(*self.streamed):
+            raise ValueError("direct norm: stages need accesses of at least 4 bytes; expected stages = 0")
+        if knobs.parameters == "shared" and (not knobs.stages or not self.copyable("scale", "bias")):
+            raise ValueError("direct norm: parameters = 'shared' needs stages and accesses of at least 4 bytes")
+        if not self.forward and (knobs.ahead or knobs.prefetch):
+            raise ValueError("direct norm: ahead and prefetch are knobs of the forward pass; expected 0")
+        if knobs.prefetch:
+            self.check_prefetch()
+        if knobs.stages and knobs.parts > 1 and knobs.join == "launches":
+            raise ValueError("direct norm: join = 'launches' needs stages = 0")
+        if knobs.cluster > 1 and self.target.compute_capability < 90:
+            raise ValueError(f"direct norm: {self.target.name} has no clusters; expected join = 'launches'")
+        if self.shared_memory > self.target.shared_memory:
+            raise ValueError(
+                f"direct norm: these knobs need {self.shared_memory} bytes of shared memory, and a block of "
+                f"{self.target.name} has {self.target.shared_memory}"
+            )
+
+    def check_prefetch(self) -> None:
+        if self.target.compute_capability < 90:
+            raise ValueError(f"direct norm: {self.target.name} has no bulk prefetch; expected prefetch = 0")
+        if not self.knobs.turns:
+            raise ValueError("direct norm: prefetch needs blocks in the order of the rows; expected turns > 0")
+        if any(self.slice * self.itemsize(name) % 16 or self.problem.columns % self.slice for name in self.streamed):
+            raise ValueError("direct norm: prefetch needs rows of a multiple of 16 bytes; expected prefetch = 0")
+
+    def itemsize(self, name: str) -> int:
+        return np.dtype(self.arrays[name].dtype).itemsize
+
+    def copyable(self, *names: str) -> bool:
+        """Whether cp.async can copy these operands: 4, 8 or 16 bytes at a time."""
+        return all(self.knobs.vector * self.itemsize(name) >= 4 for name in names if name in self.read)
+
+    @property
+    def layer_norm(self) -> bool:
+        return self.spec.kind == "layer_norm"
+
+    @property
+    def exact(self) -> bool:
+        """Whether every thread has the same number of columns."""
+        return self.knobs.parts * self.knobs.part_columns == self.problem.columns
+
+    @property
+    def shared_memory(self) -> int:
+        """What the kernel's own `kSharedBytes` says, which the unit asserts."""
+        knobs = self.knobs
+        compute = np.dtype(self.compute).itemsize
+        slots = max(1, knobs.threads_per_row // 32) * knobs.cluster
+        # norm/direct/forward.cuh, kMoments; the two sums of norm/direct/backward.cuh
+        paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
+        values = 2 if self.layer_norm and paired else 1
+        sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
+        ring = knobs.stages * knobs.part_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
+        combine = 0
+        if not self.forward and {"scale", "bias"} & {*self.spec.active}:
+            shares = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
+            combine = shares * knobs.part_columns * compute if shares > 1 else 0
+        parameters = [self.itemsize(name) for name in self.read if name in ("scale", "bias")]
+        places = knobs.part_columns * knobs.rows_per_block * sum(parameters) if knobs.parameters == "shared" else 0
+        return -(-sums // 16) * 16 + places + max(ring, combine)
+
+    @property
+    def turns(self) -> int:
+        """The knob, raised where a grid would be too small for all rows."""
+        knobs, problem = self.knobs, self.problem
+        most = MAX_GRID // (knobs.parts * problem.groups) * knobs.rows_per_block  # rows of one turn of all blocks
+        return knobs.turns and max(knobs.turns, -(-problem.rows // most))
+
+    @property
+    def blocks_per_group(self) -> int:
+        """Thread blocks, times `parts`, that share the rows of one group."""
+        knobs, problem = self.knobs, self.problem
+        needed = -(-problem.rows // (knobs.rows_per_block * max(1, self.turns)))
+        if self.turns:
+            return needed
+        # Of a larger cluster all blocks sit in one group of multiprocessors, whose size may not be a multiple of it.
+        usable = self.target.sm_count if knobs.cluster <= 2 else max(knobs.cluster, self.target.sm_count // 16 * 16)
+        return max(1, min(needed, usable * knobs.blocks_per_sm // (knobs.parts * problem.groups)))
+
+    # ------------------------------------------------------------------------------------------------------ arguments
+
+    def array(self, name: str) -> list[Parameter]:
+        """An operand's pointer and, when there are several groups, its stride."""
+        ctype = f"const jaxdnn::{np.dtype(self.signature.operands[name].dtype).name}*"
+        parameters = [Parameter(ctype, name, name, Operand(self.signature.operand_index(name)))]
+        if self.problem.groups > 1:
+            parameters += numbers("long long", **{f"{name}_stride": self.problem.group_stride[name]})
+        return parameters
+
+    def result(self, name: str) -> Parameter:
+        ctype = f"jaxdnn::{np.dtype(self.signature.results[name].dtype).name}*"
+        return Parameter(ctype, name, name, Result(self.signature.result_index(name)))
+
+    def scratch(self, name: str, index: int) -> Parameter:
+        return Parameter(f"jaxdnn::{self.compute}*", name, name, Scratch(index))
+
+    def sizes(self) -> list[Parameter]:
+        rows = numbers("long long", rows=self.problem.rows)
+        return rows + numbers(columns=self.problem.columns, slice=self.slice, blocks_per_group=self.blocks_per_group)
+
+    def factors(self) -> list[Parameter]:
+        values = {"inverse_columns": 1 / self.problem.columns, "scale_offset": self.spec.scale_offset}
+        if self.forward:
+            values["epsilon"] = self.spec.epsilon
+        ctype = f"jaxdnn::{self.compute}"
+        return [Parameter(ctype, name, name, Scalar(self.compute, value)) for name, value in values.items()]
+
+    # ------------------------------------------------------------------------------------------------------- the unit
+
+    def config(self) -> str:
+        """The text of the `Config` structure: types first, then constants."""
+        spec, knobs, inputs = self.spec, self.knobs, self.spec.inputs
+        arrays = self.arrays
+        x = np.dtype(arrays["x"].dtype).name
+        of = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
+        types = {"X": x, "Scale": of.get("scale", x), "Compute": self.compute}
+        flags = {"Centered": self.layer_norm, "Grouped": self.problem.groups > 1, "Scale": "scale" in inputs}
+        if self.forward:
+            types |= {"Y": of["y"], "Bias": of.get("bias", x)}
+            types |= {"Residual": of.get("residual", x), "Sum": of.get("sum", x)}
+            flags |= {"Bias": "bias" in inputs, "Residual": "residual" in inputs}
+            flags |= {"StoreSum": "sum" in spec.outputs, "Statistics": "rstd" in spec.outputs}
+        else:
+            types |= {"Y": of["d_y"]}
+            flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
+            flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
+            flags |= {"Hold": knobs.hold}
+        flags |= {"ScaleOffset": "scale" in inputs and spec.scale_offset != 0}
+        flags |= {"Exact": self.exact}
+        constants = {
+            "Vector": knobs.vector,
+            "Vectors": knobs.vectors,
+            "ThreadsPerRow": knobs.threads_per_row,
+            "RowsPerBlock": knobs.rows_per_block,
+            "Parts": knobs.parts,
+            "Cluster": knobs.cluster,
+            "Turns": self.turns,
+            "Stages": knobs.stages,
+            "Ahead": knobs.ahead,
+            "Prefetch": knobs.prefetch,
+            "Parameters": f"jaxdnn::Place::{knobs.parameters}",
+        }
+        return struct_text("Config", {name: f"jaxdnn::{dtype}" for name, dtype in types.items()}, constants | flags)
+
+    def launch(self, step: str, parameters: list[Parameter]) -> tuple[str, Launch]:
+        """The entry point and the launch of one step ("whole", "measure" or "apply")."""
+        knobs = self.knobs
+        header = f"norm_{self.spec.direction}"
+        kernel = header if step == "whole" else f"{header}_{step}"
+        call = f"jaxdnn::Norm{self.spec.direction.capitalize()}"
+        config = step.capitalize()
+        x = "    using X = Config::Sum;\n" if step == "apply" and "residual" in self.read else ""
+        text = (
+            f"struct {config} : Config {{\n{x}    static constexpr jaxdnn::Step kStep = jaxdnn::Step::{step};\n}};\n"
+            f"static_assert({call}<{config}>::kSharedBytes == {self.shared_memory}, "
+            '"the plan and the kernel disagree about shared memory");\n\n'
+            + entry_text(header, f"{call}<{config}>", f"{knobs.threads}, {knobs.blocks_per_sm}", parameters, kernel)
+        )
+        launch = Launch(
+            kernel=kernel,
+            arguments=arguments(parameters),
+            grid=(self.problem.groups * self.blocks_per_group * knobs.parts, 1, 1),
+            block=(knobs.threads, 1, 1),
+            cluster=(knobs.cluster, 1, 1),
+            shared_memory=self.shared_memory,
+        )
+        return text, launch
+
+    def reduction(self, shares: list[Parameter]) -> tuple[str, Launch]:
+        """The entry point and the launch that add the blocks' shares of the parameters' gradients."""
+        parameters, body = [], []
+        for row, share in enumerate(shares):
+            result = self.result(share.name.replace("partial", "d"))
+            parameters += [share, result]
+            body.append(
+                f"    if (blockIdx.y == {row}) "
+                f"jaxdnn::sum_shares({share.name}, {result.name}, columns, blocks_per_group, lanes);\n"
+            )
+        parameters += [p for p in self.sizes() if p.name in ("columns", "blocks_per_group")]
+        lanes = min(32, 1 << (self.blocks_per_group - 1).bit_length())
+        parameters += numbers(lanes=lanes)
+        text = (
+            f'extern "C" __global__ void __launch_bounds__({REDUCE_THREADS})\n'
+            + signature_text("norm_reduce", parameters)
+            + "".join(body)
+            + "}\n"
+        )
+        tiles = -(-self.problem.columns // (REDUCE_THREADS // lanes))
+        launch = Launch(
+            kernel="norm_reduce",
+            arguments=arguments(parameters),
+            grid=(self.problem.groups * tiles, len(shares), 1),
+            block=(REDUCE_THREADS, 1, 1),
+        )
+        return text, launch
+
+    def build(self) -> tuple[str, tuple[Launch, ...], tuple[int, ...]]:
+        """The unit, the launches and the sizes of the scratch buffers."""
+        spec, problem = self.spec, self.problem
+        compute = np.dtype(self.compute).itemsize
+        split = self.knobs.parts > 1 and self.knobs.join == "launches" and self.sums_over_parts
+        scratch: list[int] = []
+        parts: list[Parameter] = []
+        if split:
+            parts = [self.scratch("moments" if self.forward else "sums", 0)]
+            scratch = [problem.groups * problem.rows * self.knobs.parts * 2 * compute]
+
+        inputs = [p for name in self.read for p in self.array(name)]
+        shares: list[Parameter] = []
+        if self.forward:
+            results = [self.result(name) for name in spec.outputs]
+        else:
+            results = [self.result("d_x")] if "x" in spec.active else []
+            for name in ("scale", "bias"):
+                if name in spec.active:
+                    shares.append(self.scratch(f"partial_{name}", len(scratch)))
+                    scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
+
+        common = [*parts, *self.sizes(), *self.factors()]
+        if not split:
+            steps = [self.launch("whole", [*inputs, *results, *shares, *common])]
+        else:
+            added = [p for p in results if self.forward and p.name == "sum"]
+            # The second step normalizes what the first one wrote, when that is a sum.
+            again = inputs
+            if added:
+                again = [replace(added[0], ctype=f"const {added[0].ctype}", name="x", field="x")]
+                again += [p for p in inputs if not p.name.startswith(("x", "residual"))]
+                if problem.groups > 1:
+                    again += numbers("long long", x_stride=problem.group_stride["sum"])
+            kept = [p for p in results if p not in added]
+            steps = [
+                self.launch("measure", [*inputs, *added, *common]),
+                self.launch("apply", [*again, *kept, *shares, *common]),
+            ]
+        if shares:
+            steps.append(self.reduction(shares))
+        headers = [f"norm/direct/{spec.direction}.cuh", *(["norm/direct/reduce.cuh"] if shares else [])]
+        unit = f"// {spec.title}\n" + "".join(f'#include "{header}"\n' for header in headers)
+        unit += "\n" + self.config() + "\n" + "\n".join(text for text, _ in steps)
+        return unit, tuple(launch for _, launch in steps), tuple(scratch)

@@ -1,0 +1,1 @@
+"""Engines of a pointwise function over whole arrays."""

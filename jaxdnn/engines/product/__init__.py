@@ -1,0 +1,1 @@
+"""Engines of a `Product`: matrices that are multiplied, with an epilogue."""

@@ -1,0 +1,211 @@
+"""What matmul kernels share whose epilogue works on one element at a time (cpp/kernels/core/epilogue_element.cuh).
+
+Operands and results may be of any dtype and anywhere in memory. A result that the epilogue reduces is left whole in
+scratch memory, and reduced from there one axis at a time (cpp/kernels/product_reduce_axis.cuh).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced, identity
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, struct_text
+from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
+from jaxdnn.pointwise import Functor, functor
+from jaxdnn.pointwise.cuda import register_type
+
+MAX_GRID = 2**31 - 1
+SUMS_THREADS = 256  # of product/sums.cuh
+REDUCE_THREADS = 256  # of product/reduce_axis.cuh
+REDUCE_COLUMNS = 32
+_REDUCTIONS = {"sum": "SumOf", "max": "MaximumOf", "min": "MinimumOf"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a result goes, in the C++ type that it lies there as. Strides count elements; columns are dense."""
+
+    buffer: Operand | Result | Scratch
+    ctype: str
+    row_stride: int
+    batch_stride: int
+
+
+@dataclass(frozen=True)
+class ElementEpilogue:
+    """A functor, and where its operands and results lie."""
+
+    functor: Functor
+    operands: tuple[EpilogueOperand, ...]
+    results: tuple[Stored, ...]
+
+    def text(self) -> str:
+        """The functor's definition."""
+        return f"namespace jaxdnn {{\n{self.functor.source}}}  // namespace jaxdnn\n"
+
+    def types(self) -> dict[str, str]:
+        """The types of a `Config`."""
+        operands = ", ".join(ctype(operand.dtype) for operand in self.operands)
+        results = ", ".join(result.ctype for result in self.results)
+        return {
+            "Epilogue": f"jaxdnn::{self.functor.name}",
+            "Operands": f"jaxdnn::ElementTypes<{operands}>",
+            "Results": f"jaxdnn::ElementTypes<{results}>",
+            "Registers": f"jaxdnn::ElementTypes<{', '.join(map(ctype, self.functor.results))}>",
+        }
+
+    def parameters(self) -> list[Parameter]:
+        """The addresses, with those strides that are not zero."""
+        found = []
+        for i, operand in enumerate(self.operands):
+            pointer = f"const {ctype(operand.dtype)}*"
+            found.append(Parameter(pointer, f"operand{i}", f"operands[{i}].data", operand.buffer))
+            strides = (operand.row_stride, operand.column_stride, operand.batch_stride)
+            found += _strides(f"operand{i}", f"operands[{i}]", strides)
+        for i, result in enumerate(self.results):
+            found.append(Parameter(f"{result.ctype}*", f"result{i}", f"results[{i}].data", result.buffer))
+            found += _strides(f"result{i}", f"results[{i}]", (result.row_stride, 1, result.batch_stride))
+        return found
+
+
+def ctype(dtype: str) -> str:
+    """The C++ type of elements of `dtype`."""
+    return dtype if dtype in ("bool", "float", "double") else f"jaxdnn::{dtype}"
+
+
+def itemsize(ctype: str) -> int:
+    """Bytes of an element of a C++ type."""
+    name = ctype.removeprefix("jaxdnn::")
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name)).itemsize
+
+
+def _strides(name: str, field: str, strides: tuple[int, int, int]) -> list[Parameter]:
+    named = zip(("row_stride", "column_stride", "batch_stride"), strides, strict=True)
+    return [
+        Parameter("long long", f"{name}_{kind}", f"{field}.{kind}", Scalar("int64", stride) if stride > 1 else stride)
+        for kind, stride in named
+        if stride
+    ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one step of a plan adds to it: headers, text, launches, and sizes of scratch buffers."""
+
+    headers: tuple[str, ...] = ()
+    text: str = ""
+    launches: tuple[Launch, ...] = ()
+    scratch: tuple[int, ...] = ()
+
+
+def element_epilogue(product: Product, scratch: int) -> tuple[ElementEpilogue, Stage]:
+    """The product's epilogue, and the steps after it; their scratch buffers are numbered from `scratch`."""
+    emitted = functor(product.program)
+    stored: list[Stored] = []
+    stages: list[Stage] = []
+    for result, register in zip(product.results, emitted.results, strict=True):
+        if isinstance(result, Matrix):
+            stored.append(Stored(result.buffer, ctype(result.dtype), result.row_stride, result.batch_stride))
+            continue
+        used = scratch + sum(len(stage.scratch) for stage in stages)
+        stored.append(Stored(Scratch(used), ctype(register), product.n, product.m * product.n))
+        stages.append(_reduce(product, result, ctype(register), used, sum(len(s.launches) for s in stages)))
+    return ElementEpilogue(emitted, product.operands, tuple(stored)), joined(stages)
+
+
+def joined(stages: Sequence[Stage]) -> Stage:
+    """The stages as one, in order."""
+    headers = dict.fromkeys(header for stage in stages for header in stage.headers)
+    return Stage(
+        tuple(headers),
+        "".join(stage.text for stage in stages),
+        tuple(launch for stage in stages for launch in stage.launches),
+        tuple(size for stage in stages for size in stage.scratch),
+    )
+
+
+def reductions_reason(product: Product) -> str | None:
+    """Why what the epilogue reduces can't be reduced, or None."""
+    rows = product.batch * product.m
+    if rows > MAX_GRID and product.reduced:
+        return f"its epilogue reduces {rows} rows, and a grid has at most {MAX_GRID} thread blocks"
+    return None
+
+
+def _reduce(product: Product, result: Reduced, register: str, scratch: int, number: int) -> Stage:
+    """Reduces the values in a scratch buffer, an axis at a time, the innermost first."""
+    sizes = [product.batch, product.m, product.n]
+    source, stages, buffers = Scratch(scratch), list[Stage](), [math.prod(sizes) * itemsize(register)]
+    axes = sorted(result.axes, reverse=True)
+    for axis in axes:
+        extents = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
+        sizes[axis] = 1
+        if axis == axes[-1]:
+            to, to_type = result.buffer, ctype(result.dtype)
+        else:
+            to, to_type = Scratch(scratch + len(buffers)), register
+            buffers.append(math.prod(sizes) * itemsize(register))
+        stages.append(axis_stage(reduction(result, register), source, (to, to_type), extents, number + len(stages)))
+        source = to
+    return joined([*stages, Stage(scratch=tuple(buffers))])
+
+
+def reduction(result: Reduced, register: str) -> str:
+    """The C++ type of a reduction of values of the type `register`."""
+    return f"jaxdnn::{_REDUCTIONS[result.reduction]}<{register}>"
+
+
+def axis_stage(
+    reduction: str,
+    source: Scratch | Result,
+    result: tuple[Scratch | Result, str],
+    extents: tuple[int, int, int],
+    number: int,
+) -> Stage:
+    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type."""
+    to, to_type = result
+    outer, length, kept = extents
+    register = reduction[reduction.index("<") + 1 : -1]
+    columns = REDUCE_COLUMNS if kept > 1 else 1
+    name = f"product_reduce_axis{number}"
+    found = [
+        Parameter(f"const {register}*", "values", "values", source),
+        Parameter(f"{to_type}*", "result", "result", to),
+        *numbers("long long", length=length, kept=kept),
+    ]
+    call = f"jaxdnn::ProductReduceAxis<{reduction}, {to_type}, {columns}>"
+    text = "\n" + entry_text("product_reduce_axis", call, str(REDUCE_THREADS), found, name)
+    grid = outer * math.ceil(kept / columns)
+    launch = Launch(name, arguments(found), (grid, 1, 1), (REDUCE_THREADS, 1, 1))
+    return Stage(("product/reduce_axis.cuh",), text, (launch,))
+
+
+def identity_sums(product: Product) -> ElementEpilogue:
+    """The epilogue that leaves the sums of each split of K in scratch buffers, [batch, split, m, n]."""
+    register = register_type(product.accumulator)
+    emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Sums")
+    stored = tuple(Stored(Scratch(i), ctype(register), product.n, product.m * product.n) for i in range(len(product.b)))
+    return ElementEpilogue(emitted, (), stored)
+
+
+def sums_stage(product: Product, epilogue: ElementEpilogue, splits: int) -> Stage:
+    """Adds the splits' sums and applies the epilogue (cpp/kernels/product_sums.cuh)."""
+    register = ctype(register_type(product.accumulator))
+    config = struct_text("SumsConfig", {**epilogue.types(), "Sum": register}, {"Sums": len(product.b)})
+    elements = product.batch * product.m * product.n
+    found = [Parameter(f"const {register}*", f"sums{i}", f"sums[{i}]", Scratch(i)) for i in range(len(product.b))]
+    found += epilogue.parameters()
+    found += numbers("long long", elements=elements) + numbers(m=product.m, n=product.n, splits=splits)
+    text = f"\n{epilogue.text()}\n{config}\n" + entry_text(
+        "product_sums", "jaxdnn::ProductSums<SumsConfig>", str(SUMS_THREADS), found
+    )
+    launch = Launch(
+        "product_sums",
+        arguments(found),
+        (math.ceil(elements / SUMS_THREADS), 1, 1),
+        (SUMS_THREADS, 1, 1),
+    )
+    sizes = (elements * splits * itemsize(register),) * len(product.b)
+    return Stage(("product/sums.cuh",), text, (launch,), sizes)

@@ -1,0 +1,1 @@
+"""The CPU: packed panels, tiles in cache."""

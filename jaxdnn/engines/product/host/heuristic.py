@@ -1,0 +1,146 @@
+"""Which knobs of products on the CPU to try, best first."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from jaxdnn.device import Target
+from jaxdnn.engines.product.host.knobs import COLUMN_STEP, DEPTH_STEP, HostKnobs, copied, streams, up
+from jaxdnn.engines.product.problem import Product
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What suits an instruction set and a dtype: the largest tile, elements along k, what rows are a multiple of."""
+
+    rows: int
+    columns: int
+    depth: int
+    step: int = 1
+
+
+# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
+# hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
+# 48 x 256 or 96 x 1024. With AVX-512, two Zen 4 cores: 11.2 ms with 41, 64 or 82 x 512. Two and 16 threads of Sapphire
+# Rapids: 8.9 and 1.88 ms with 42 x 512, three panels of 14 rows; 8.4 and 2.06 with 64 x 512; 9.7 and 1.82 with
+# 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
+_SHAPES = {
+    "avx512": _Shape(168, 512, 256),
+    # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
+    # cores with AMX: 1.3 ms with depth 1024 and 128 rows, 1.4 with 512, 1.9 with 512 and 256 rows.
+    "avx512, narrow": _Shape(128, 256, 1024, step=32),
+    "avx2": _Shape(192, 512, 256),
+    "baseline": _Shape(96, 512, 256),
+}
+# Tiles that a large result is to have at least, so that many threads share it evenly; a result must not depend on how
+# many there are. Few rows wait for memory, some threads longer than others, and want more: 64 x 4096 x 4096 in float32
+# with AVX-512, 16 threads: 2.4 ms with 64, 2.9 with 32; two threads: 11.0 and 11.7 ms.
+_ENOUGH_TILES = 32
+_ENOUGH_TILES_OF_FEW_ROWS = 64
+# Tiles of a thread where their shape may depend on threads, but half of those above at least: 1024 x 1024 x 1024 with
+# AVX-512, bias and gelu, 16 threads, takes 1.87 ms with 100 tiles of 42 x 256, 2.0 with 44 of 47 x 512; 768 x 768 x 768
+# with two threads 6.0 ms with 20 of 77 x 384, 6.8 with 38 of 41 x 384.
+_ENOUGH_TILES_OF_A_THREAD = 4
+_WIDE = 256  # columns of these tiles, but for their being even: a is packed for each column of tiles
+# Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
+# of its own core, and no thread waits for another. 1024 x 1024 x 1024, 16 threads, packed by the tiles and ahead: in
+# float32 1.9 and 2.3 ms, in bfloat16 0.65 and 0.95; with 4 threads in float32 5.4 and 5.2.
+_AHEAD_TILES = 8
+# With more rows, multiplying panels makes up for packing them.
+_STREAM_ROWS = 12
+_STREAM_ROWS_INT8 = 4
+# Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest: of 1 x 4096 x 4096 in
+# float32 a Zen 3 core multiplies 128 columns at a time in 4.6 ms, 1024 in 3.5, all in 2.4.
+_STREAM_SUMS = 4096
+# Parts of the largest tile's rows and columns, by what is cut first, the largest tile first.
+_CUTS = {
+    "columns": ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8)),
+    "rows": ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8)),
+    "both": ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (4, 8)),
+}
+# Multiplications of one task: enough to drown the start of a task.
+_TASK_WORK = 2**18
+
+
+def candidates(product: Product, target: Target) -> Iterable[HostKnobs]:
+    """Of any product, best first; the second to the fourth need ever less workspace."""
+    best = _heuristic(product, target)
+    # Only packing depends on how many threads there are, so it goes before the splits.
+    unpacked = replace(best, pack_a=False, pack_b=False)
+    frugal = (replace(best, pack_b=False), unpacked, replace(unpacked, splits=1))
+    return dict.fromkeys((best, *frugal, *_variants(best, product)))
+
+
+def _even(size: int, most: int, multiple: int) -> int:
+    """The length of equal parts of at most `most`, but for their being a multiple."""
+    return min(size, up(math.ceil(size / math.ceil(size / most)), multiple))
+
+
+def _heuristic(product: Product, target: Target) -> HostKnobs:
+    narrow = target.arch == "avx512" and product.a.itemsize < 4
+    shape = _SHAPES["avx512, narrow" if narrow else target.arch if target.arch in _SHAPES else "baseline"]
+
+    def count(tile: tuple[int, int]) -> int:
+        rows, columns = tile
+        return product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
+
+    depth = min(shape.depth, up(product.k, DEPTH_STEP))
+    work = product.batch * product.m * product.n * product.k * len(product.b)
+    few = _STREAM_ROWS_INT8 if product.a.dtype == "int8" else _STREAM_ROWS
+    streamed = product.m <= few and streams(product)
+    # Where a tile has all rows, b is packed where it is used, and once.
+    whole = product.m <= shape.rows
+    few_rows = whole and not streamed
+    # With AVX-512 copies of b are packed on the way as fast as ahead, so rows may be few and a packed less often:
+    # 1024 x 1024 x 1024 in tiles of 47 x 512, two Zen 4 cores, 11.2 and 11.3 ms; with AVX2 14.8 and 13.7.
+    on_the_way = copied(product) and target.arch == "avx512"
+    enough = min(_ENOUGH_TILES_OF_FEW_ROWS if few_rows else _ENOUGH_TILES, max(1, work // _TASK_WORK))
+    # Each split leaves sums in memory, for which its part of k must be long.
+    splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
+    cuts = _CUTS["columns" if whole else "rows" if on_the_way else "both"]
+    tiles = [
+        (_even(product.m, shape.rows // down, shape.step), _even(product.n, shape.columns // across, COLUMN_STEP))
+        for down, across in cuts
+    ]
+    if streamed and not product.b_transposed:
+        columns = max(_STREAM_SUMS // (product.m * len(product.b)), 128)
+        tile = (product.m, min(columns, product.n))
+    else:
+        # Splits where they are cheap, or where it takes them to share the work at all.
+        unsplit = (one for one in tiles if count(one) >= enough and not few_rows)
+        split = (one for one in tiles if count(one) * splits >= (enough if few_rows else enough // 2))
+        tile = next(itertools.chain(unsplit, split), tiles[-1])
+    splits = max(1, min(splits, enough // count(tile)))
+    # A result depends on where k is cut, and a reduced one on the tiles: neither may depend on threads.
+    if on_the_way and splits == 1 and not whole and not product.reduced:
+        wanted = max(enough // 2, min(_ENOUGH_TILES_OF_A_THREAD * target.sm_count, work // _TASK_WORK))
+        wide = [one for one, (_, across) in zip(tiles, cuts, strict=True) if shape.columns // across >= _WIDE]
+        tile = next((one for one in wide if count(one) >= wanted), max((*wide, tile), key=count))
+    rows, columns = tile
+    found = count(tile)
+    tile_work = rows * columns * math.ceil(product.k / splits) * len(product.b)
+    group = max(1, min(_TASK_WORK // tile_work, found))
+    many = found > group and not streamed
+    ahead = found * splits >= _AHEAD_TILES * target.sm_count
+    return HostKnobs(
+        rows,
+        columns,
+        depth,
+        splits=splits,
+        tiles_per_task=group,
+        # It is packed for each column of tiles, which two don't make worth a launch.
+        pack_a=many and 2 * columns < product.n and (ahead or whole),
+        pack_b=many and rows < product.m and ahead and not on_the_way,
+        streams=streamed,
+    )
+
+
+def _variants(best: HostKnobs, product: Product) -> Iterator[HostKnobs]:
+    """Other configurations, for the autotuner."""
+    if not best.streams:
+        yield replace(best, pack_a=best.columns < product.n, pack_b=best.rows < product.m)
+    for factor in (2, 4):
+        yield replace(best, columns=min(best.columns * factor, product.n))
+        yield replace(best, rows=max(1, best.rows // factor))
+    yield replace(best, depth=min(2 * best.depth, up(product.k, DEPTH_STEP)))

@@ -1,0 +1,59 @@
+"""Knobs of products on the CPU, and what a product lets them be."""
+
+import math
+from dataclasses import dataclass
+
+from jaxdnn.engines.product.problem import Product
+
+_STREAMED = ("float64", "float32", "bfloat16", "float16", "int8")  # what is multiplied where it lies
+# What a block's rows, columns and elements along k are padded to at most, on any processor.
+ROW_STEP, COLUMN_STEP, DEPTH_STEP = 16, 32, 64
+
+
+@dataclass(frozen=True)
+class HostKnobs:
+    """Knobs of a product on the CPU.
+
+    Attributes:
+      rows, columns: of the result's tile that is summed and finished in cache.
+      depth: elements along k that are packed and multiplied together; a multiple of 64.
+      splits: parts of k that are summed apart, by different tasks.
+      tiles_per_task: consecutive tiles that one task works on.
+      pack_a, pack_b: whether a launch before packs the whole matrix, or each tile its own part.
+      streams: whether b is not packed at all but multiplied where it lies, which pays for a few rows.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int = 1
+    tiles_per_task: int = 1
+    pack_a: bool = False
+    pack_b: bool = False
+    streams: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "depth", "splits", "tiles_per_task"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"HostKnobs: {name} must be an int of at least 1; got {value!r}")
+        if self.depth % DEPTH_STEP:
+            raise ValueError(f"HostKnobs: depth must be a multiple of {DEPTH_STEP}; got {self.depth}")
+
+
+def streams(product: Product) -> bool:
+    """Whether b can be multiplied where it lies: of other dtypes it is converted, which packing does."""
+    return {product.a.dtype, product.b[0].dtype} <= set(_STREAMED)
+
+
+def copied(product: Product) -> bool:
+    """Whether panels of b are copies of its rows: multiplications make them on the way, for next to nothing.
+
+    These are the formats with `multiply_packing` in cpp/host/product/format.h.
+    """
+    return not product.b_transposed and product.b[0].dtype in ("float32", "float64")
+
+
+def up(value: int, multiple: int) -> int:
+    """The next multiple."""
+    return math.ceil(value / multiple) * multiple

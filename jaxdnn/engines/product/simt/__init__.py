@@ -1,0 +1,1 @@
+"""Any GPU, any layout, exact arithmetic."""

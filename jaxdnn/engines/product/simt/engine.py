@@ -1,0 +1,78 @@
+"""matmul on any GPU, for operands of any layout and alignment.
+
+float32 and int32 sums are exact, by ordinary arithmetic; so are float64 ones, on tensor cores. 16-bit floats are
+multiplied on the tensor cores that compute capability 8.0 brought. The kernel is cpp/kernels/product_simt.cuh.
+"""
+
+from collections.abc import Iterable
+
+from jaxdnn.device import Target
+from jaxdnn.engines.product.element_epilogue import (
+    element_epilogue,
+    identity_sums,
+    joined,
+    reductions_reason,
+    sums_stage,
+)
+from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
+from jaxdnn.engines.product.simt.heuristic import candidates
+from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
+from jaxdnn.engines.product.simt.unit import multiply
+from jaxdnn.plan import Plan
+
+LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
+NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
+
+# Multiplications from which on cuBLAS makes up for an epilogue of its own: at 4096^3 in bfloat16 this kernel has 0.45
+# of its speed on an H200.
+_MANY = 2**30
+
+
+class Simt(ProductEngine):
+    """Products on any GPU, of any layout: all but 16-bit floats with ordinary arithmetic, or what rounds like it."""
+
+    name = "simt"
+    platform = "cuda"
+    notes = ("deterministic", "exact float32, int32 and float64 arithmetic")
+
+    def reason(self, product: Product, target: Target) -> str | None:
+        if target.compute_capability < 80:
+            return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
+        pair, sums = (product.a.dtype, product.b[0].dtype), product.accumulator
+        served = {
+            "float64": pair == ("float64", "float64"),
+            "int32": pair == ("int8", "int8"),
+            "float32": pair == ("float32", "float32") or (pair[0] in NARROW and pair[1] in NARROW),
+        }
+        if not served.get(sums, False):
+            return f"it does not multiply {pair[0]} by {pair[1]} into {sums}"
+        rounds = sums == "float32" and (pair != ("float32", "float32") or product.precision != "highest")
+        if rounds and product.m * product.n * product.k * product.batch >= _MANY:
+            return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
+        if max(product.m, product.n, product.k) >= LARGEST_SIZE:
+            return "m, n or k is longer than its 32-bit index"
+        if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
+            return reason
+        if not any(True for _ in self.configurations(product, target)):
+            return "it has no configuration of as few thread blocks as a grid may have"
+        return None
+
+    def configurations(self, product: Product, target: Target) -> Iterable[SimtKnobs]:
+        return candidates(product, target)
+
+    def build(self, config: SimtKnobs, product: Product, target: Target, title: str) -> Plan:
+        splits = config.split_k
+        if splits == 1:
+            epilogue, after = element_epilogue(product, 0)
+            stages = [multiply(product, config, epilogue), after]
+        else:
+            epilogue, after = element_epilogue(product, len(product.b))
+            stages = [multiply(product, config, identity_sums(product)), sums_stage(product, epilogue, splits), after]
+        plan = joined(stages)
+        return Plan(
+            op=title,
+            unit="".join(f'#include "{header}"\n' for header in plan.headers) + plan.text,
+            arch="sm_90a" if target.compute_capability == 90 else target.arch,
+            launches=plan.launches,
+            scratch=plan.scratch,
+        )

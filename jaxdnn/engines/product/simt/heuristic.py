@@ -1,0 +1,118 @@
+"""Which knobs of the kernel for any GPU to try for a product, best first."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jaxdnn.device import Target
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.simt.knobs import DOUBLE, TENSOR, SimtKnobs, blocks, knobs_reason, unit_of, vector
+
+# All numbers were measured on an H200 with random data. A rate is of the first tile, 4096 x 4096 x 4096.
+RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a second
+TENSOR_RATE = 306e12
+WARPS = 8  # of a multiprocessor that keep it busy
+FEW_WARPS = 0.65  # with fewer, speed falls as this power: 4 are 0.64 as fast, at 512 x 512 x 8192
+SUMS_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
+SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile, and its speed relative to the first one when all multiprocessors are busy."""
+
+    knobs: SimtKnobs
+    speed: float
+
+
+_LARGE, _WIDE = SimtKnobs(), SimtKnobs(tile_n=64, thread_n=8, resident=3)
+_SMALL = (
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_n=8, resident=5), 0.92),
+    Shape(SimtKnobs(tile_m=32, thread_m=4, thread_n=8, resident=4), 0.75),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=4, thread_n=8, resident=8), 0.75),
+)
+# Microseconds at 4096 x 4096 x 4096 with stages of 16 and of 8: neither transposed 2777, 2861; A 3174, 2788; B 3107,
+# 2938; both 2952, 2925. With the narrower tile and stages of 16: A 2768, B 2983, both 2814. Rows that are not aligned:
+# 3470, with the narrower tile 3150.
+_ALIGNED = (Shape(_LARGE, 1.0), Shape(_WIDE, 0.97), *_SMALL)
+_A_TRANSPOSED = (Shape(_WIDE, 1.0), Shape(replace(_LARGE, depth=8, stages=4), 0.97), *_SMALL)
+_B_TRANSPOSED = (Shape(replace(_LARGE, depth=8, stages=4), 0.94), Shape(_WIDE, 0.93), *_SMALL)
+_UNALIGNED = (
+    Shape(replace(_WIDE, depth=8, stages=4), 0.88),
+    Shape(replace(_LARGE, depth=8, stages=4), 0.8),
+    *(Shape(shape.knobs, 0.86 * shape.speed) for shape in _SMALL),
+)
+# What is converted on its way waits in registers.
+_CONVERTED = tuple(
+    Shape(replace(shape.knobs, depth=8, stages=2), shape.speed) for shape in (Shape(_LARGE, 1.0), *_SMALL)
+)
+_DOUBLE = (
+    Shape(SimtKnobs(thread_m=32, thread_n=32, resident=1), 1.0),
+    Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64), 0.98),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=8, stages=4, resident=3), 0.96),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, resident=4), 0.6),
+)
+_TENSOR = (
+    Shape(SimtKnobs(thread_m=64, thread_n=64, depth=32), 1.0),
+    Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64, depth=32, resident=3), 0.72),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=4, resident=4), 0.58),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=4, resident=6), 0.42),
+)
+# 16-bit elements that have to be copied one by one wait in registers too.
+_UNALIGNED_TENSOR = (
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=3), 0.33),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2, resident=3), 0.2),
+)
+
+
+def shapes(product: Product) -> tuple[Shape, ...]:
+    """Tiles for the product's dtypes, layout and alignment."""
+    unit = unit_of(product)
+    sides = ((product.a, product.a_transposed), *((b, not product.b_transposed) for b in product.b))
+    together = min(vector(unit, matrix, along) for matrix, along in sides)
+    if unit is DOUBLE:
+        # 512 threads have 128 registers each, none of them for an epilogue, a transposed A or many addresses: 8 to 144
+        # bytes spilled, with one version of NVRTC or another.
+        spare = product.is_plain and len(product.b) == 1 and not product.a_transposed and together > 1
+        return _DOUBLE if spare else _DOUBLE[1:]
+    if unit is TENSOR:
+        # Copies of few elements each have many addresses, for which the largest tile leaves no registers.
+        return _UNALIGNED_TENSOR if together == 1 else _TENSOR if together > 2 else _TENSOR[1:]
+    if product.a.itemsize < 4:
+        return _CONVERTED
+    if together == 1:
+        return _UNALIGNED
+    return _A_TRANSPOSED if product.a_transposed else _B_TRANSPOSED if product.b_transposed else _ALIGNED
+
+
+def candidates(product: Product, target: Target) -> Iterator[SimtKnobs]:
+    """Knobs that work for the product, by the time that is expected of them."""
+    found: dict[SimtKnobs, float] = {}
+    for shape in shapes(product):
+        for split in splits(product, shape.knobs, target.sm_count * shape.knobs.resident):
+            knobs = replace(shape.knobs, split_k=split)
+            if knobs_reason(product, knobs, target) is None:
+                found[knobs] = seconds(product, knobs, shape.speed, target.sm_count)
+    return iter(sorted(found, key=found.__getitem__))
+
+
+def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
+    """Into how many parts K may be cut to occupy more of the device: parts of at least 16 stages."""
+    if knobs.threads(unit_of(product)) > 256:
+        return [1]  # a part's place takes registers too: 40 bytes spilled with 512 threads
+    most = min(slots // blocks(product, knobs), product.k // (16 * knobs.depth), 64)
+    return [1, *(split for split in (2, 3, 4, 6, 8, 16, 32, 64) if split <= most)]
+
+
+def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> float:
+    """An estimate of the time, for comparing knobs with each other."""
+    unit = unit_of(product)
+    each = math.ceil(blocks(product, knobs) / sm_count)  # blocks of a multiprocessor, one after the other or together
+    warps = min(each, knobs.resident) * knobs.threads(unit) / 32
+    rate = (TENSOR_RATE if unit is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** FEW_WARPS
+    flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
+    time = each * sm_count * flops / rate
+    if knobs.split_k > 1:
+        sums = product.m * product.n * product.batch * len(product.b) * 4
+        time += SUMS_LAUNCH + 2 * sums * knobs.split_k / SUMS_RATE
+    return time

@@ -1,0 +1,75 @@
+"""The unit and the launches of a product on any GPU."""
+
+import math
+from dataclasses import replace
+
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, Stage, ctype
+from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.simt.knobs import TENSOR, SimtKnobs, blocks, shared_memory, unit_of, vector
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, struct_text
+from jaxdnn.plan import Launch
+from jaxdnn.pointwise.cuda import register_type
+
+
+def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> Stage:
+    """The kernel that multiplies, and what follows each sum (or each split's sum)."""
+    unit, sums = unit_of(product), len(product.b)
+    along = (product.a_transposed, not product.b_transposed)
+    matrices = (product.a, product.b[0])
+    far = any(
+        (knobs.depth if runs else tile) * matrix.row_stride * matrix.itemsize >= 2**32
+        for matrix, runs, tile in zip(matrices, along, (knobs.tile_m, knobs.tile_n), strict=True)
+    )
+    types = {
+        **epilogue.types(),
+        "A": ctype(product.a.dtype),
+        "B": ctype(product.b[0].dtype),
+        "Sum": ctype(register_type(product.accumulator)),
+    }
+    constants = {
+        "AlongM": along[0],
+        "AlongN": along[1],
+        "Far": far,
+        "Half": unit is TENSOR,
+        "Sums": sums,
+        "TileM": knobs.tile_m,
+        "TileN": knobs.tile_n,
+        "ThreadM": knobs.thread_m,
+        "ThreadN": knobs.thread_n,
+        "Depth": knobs.depth,
+        "Stages": knobs.stages,
+        "VectorA": vector(unit, product.a, along[0]),
+        "VectorB": min(vector(unit, b, along[1]) for b in product.b),
+    }
+    call = "jaxdnn::ProductSimt<Config>"
+    needed, threads = shared_memory(product, knobs), knobs.threads(unit)
+    found = _matrix("a", "a", product.a)
+    for i, b in enumerate(product.b):
+        found += _matrix(f"b{i}", "b", b, f"[{i}]")
+    found += epilogue.parameters()
+    found += numbers(m=product.m, n=product.n, k=product.k, group=knobs.group)
+    if knobs.split_k > 1:
+        depth = math.ceil(product.k / (knobs.split_k * knobs.depth)) * knobs.depth
+        found += numbers(splits=knobs.split_k, split_depth=depth)
+    text = (
+        f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
+        f"static_assert({call}::kSharedBytes == {needed}, "
+        '"the plan and the kernel disagree about shared memory");\n\n'
+        + entry_text("product_simt", call, f"{threads}, {knobs.resident}", found)
+    )
+    launch = Launch(
+        "product_simt",
+        arguments(found),
+        (blocks(product, knobs), 1, 1),
+        (threads, 1, 1),
+        shared_memory=needed,
+    )
+    return Stage(("product/simt.cuh",), text, (launch,))
+
+
+def _matrix(name: str, field: str, matrix: Matrix, index: str = "") -> list[Parameter]:
+    """The address and strides of an operand."""
+    pointer = Parameter(f"const {ctype(matrix.dtype)}*", name, f"{field}{index}", matrix.buffer)
+    strides = {f"{name}_stride": matrix.row_stride, f"{name}_batch": matrix.batch_stride}
+    found = [replace(p, field=f"{field}_{p.name.rsplit('_')[-1]}{index}") for p in numbers("long long", **strides)]
+    return [pointer, *found]

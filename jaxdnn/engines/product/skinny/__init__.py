@@ -1,0 +1,1 @@
+"""Few rows or columns on Hopper, at the speed of memory."""

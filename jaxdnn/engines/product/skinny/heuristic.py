@@ -1,0 +1,63 @@
+"""Which knobs of the skinny kernel to try for a product, best first."""
+
+import math
+from collections.abc import Iterator
+
+from jaxdnn.device import Target
+from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct, knobs_reason
+from jaxdnn.engines.product.tma import DEPTH_BYTES
+
+# All numbers were measured on an H200: bfloat16, 1 to 64 rows, b of 4096 x 1024 to 4096 x 28672 and 14336 x 4096.
+BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
+L2_BANDWIDTH = 8e12  # bytes a second from the L2 cache to the multiprocessors
+SM_BANDWIDTH = 110e9  # of which one multiprocessor takes at most so many
+MEMORY_BANDWIDTH = 66e9  # bytes a second from memory to one multiprocessor: 64 of them had all there is
+IN_FLIGHT = 4.3e6  # bytes that must have been asked for at any time, or bandwidth falls in proportion
+# With more than this for each multiprocessor, neighbours in memory are fetched too far apart: 57.0 us with 90 KiB, 57.8
+# with 120 KiB, at 16 x 28672 x 4096.
+MOST_IN_FLIGHT = 92 * 1024
+START = 2.3e-6  # seconds before the first bytes, and after the last
+EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns
+TOGETHER = 4  # elements of a thread that are finished together
+FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and with sums of other blocks
+
+
+def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
+    """Knobs that work for the product, by the time that is expected of them."""
+    found: dict[SkinnyKnobs, float] = {}
+    for tile in (128, 256, 64):
+        for split in (1, 2, 4, 8):
+            knobs = SkinnyKnobs(tile, 2, split)
+            blocks = one.tiles(knobs) * one.product.batch * split
+            parts = math.ceil(math.ceil(one.product.k / one.depth) / split)
+            if blocks < target.sm_count:
+                each = tile * len(one.wide) * DEPTH_BYTES
+            else:
+                each = one.stage_bytes(knobs) * blocks / target.sm_count
+            stages = max(3, min(round(MOST_IN_FLIGHT / each), 12))
+            knobs = SkinnyKnobs(tile, max(2, min(stages, parts)), split)
+            if knobs_reason(one, knobs, target) is None:
+                found[knobs] = seconds(one, knobs, target)
+    return iter(sorted(found, key=found.__getitem__))
+
+
+def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
+    """An estimate of the time, for comparing knobs with each other."""
+    rows = knobs.tile * len(one.wide)
+    blocks = one.tiles(knobs) * one.product.batch * knobs.split_k
+    resident = min(target.shared_memory // one.shared_memory(knobs), math.ceil(blocks / target.sm_count))
+    at_once = min(blocks, resident * target.sm_count)
+    of_block = math.ceil(one.product.k / knobs.split_k) * one.narrow.itemsize * rows
+    wide, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
+    share = min(1.0, at_once * knobs.stages * rows * DEPTH_BYTES / IN_FLIGHT)
+    busy = min(at_once, target.sm_count)
+    from_memory = wide / min((target.bandwidth or BANDWIDTH) * share, busy * MEMORY_BANDWIDTH)
+    from_cache = both / min(L2_BANDWIDTH, busy * SM_BANDWIDTH)
+    finished = one.columns * knobs.tile / (knobs.split_k * 2 * rows * TOGETHER)
+    rounds = math.ceil(blocks / at_once)
+    return (
+        START
+        + rounds * max(from_memory, from_cache)
+        + EXCHANGE[knobs.split_k] * max(1.0, one.columns / 16)
+        + FINISH[knobs.split_k > 1] * math.ceil(finished)
+    )

@@ -1,0 +1,63 @@
+"""The unit and the launch of a skinny product."""
+
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, Stage, ctype
+from jaxdnn.engines.product.problem import Matrix
+from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct
+from jaxdnn.engines.product.tma import CHUNK, PROMOTE_128, SWIZZLE, tensor_map
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
+from jaxdnn.plan import Launch
+from jaxdnn.pointwise.cuda import register_type
+
+
+def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) -> Stage:
+    """The kernel that multiplies, and the epilogue of each element."""
+    product = one.product
+    types = {
+        **epilogue.types(),
+        "Wide": ctype(one.wide[0].dtype),
+        "Narrow": ctype(one.narrow.dtype),
+        "Sum": ctype(register_type(product.accumulator)),
+    }
+    constants = {
+        "AlongWide": one.along_wide,
+        "AlongNarrow": one.along_narrow,
+        "Swapped": one.swapped,
+        "Sums": len(one.wide),
+        "Tile": knobs.tile,
+        "Narrow": one.width,
+        "Stages": knobs.stages,
+        "Splits": knobs.split_k,
+        "Once": product.batch == 1 or one.wide[0].batch_stride != 0,
+    }
+
+    def parameter(name: str, field: str, matrix: Matrix, along: bool, extent: int) -> Parameter:
+        box = (CHUNK, one.depth) if along else (one.depth, extent)
+        # 57.0 us against 59.4 with promotion to 256 bytes, at 16 x 28672 x 4096.
+        one_map = tensor_map(matrix, product.batch, box, SWIZZLE[128], multiplied=True, l2_promotion=PROMOTE_128)
+        return map_parameter(name, field, one_map)
+
+    found = [
+        parameter(f"wide{i}", f"wide[{i}]", matrix, one.along_wide, knobs.tile) for i, matrix in enumerate(one.wide)
+    ]
+    found.append(parameter("narrow", "narrow", one.narrow, one.along_narrow, one.width))
+    found += epilogue.parameters()
+    found += numbers(rows=one.rows, columns=one.columns, k=product.k, tiles=one.tiles(knobs))
+    if product.batch > 1:
+        wide, narrow = (int(matrix.batch_stride != 0) for matrix in (one.wide[0], one.narrow))
+        found += numbers(wide_batched=wide, narrow_batched=narrow)
+    call, needed = "jaxdnn::ProductSkinny<Config>", one.shared_memory(knobs)
+    text = (
+        f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
+        f"static_assert({call}::kSharedBytes == {needed}, "
+        '"the plan and the kernel disagree about shared memory");\n\n'
+        + entry_text("product_skinny", call, str(one.threads(knobs)), found)
+    )
+    launch = Launch(
+        "product_skinny",
+        arguments(found),
+        (one.tiles(knobs) * product.batch * knobs.split_k, 1, 1),
+        (one.threads(knobs), 1, 1),
+        (knobs.split_k, 1, 1),
+        needed,
+    )
+    return Stage(("product/skinny.cuh",), text, (launch,))

@@ -1,0 +1,1 @@
+"""Hopper's tensor cores: TMA and wgmma, warp-specialised."""

@@ -1,0 +1,221 @@
+"""Which knobs of the Hopper matmul kernel to try for a product, best first."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from jaxdnn.device import Target
+from jaxdnn.engines.base import MAX_TENSOR_MAPS
+from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
+from jaxdnn.engines.product.sm90.knobs import (
+    Sm90Knobs,
+    cluster_tiles,
+    depth,
+    knobs_reason,
+    loaded_columns,
+    resident_clusters,
+    sum_registers,
+    tensor_maps,
+)
+from jaxdnn.engines.product.tma import tma_reason
+from jaxdnn.pointwise import functor
+
+# All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
+# the model of `seconds` are fitted to 267 times of 24 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
+# which it meets with an error of 6 % (root mean square). Of its choices the worst one takes 5 % longer than the best.
+RATE = 700e12  # flops a second of 16-bit operands
+# Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
+# its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
+SHARED_RATE = 185e9
+L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
+MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
+# Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
+# multiply while one adds up 8-bit floats, or stores.
+TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
+EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or to compute something of it
+TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
+MEMORY_RATE = 4.1e12  # bytes a second
+SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
+SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
+# In few rounds latency is the limit, and the blocks of a cluster wait for each other.
+FEW_ROUNDS = 2
+MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take 1 to 2% less energy than two
+CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 TFLOP/s at 2048 x 2048 x 2048
+# Stages of 8-bit floats that the tensor cores sum. A sum of positive numbers comes out too small by 0.05 % with one, by
+# 0.17 % with two and 0.5 % with four, whatever k; without promotion by 7 % with k = 4096, and 25 % with 16384. With
+# normally distributed numbers the error is 2e-4 with two, relative to the norm. Speed at 8192 x 8192 x 8192: 972, 1194
+# and 1199 TFLOP/s with one, two and four; 1254 without.
+PROMOTION = 2
+# Stages between the consumers. Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one, 620, 670, 636, 676
+# with two, 633, 669, 646, 688 with three. Without an epilogue nothing is gained, but by 8-bit floats, of which each
+# column is multiplied twice as fast, and stored no faster: 1242 TFLOP/s without, 1251 with two, 1243 with three.
+STAGGER = 3
+PROMOTED_STAGGER = 2
+MOST_SUMS = 192  # registers
+LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
+# What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what did not spill.
+EPILOGUE_REGISTERS = {64: 56, 128: 12}
+EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
+REDUCTION_REGISTERS = 24
+# What does not spill beside the most sums, two warp groups taking turns: up to two 16-bit results of these operations,
+# and of a row of 16-bit operands for each sum.
+LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
+LIGHT_REGISTERS = 20
+
+_SHAPES = (
+    Sm90Knobs(),
+    Sm90Knobs(tile_m=256, tile_n=192, stages=3),
+    Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
+    Sm90Knobs(tile_m=256, tile_n=128),
+    # Of 8-bit floats, 8192 x 28672 x 4096: 1251 TFLOP/s with three slots, 1225 with two, 1213 and 1192 with pairs.
+    Sm90Knobs(tile_n=192, cluster_m=1, slots=3),
+    # Likewise, in one run: 1245 TFLOP/s, and 1224 with two warp groups; 1224 and 1219 for 8192 x 4096 x 14336.
+    Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_n=192),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
+    # With few rows memory is the limit: 67 us with three stages, 70 with four, of 128 rows of 16-bit elements.
+    Sm90Knobs(stages=3, cluster_m=1),
+    Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
+    Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
+    # 8192 x (64x64x64): 52.6 us, and 57.5 in tiles of 64 x 128.
+    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1),
+    Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
+    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
+)
+
+
+def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
+    """Knobs that work for the product, by the time that is expected of them."""
+    found: dict[Sm90Knobs, float] = {}
+    for shape in _SHAPES:
+        for split in splits(product, shape, target.sm_count):
+            knobs = fitted(product, replace(shape, split_k=split), target)
+            if knobs is not None:
+                found.setdefault(knobs, seconds(product, knobs, target.sm_count))
+    return iter(sorted(found, key=found.__getitem__))
+
+
+def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:
+    """The knobs for this product: as many sums as two matrices b need, and as many stages as there is room for."""
+    sums = len(product.b)
+    if knobs.tile_n % sums:
+        return None
+    if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
+        return None  # K is split where blocks are idle, and the producer has no registers left for both
+    promotion = PROMOTION if promotes(product) else 0
+    if promotion and knobs.consumer_rows != 64:
+        return None
+    if knobs.consumers == 3 and not (promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS):
+        return None
+    many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
+    direct = many or any(tma_reason(result, "a result") for result in product.stored)
+    knobs = replace(knobs, tile_n=knobs.tile_n // sums, promotion=promotion, store="direct" if direct else "tma")
+    smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
+    if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):
+        return None
+    shared = knobs.schedule == "cooperative" and knobs.consumers == 2
+    stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
+    if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
+        stagger = 0
+    for stages in range(knobs.stages, 1, -1):
+        for slots in range(knobs.slots, 0, -1):
+            choice = replace(knobs, stages=stages, slots=slots, stagger=min(stagger, stages - 1))
+            if knobs_reason(product, choice, target.shared_memory) is None:
+                return choice
+    return None
+
+
+def promotes(product: Product) -> bool:
+    """Whether the sums of more than one stage of 8-bit floats are added, which the tensor cores do with 14 bits."""
+    return "float8" in product.a.dtype and product.k > depth(product)
+
+
+def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
+    """How many registers may hold sums."""
+    if knobs.split_k > 1:
+        return LIGHT_SUMS  # a part's place in K takes registers too
+    if product.is_plain and knobs.store == "tma":
+        return MOST_SUMS
+    work = sum(map(operand_registers, product.operands)) + sum(map(result_registers, product.results))
+    work += REDUCTION_REGISTERS * len(product.reduced)
+    if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
+        return MOST_SUMS
+    three = knobs.consumers == 3
+    limit = LIGHT_SUMS - 64 * three + 64 * bool(knobs.promotion)  # half of them are added to the others, and free then
+    return limit - max(0, work - (EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]))
+
+
+def operand_registers(operand: EpilogueOperand) -> int:
+    """Registers that hold an operand's values for 32 columns of two rows."""
+    rows = 2 if operand.broadcast in ("column", "full") else 1
+    batched = int(operand.batch_stride != 0)
+    if operand.broadcast in ("scalar", "column"):
+        return rows + batched
+    return batched + rows * (4 if operand.pairs and np.dtype(operand.dtype).itemsize < 4 else 8)
+
+
+def result_registers(result: Matrix | Reduced) -> int:
+    """Registers that a result's values wait in; those of one byte are packed in two steps."""
+    return 24 if np.dtype(result.dtype).itemsize == 1 else 8
+
+
+def is_light(product: Product) -> bool:
+    """Whether the epilogue takes few registers besides those of its operands and results."""
+    narrow = all(np.dtype(array.dtype).itemsize == 2 for array in (*product.operands, *product.results))
+    rows = all(operand.broadcast == "row" for operand in product.operands) and len(product.operands) <= len(product.b)
+    light = LIGHT_OPERATIONS.issuperset(product.program.operations) and not product.program.indexed
+    # The argument of a silu is needed twice: 16 bytes spilled, where it is made of an operand too.
+    silu = "logistic" in product.program.operations and product.operands and len(product.b) == 1
+    # A tanh that is not part of a gelu takes twice its constants.
+    return narrow and rows and light and not silu and "approximate_tanh(" not in functor(product.program).source
+
+
+def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
+    """Into how many parts K may be cut to occupy more of the device: parts of at least 1 KiB of each row."""
+    rows, columns = ceil(product.m / knobs.tile_m), ceil(product.n * len(product.b) / knobs.tile_n)
+    tiles = rows * columns * product.batch
+    most = min(sm_count // tiles, product.k // (8 * depth(product)), 16)
+    return [1, *(split for split in (2, 4, 8, most) if 1 < split <= most)]
+
+
+def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
+    """How often every block has a tile to work on, on average."""
+    cluster = knobs.cluster_m * knobs.cluster_n
+    return cluster_tiles(product, knobs) * product.batch * knobs.split_k / resident_clusters(cluster, sm_count)
+
+
+def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
+    """An estimate of the time, for comparing knobs with each other."""
+    sums, size = len(product.b), product.a.itemsize
+    width, loaded = knobs.tile_n * sums, loaded_columns(product, knobs) * sums
+    cluster = knobs.cluster_m * knobs.cluster_n
+    length = ceil(product.k / knobs.split_k)
+    # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
+    multiplies = 2 * knobs.tile_m * width * length / (RATE * 2 / size / sm_count)
+    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + width)
+    multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * TOGETHER[knobs.consumers]
+    shared_a, shared_b = ((1 - MULTICAST) + MULTICAST / n for n in (knobs.cluster_n, knobs.cluster_m))
+    loading = (knobs.tile_m * shared_a + loaded * shared_b) * length * size / L2_RATE
+    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
+    storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
+    if knobs.schedule == "pingpong":
+        tile = max(multiplying, loading, (multiplying + storing) / 2)
+    else:
+        tile = max(multiplying + storing, loading)
+    turns = ceil(rounds(product, knobs, sm_count))
+    if turns <= FEW_ROUNDS and cluster > 1:
+        tile /= CLUSTER_LATENCY
+    moved = size * (product.m * product.k + sums * product.k * product.n) + product.m * product.n * size
+    # Neither of the two hides behind the other entirely, where they are alike.
+    time = ((turns * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
+    if knobs.split_k > 1:
+        stored_sums = product.m * product.n * product.batch * sums * 4
+        time += SPLIT_LAUNCH + 2 * stored_sums * knobs.split_k / SUMS_RATE
+    return time

@@ -1,0 +1,211 @@
+"""Knobs of the Hopper matmul kernel (cpp/kernels/product_sm90.cuh), and which of them fit a product."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from jaxdnn.engines.base import MAX_TENSOR_MAPS
+from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, tma_reason
+from jaxdnn.plan import Scratch
+
+WARP_ROWS = 16  # of a result's box
+SLOT_ALIGNMENT = 1024  # bytes
+TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that core/wgmma.cuh has
+MAX_GRID_YZ = 65535
+
+
+@dataclass(frozen=True)
+class Sm90Knobs:
+    """How a product is cut into tiles, and who works on them; cpp/kernels/product_sm90.cuh draws it.
+
+    Attributes:
+      tile_m, tile_n: rows and columns of a result's tile.
+      stages: parts of K in flight, 128 bytes of each row.
+      cluster_m, cluster_n: neighbouring tiles whose thread blocks share what they load.
+      consumers: warp groups that multiply.
+      schedule: "cooperative": they share a tile. "pingpong": two take every other tile, and one's epilogue runs behind
+        the other's multiplies.
+      stagger: stages that the other consumers of a shared tile start behind the first, which hides a part of each one's
+        epilogue.
+      group: rows of clusters' tiles that are worked through together, for the L2 cache.
+      split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
+      promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
+        the sums; 0 for all of K.
+      store: "tma": results leave through shared memory and the copy engine. "direct": straight from registers.
+      slots: pieces of results, each 16 rows of a warp, that wait for the copy engine.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    stages: int = 4
+    cluster_m: int = 2
+    cluster_n: int = 1
+    consumers: int = 2
+    schedule: Literal["cooperative", "pingpong"] = "cooperative"
+    stagger: int = 0
+    group: int = 8
+    split_k: int = 1
+    promotion: int = 0
+    store: Literal["tma", "direct"] = "tma"
+    slots: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "group", "split_k", "slots"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"sm90 matmul: {name} is {getattr(self, name)}; expected at least 1")
+        if self.consumer_rows not in (64, 128):
+            raise ValueError(
+                f"sm90 matmul: a warp group would have {self.consumer_rows} rows of the tile; expected 64 or 128"
+            )
+        if self.schedule == "pingpong" and self.consumers != 2:
+            raise ValueError(f"sm90 matmul: consumers is {self.consumers}; expected 2 with pingpong")
+        if not 0 <= self.stagger < self.stages or (self.stagger and self.schedule == "pingpong"):
+            raise ValueError(
+                f"sm90 matmul: stagger is {self.stagger}; expected less than the stages, and 0 with pingpong"
+            )
+        if self.promotion < 0 or (self.promotion and self.consumer_rows != 64):
+            raise ValueError(
+                f"sm90 matmul: promotion is {self.promotion} with {self.consumer_rows} rows a warp group; expected at "
+                "least 0, and 64 rows, for which there are registers to sum them twice"
+            )
+        if self.consumers > 3:
+            raise ValueError(f"sm90 matmul: consumers is {self.consumers}; expected at most 3")
+        if self.cluster_m * self.cluster_n not in (1, 2, 4):
+            raise ValueError(f"sm90 matmul: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2 or 4")
+
+    @property
+    def consumer_rows(self) -> int:
+        return self.tile_m if self.schedule == "pingpong" else self.tile_m // self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+def depth(product: Product) -> int:
+    """Elements of K in a stage."""
+    return DEPTH_BYTES // product.a.itemsize
+
+
+def transposes(product: Product, which: str) -> bool:
+    """Whether a or b must run along k, and does not: 16-bit elements may run either way."""
+    along_k = not product.a_transposed if which == "a" else product.b_transposed
+    return product.a.itemsize != 2 and not along_k
+
+
+def copied(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]:
+    """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie.
+
+    Returns:
+      The product, and of each copy which operand it is of ("a" or "b"), that and itself.
+    """
+    copies: list[tuple[str, Matrix, Matrix]] = []
+
+    def loaded(matrix: Matrix, which: str) -> Matrix:
+        transposed = transposes(product, which)
+        if not transposed and tma_reason(matrix, which) is None:
+            return matrix
+        rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
+        aligned = 16 // matrix.itemsize
+        row_stride = ceil(columns / aligned) * aligned
+        batched = product.batch > 1 and matrix.batch_stride != 0
+        batch_stride = rows * row_stride if batched else 0
+        copy = Matrix(Scratch(len(copies)), matrix.dtype, rows, columns, row_stride, batch_stride)
+        copies.append((which, matrix, copy))
+        return copy
+
+    a = loaded(product.a, "a")
+    b = tuple(loaded(matrix, "b") for matrix in product.b)
+    along_m = product.a_transposed and not transposes(product, "a")
+    along_k = product.b_transposed or transposes(product, "b")
+    return replace(product, a=a, b=b, a_transposed=along_m, b_transposed=along_k), copies
+
+
+def loaded_columns(product: Product, knobs: Sm90Knobs) -> int:
+    """Columns of b that are copied for a tile: boxes of whole chunks, where rows run along N."""
+    return knobs.tile_n if product.b_transposed else ceil(knobs.tile_n / CHUNK) * CHUNK
+
+
+def sum_registers(product: Product, knobs: Sm90Knobs) -> int:
+    """Registers of a consumer's thread that hold sums."""
+    width = knobs.tile_n * len(product.b)
+    return width // 2 * (knobs.consumer_rows // 64 + bool(knobs.promotion))
+
+
+def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
+    """Why the knobs don't fit the product, or None."""
+    product, _ = copied(product)
+    width = knobs.tile_n * len(product.b)
+    if width not in TILE_WIDTHS:
+        return f"its tiles multiply {width} columns at once; expected one of {TILE_WIDTHS}"
+    if knobs.tile_n % store_columns(product, knobs):
+        return f"tile_n is {knobs.tile_n}; expected a multiple of {store_columns(product, knobs)}, a piece of results"
+    if len(product.b) > 1 and loaded_columns(product, knobs) != knobs.tile_n:
+        return f"tile_n is {knobs.tile_n}; two b of (k, n) need a multiple of {CHUNK}"
+    for name, along, extent, sharers in (
+        ("cluster_n", product.a_transposed, knobs.tile_m, knobs.cluster_n),
+        ("cluster_m", not product.b_transposed, knobs.tile_n, knobs.cluster_m),
+    ):
+        if (depth(product) if along else extent) % (8 * sharers):
+            return f"{name} is {sharers}; its blocks can't share a tile of {extent} in groups of 8 lines"
+    if knobs.promotion and "float8" not in product.a.dtype:
+        return f"promotion is for 8-bit floats, and a is {product.a.dtype}"
+    if knobs.split_k > ceil(product.k / depth(product)):
+        return f"split_k is {knobs.split_k}; k has {ceil(product.k / depth(product))} parts"
+    if knobs.split_k > 1 and product.batch * knobs.split_k > MAX_GRID_YZ:
+        return f"split_k x batch is {product.batch * knobs.split_k}; expected at most {MAX_GRID_YZ}"
+    if knobs.split_k > 1 and product.reduced:
+        return f"split_k is {knobs.split_k}; a product with a reduction can't be split"
+    most = 128 if knobs.consumers == 3 else 192
+    if sum_registers(product, knobs) > most:
+        held = f"{sum_registers(product, knobs)} sums"
+        return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
+    if knobs.store == "tma":
+        if (maps := tensor_maps(product, knobs)) > MAX_TENSOR_MAPS:
+            return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
+        if knobs.split_k > 1 and product.n % 4:
+            return f"n is {product.n}, and TMA needs rows of sums of a multiple of 16 bytes; expected store = 'direct'"
+        for result in product.stored:
+            if knobs.split_k == 1 and (reason := tma_reason(result, "a result")):
+                return f"{reason}; expected store = 'direct'"
+    if (needed := shared_memory(product, knobs)) > shared_memory_limit:
+        return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return None
+
+
+def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
+    """Of each result that the multiplying kernel stores, the bytes of an element."""
+    return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in product.stored]
+
+
+def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
+    """Tensor maps of the multiplying kernel, where the copy engine stores its results."""
+    return 1 + len(product.b) + len(stored_sizes(product, knobs))
+
+
+def store_columns(product: Product, knobs: Sm90Knobs) -> int:
+    """Columns of a piece of results."""
+    # Two slots of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
+    return 64 if knobs.tile_n % 64 == 0 and sum(stored_sizes(product, knobs)) <= 2 else 32
+
+
+def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
+    stage = DEPTH_BYTES * (knobs.tile_m + loaded_columns(product, knobs) * len(product.b))
+    row = store_columns(product, knobs)
+    pieces = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
+    slots = 4 * knobs.consumers * knobs.slots * pieces if knobs.store == "tma" else 0
+    return knobs.stages * stage + slots + knobs.stages * 16
+
+
+def resident_clusters(size: int, sm_count: int) -> int:
+    """How many clusters of so many blocks run at once. One more would wait for the others' end, and take as long."""
+    # Graphics processing clusters have 16 or 18 multiprocessors: 132 hold 66 pairs, and 32 groups of four.
+    return max(1, sm_count // size - (size > 2))
+
+
+def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
+    """Clusters' tiles of one matrix."""
+    rows = ceil(product.m / (knobs.tile_m * knobs.cluster_m))
+    return rows * ceil(product.n / (knobs.tile_n * knobs.cluster_n))

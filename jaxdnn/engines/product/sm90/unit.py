@@ -1,0 +1,311 @@
+"""The unit and the launches of a product on Hopper: copies of operands, the kernel that multiplies, and what follows.
+
+Kernels are in cpp/kernels: product/copy.cuh copies operands, if need be; product/sm90.cuh multiplies; after it come
+product/split.cuh, which adds the sums of a K that was split, or product/reduce.cuh, which ends reductions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
+from jaxdnn.engines.product.sm90.knobs import (
+    MAX_GRID_YZ,
+    WARP_ROWS,
+    Sm90Knobs,
+    cluster_tiles,
+    copied,
+    depth,
+    resident_clusters,
+    shared_memory,
+    store_columns,
+    transposes,
+)
+from jaxdnn.engines.product.tma import CHUNK, SWIZZLE, tensor_map
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
+from jaxdnn.plan import Launch, Scalar, Scratch, TensorMap
+from jaxdnn.pointwise import Functor, Program, functor
+from jaxdnn.pointwise.operations import kind
+
+COPY_THREADS = 256  # of product/copy.cuh
+SPLIT_THREADS = 256  # of product/split.cuh
+REDUCE_THREADS = 1024  # of product/reduce.cuh
+# Seconds that ptxas takes for an operation on each element of 128 x 256.
+LENGTHS = {
+    **dict.fromkeys(("sin", "cos", "tan"), 2.4),
+    **dict.fromkeys(("rem", "pow"), 1.6),
+    **dict.fromkeys(("atan2", "asinh", "acosh", "atanh"), 0.8),
+    **dict.fromkeys(("log", "log1p", "expm1", "sinh", "cosh", "erf", "erfc", "asin", "acos", "atan"), 0.3),
+    **dict.fromkeys(("exp", "tanh", "logistic", "div", "sqrt", "cbrt"), 0.15),
+}
+LONGEST = 0.9  # of them together, for one and a half with all the rest
+
+
+def reduced_type(register: str) -> str:
+    """The C++ type that values which a register of this type holds are reduced in."""
+    if register == "float":
+        return "float"
+    return "int32" if kind(register) == "i" else "uint32"
+
+
+def is_long(program: Program) -> bool:
+    """Whether an epilogue takes ptxas too long, if its code stands there for each element of a tile."""
+    return sum(LENGTHS.get(operation, 0) for operation in program.operations) > LONGEST
+
+
+class Unit:
+    """The text, the launches and the scratch buffers of one product."""
+
+    def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
+        self.knobs, self.sm_count = knobs, sm_count
+        self.headers: list[str] = []
+        self.texts: list[str] = []
+        self.launches: list[Launch] = []
+        self.scratch: list[int] = []
+        self.product = self._copies(product)
+        if knobs.split_k > 1:
+            self._split()
+        else:
+            epilogue = functor(self.product.program)
+            partials = self._partials(epilogue)
+            self.multiply(self.product, epilogue, "Config", partials)
+            self._reduce(epilogue, partials)
+
+    @property
+    def text(self) -> str:
+        includes = "".join(f'#include "{header}"\n' for header in self.headers)
+        return includes + "\nnamespace jaxdnn {\n\n" + "\n".join(self.texts) + "\n}  // namespace jaxdnn\n"
+
+    def buffer(self, size: int) -> Scratch:
+        """Scratch memory of `size` bytes."""
+        self.scratch.append(size)
+        return Scratch(len(self.scratch) - 1)
+
+    def launch(
+        self, header: str, suffix: str, call: str, found: Sequence[Parameter], bounds: str, **shape: Any
+    ) -> None:
+        """Adds a launch of the kernel of `header`, and an entry point for it, unless there is one already."""
+        kernel = header + suffix
+        text = entry_text(header, call, bounds, found, kernel)
+        if text not in self.texts:
+            self.texts.append(text)
+        file = f"{header.replace('_', '/', 1)}.cuh"
+        if file not in self.headers:
+            self.headers.append(file)
+        self.launches.append(Launch(kernel, arguments(found), **shape))
+
+    # ------------------------------------------------------------ copies of operands
+
+    def _copies(self, product: Product) -> Product:
+        loaded, copies = copied(product)
+        for which in ("a", "b"):
+            own = [(source, copy) for name, source, copy in copies if name == which]
+            if not own:
+                continue
+            size = own[0][0].itemsize
+            lines = [line for source, _ in own for line in (source.row_stride, source.batch_stride, source.columns)]
+            words = not any(line * size % 4 for line in lines) and not any(one.buffer.offset % 4 for one, _ in own)
+            flags = {"Transposes": transposes(product, which), "Words": words}
+            self.texts.append(struct_text(f"Copy{which.upper()}", {}, {**flags, "Bytes": size}))
+            for source, copy in own:
+                self._copy(which, source, copy, product.batch if copy.batch_stride else 1)
+        return loaded
+
+    def _copy(self, which: str, source: Matrix, copy: Matrix, batch: int) -> None:
+        size = source.itemsize
+        buffer = self.buffer(batch * copy.rows * copy.row_stride * size)
+        assert copy.buffer == buffer, "the copies' scratch comes first, in order"
+        tile = 128 // size
+        row_tiles, column_tiles = ceil(source.rows / tile), ceil(source.columns / tile)
+        found = [
+            Parameter("const unsigned char*", "from", "from", source.buffer),
+            Parameter("unsigned char*", "to", "to", copy.buffer),
+            *numbers(rows=source.rows, columns=source.columns),
+            *numbers("long long", from_row=source.row_stride * size, from_batch=source.batch_stride * size),
+            *numbers("long long", to_row=copy.row_stride * size, to_batch=copy.batch_stride * size),
+            *numbers("unsigned", row_tiles=row_tiles, column_tiles=column_tiles),
+        ]
+        shape = {"grid": (row_tiles * column_tiles * batch, 1, 1), "block": (COPY_THREADS, 1, 1)}
+        self.launch("product_copy", f"_{which}", f"ProductCopy<Copy{which.upper()}>", found, str(COPY_THREADS), **shape)
+
+    # ------------------------------------------------------------ the epilogue's operands and results
+
+    def traits(self, product: Product, epilogue: Functor) -> dict[str, str]:
+        """The types of a `Config` that say what the epilogue reads and writes."""
+        operands = []
+        for operand in product.operands:
+            columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
+            if operand.column_stride > 1:
+                columns = "strided"
+            operands.append(f"EpilogueOperand<{operand.dtype}, Broadcast::{operand.broadcast}, Columns::{columns}>")
+        results = [
+            self.reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
+            for result, register in zip(product.results, epilogue.results, strict=True)
+        ]
+        return {
+            "Epilogue": f"jaxdnn::{epilogue.name}",
+            "Operands": f"TypeList<{', '.join(operands)}>",
+            "Results": f"TypeList<{', '.join(results)}>",
+            "Sum": product.accumulator,
+        }
+
+    def reduced_text(self, result: Reduced, register: str) -> str:
+        """The C++ type that stands for a result that is reduced."""
+        over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
+        return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
+
+    def operand_parameters(self, product: Product) -> list[Parameter]:
+        """The epilogue's operands, with those strides that are used."""
+        found = []
+        for i, operand in enumerate(product.operands):
+            found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
+            strides = {"row_stride": operand.row_stride, "batch_stride": operand.batch_stride}
+            if operand.column_stride > 1:
+                strides["column_stride"] = operand.column_stride
+            for name, stride in strides.items():
+                if stride:
+                    argument = Scalar("int64", stride)
+                    found.append(Parameter("long long", f"operand{i}_{name}", f"operands[{i}].{name}", argument))
+        return found
+
+    def result_parameters(
+        self, product: Product, knobs: Sm90Knobs, batch: int, partials: dict[int, tuple[str, Scratch]]
+    ) -> list[Parameter]:
+        """The results' tensor maps, or their addresses."""
+        columns = store_columns(self.product, knobs)
+        found = []
+        for i, result in enumerate(product.results):
+            if isinstance(result, Reduced):
+                ctype, scratch = partials[i]
+                found.append(Parameter(f"{ctype}*", f"partials{i}", f"results[{i}].data", scratch))
+            elif knobs.store == "tma":
+                argument = tensor_map(result, batch, (columns, WARP_ROWS), SWIZZLE[columns * result.itemsize])
+                found.append(map_parameter(f"result{i}", f"results[{i}].map", argument))
+            else:
+                found.append(Parameter(f"{result.dtype}*", f"result{i}", f"results[{i}].data", result.buffer))
+        return found
+
+    # ------------------------------------------------------------ the kernel that multiplies
+
+    def multiply(
+        self, product: Product, epilogue: Functor, config: str, partials: dict[int, tuple[str, Scratch]]
+    ) -> None:
+        """Adds the kernel that multiplies and applies `epilogue`."""
+        knobs = self.knobs
+        batch = product.batch * knobs.split_k
+        constants = {
+            "AlongM": product.a_transposed,
+            "AlongN": not product.b_transposed,
+            "Pingpong": knobs.schedule == "pingpong",
+            "TensorStore": knobs.store == "tma",
+            "PairedStore": product.n % 2 == 0,
+            "LongEpilogue": is_long(product.program),
+            "Sums": len(product.b),
+            "TileM": knobs.tile_m,
+            "TileN": knobs.tile_n * len(product.b),
+            "Stages": knobs.stages,
+            "ClusterM": knobs.cluster_m,
+            "ClusterN": knobs.cluster_n,
+            "Consumers": knobs.consumers,
+            "Stagger": knobs.stagger,
+            "Promotion": knobs.promotion,
+            "StoreColumns": store_columns(self.product, knobs),
+            "Slots": knobs.slots,
+        }
+        types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
+        call = f"ProductSm90<{config}>"
+        shared = shared_memory(self.product, knobs)
+        self.texts += [epilogue.source, struct_text(config, types, constants)]
+        self.texts.append(
+            f"static_assert({call}::kSharedBytes == {shared}, "
+            + '"the plan and the kernel disagree about shared memory");\n'
+        )
+        found = self.load_parameters(product)
+        found += self.result_parameters(product, knobs, batch, partials) + self.operand_parameters(product)
+        found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, group=knobs.group)
+        if knobs.split_k > 1:
+            found += numbers(splits=knobs.split_k)
+        if product.batch > 1:
+            a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
+            found += numbers(a_batched=a_batched, b_batched=b_batched)
+        cluster = knobs.cluster_m * knobs.cluster_n
+        tiles = cluster_tiles(product, knobs) * batch
+        # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
+        rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
+        grid = (ceil(tiles / rounds) * cluster, 1, 1)
+        shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
+        self.launch("product_sm90", "", call, found, f"{knobs.threads}, 1", **shape)
+
+    def load_parameters(self, product: Product) -> list[Parameter]:
+        """The tensor maps of a and b."""
+        knobs = self.knobs
+
+        def load_map(matrix: Matrix, along: bool, extent: int, sharers: int) -> TensorMap:
+            box = (CHUNK, depth(product) // sharers) if along else (depth(product), extent // sharers)
+            return tensor_map(matrix, product.batch, box, SWIZZLE[128], multiplied=True)
+
+        a = load_map(product.a, product.a_transposed, knobs.tile_m, knobs.cluster_n)
+        b = [load_map(b, not product.b_transposed, knobs.tile_n, knobs.cluster_m) for b in product.b]
+        return [map_parameter("a", "a", a)] + [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(b)]
+
+    # ------------------------------------------------------------ a second step
+
+    def _split(self) -> None:
+        """The kernel that multiplies stores its sums; the second adds them and applies the epilogue."""
+        product, knobs = self.product, self.knobs
+        m, n, sums = product.m, product.n, len(product.b)
+        size = product.batch * knobs.split_k * m * n * 4
+        matrices = tuple(Matrix(self.buffer(size), product.accumulator, m, n, n, m * n) for _ in range(sums))
+        store = identity(sums, product.accumulator, product.accumulator)
+        first = replace(product, results=matrices, operands=(), program=store)
+        self.multiply(first, functor(store, "Store"), "Config", {})
+        epilogue = functor(product.program)
+        types = self.traits(product, epilogue)
+        self.texts += [epilogue.source, struct_text("SplitConfig", types, {"Sums": sums})]
+        found = [
+            Parameter(f"const {product.accumulator}*", f"sums{i}", f"sums[{i}]", matrix.buffer)
+            for i, matrix in enumerate(matrices)
+        ]
+        found += self.operand_parameters(product)
+        found += self.result_parameters(product, replace(knobs, store="direct"), product.batch, {})
+        found += numbers(m=m, n=n, splits=knobs.split_k)
+        grid = (ceil(n / SPLIT_THREADS), min(m, MAX_GRID_YZ), product.batch)
+        shape = {"grid": grid, "block": (SPLIT_THREADS, 1, 1)}
+        self.launch("product_split", "", "ProductSplit<SplitConfig>", found, str(SPLIT_THREADS), **shape)
+
+    def _partials(self, epilogue: Functor) -> dict[int, tuple[str, Scratch]]:
+        """Of each result that is reduced, the type of its partial reductions and the memory for them."""
+        product, found = self.product, {}
+        for i, result in enumerate(product.results):
+            if isinstance(result, Reduced):
+                outer, parts, kept = self.reduction(result)
+                found[i] = reduced_type(epilogue.results[i]), self.buffer(outer * parts * kept * 4)
+        return found
+
+    def reduction(self, result: Reduced) -> tuple[int, int, int]:
+        """The partial reductions that the kernel leaves, as an array of [outer, parts, kept]."""
+        product = self.product
+        rows, columns = (axis in result.axes for axis in (1, 2))
+        row_parts, column_parts = ceil(product.m / WARP_ROWS), ceil(product.n / self.knobs.tile_n)
+        kept = 1 if rows and columns else product.n if rows else product.m
+        parts = (row_parts if rows else 1) * (column_parts if columns else 1)
+        return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
+
+    def _reduce(self, epilogue: Functor, partials: dict[int, tuple[str, Scratch]]) -> None:
+        """Adds the kernels that end the reductions."""
+        for i, (ctype, scratch) in partials.items():
+            result = self.product.results[i]
+            assert isinstance(result, Reduced)
+            outer, parts, kept = self.reduction(result)
+            columns = 32 if kept > 1 else 1
+            types = {"Reduced": f"jaxdnn::{self.reduced_text(result, epilogue.results[i])}", "Result": result.dtype}
+            self.texts.append(struct_text(f"Reduce{i}", types, {"Columns": columns}))
+            found = [
+                Parameter(f"const {ctype}*", "partials", "partials", scratch),
+                Parameter(f"{result.dtype}*", "result", "result", result.buffer),
+                *numbers("long long", parts=parts, kept=kept),
+                *numbers(outer=outer),
+            ]
+            shape = {"grid": (ceil(kept / columns), min(outer, MAX_GRID_YZ), 1), "block": (REDUCE_THREADS, 1, 1)}
+            self.launch("product_reduce", f"_{i}", f"ProductReduce<Reduce{i}>", found, str(REDUCE_THREADS), **shape)

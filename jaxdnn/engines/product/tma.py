@@ -1,0 +1,50 @@
+"""What the Tensor Memory Accelerator (TMA) asks of matrices, and the maps that it reads and writes them by."""
+
+from jaxdnn.engines.product.problem import Matrix
+from jaxdnn.plan import TensorMap
+
+DEPTH_BYTES = 128  # of K in a stage
+CHUNK = 64  # elements of a row that runs along M or N, in one box
+
+# Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
+_BYTES = 0
+_MAP_DTYPE = {"float16": 6, "bfloat16": 9, "float32": 7, "int32": 3, "uint32": 2, "int16": 1, "uint16": 1}
+_TFLOAT32 = 11  # rounds float32 to the nearest tf32 while it copies
+SWIZZLE = {32: 1, 64: 2, 128: 3}
+PROMOTE_128, PROMOTE_256 = 2, 3
+
+
+def tma_reason(matrix: Matrix, what: str) -> str | None:
+    """Why TMA can't read or write a matrix, or None."""
+    if matrix.buffer.offset % 16:
+        return f"{what} starts at byte {matrix.buffer.offset} of its buffer, and TMA needs a multiple of 16"
+    for name, stride in {"row": matrix.row_stride, "batch": matrix.batch_stride}.items():
+        if stride * matrix.itemsize % 16:
+            return f"the {name} stride of {what} is {stride * matrix.itemsize} bytes, and TMA needs a multiple of 16"
+        if stride * matrix.itemsize >= 2**40:
+            return f"the {name} stride of {what} is {stride * matrix.itemsize} bytes, and TMA has 40 bits for it"
+    return None
+
+
+def tensor_map(
+    matrix: Matrix,
+    batch: int,
+    box: tuple[int, int],
+    swizzle: int,
+    *,
+    multiplied: bool = False,
+    l2_promotion: int = PROMOTE_256,
+) -> TensorMap:
+    """The map of boxes of `box` columns and rows; those of a float32 matrix that is `multiplied` arrive as tf32."""
+    batched = matrix.batch_stride != 0 and batch > 1
+    row = matrix.row_stride * matrix.itemsize
+    return TensorMap(
+        buffer=matrix.buffer,
+        dtype=_TFLOAT32 if multiplied and matrix.dtype == "float32" else _MAP_DTYPE.get(matrix.dtype, _BYTES),
+        dimensions=(matrix.columns, matrix.rows, batch if batched else 1),
+        strides=(row, matrix.batch_stride * matrix.itemsize if batched else row * matrix.rows),
+        box=(*box, 1),
+        element_strides=(1, 1, 1),
+        swizzle=swizzle,
+        l2_promotion=l2_promotion,
+    )

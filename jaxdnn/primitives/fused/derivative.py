@@ -1,0 +1,179 @@
+"""The derivative of a matmul's epilogue, which is pointwise too: an op whose backward direction is one pass.
+
+d_sums = f'(sums, operands) * dy, and what of it is summed for operands that broadcast: the gradient of a bias.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.linear_util import WrappedFun
+
+from jaxdnn.pointwise import Program
+from jaxdnn.primitives._define import Op
+from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
+from jaxdnn.spec import Signature, Spec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a derivative computes. Rules are equal only if they compute the same.
+
+    Attributes:
+      digest: of its jaxpr, and of the numbers in the arrays that it holds.
+      opaque: what else it holds: functions that are traced later, as those of a `custom_vjp` are, and callbacks.
+    """
+
+    digest: str = ""
+    opaque: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> "Rule":
+        """The rule of a derivative's jaxpr, which takes those inputs that are used."""
+        digest, opaque = hashlib.sha256(f"{used} {jaxpr.jaxpr}".encode()), []
+        for held in _held(jaxpr):
+            if isinstance(held, np.ndarray):
+                digest.update(repr((held.shape, held.dtype)).encode() + held.tobytes())
+            else:
+                opaque.append(held)
+        return Rule(digest.hexdigest()[:16], tuple(opaque))
+
+    def __repr__(self) -> str:
+        return self.digest
+
+
+class _Itself:
+    """An array whose numbers are not known, equal to itself alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.array is other.array
+
+    def __hash__(self) -> int:
+        return id(self.array)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """The arrays and functions that a jaxpr holds, or a parameter of its equations."""
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):  # which JAX 0.11 makes one type
+        for array in getattr(value, "consts", ()):
+            known = not isinstance(array, Tracer) and not jnp.issubdtype(array.dtype, jax.dtypes.extended)
+            yield np.asarray(array) if known else _Itself(array)
+        for equation in value.eqns:
+            yield from _held(tuple(equation.params.values()))
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _held(element)
+    elif callable(value) or isinstance(value, WrappedFun):
+        yield value
+
+
+@dataclass(frozen=True, repr=False)
+class EpilogueSpec(Spec):
+    """An epilogue's floating outputs, as a function of the sums, as they were saved, and of its operands.
+
+    Attributes:
+      epilogue: what is differentiated.
+      derivative: tells apart epilogues that compute the same and differ in their derivative.
+      sum_count, operand_count: how many of its inputs are sums, and how many are not.
+      accumulator: the dtype that the epilogue takes the sums in, and gives their tangents in.
+      saved_dtype: the dtype that they were saved in, and that their cotangents are rounded to.
+      groups: how many of the sums' dimensions, in order, are batch, row and column dimensions.
+    """
+
+    op = "epilogue"
+
+    epilogue: Epilogue | None = None
+    derivative: Rule = Rule()
+    sum_count: int = 1
+    operand_count: int = 0
+    accumulator: str = "float32"
+    saved_dtype: str = "float32"
+    groups: tuple[int, int, int] = (0, 1, 1)
+
+    @property
+    def program(self) -> Program:
+        assert self.epilogue is not None
+        return self.epilogue.program
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of the sums."""
+        return tuple(f"sums{i}" for i in range(self.sum_count))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (*self.sums, *(f"operand{i}" for i in range(self.operand_count)))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        floating = (jnp.issubdtype(output.dtype, jnp.floating) for output in self.program.outputs)
+        return tuple(f"y{i}" for i, is_floating in enumerate(floating) if is_floating)
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        return ()
+
+    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        assert self.epilogue is not None
+        results = self.epilogue.function(*(inputs[name] for name in self.inputs))
+        return tuple(results[int(name.removeprefix("y"))] for name in self.outputs)
+
+    def _evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+        sums = [array.astype(self.accumulator) for array in operands[: self.sum_count]]
+        results = super()._evaluate_unbatched(*sums, *operands[self.sum_count :])
+        if self.direction != "backward":
+            return results
+        rounded = {f"d_{name}" for name in self.sums}
+        pairs = zip(self.results, results, strict=True)
+        return tuple(result.astype(self.saved_dtype) if name in rounded else result for name, result in pairs)
+
+    def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
+        sums = tuple(f"d{i}" for i in range(sum(self.groups)))
+        ndims = {name.removeprefix("d_"): len(array.shape) for name, array in signature.operands.items()}
+        operands = {f"operand{i}": ndims[f"operand{i}"] for i in range(self.operand_count)}
+        outputs = {f"y{i}": len(output.dimensions) for i, output in enumerate(self.program.outputs)}
+        dimensions, whole = program_factors(self.program, sums, operands, outputs)
+        dimensions |= dict.fromkeys(self.sums, sums)
+        arrays = (*self.operands, *self.results)
+        return {name: dimensions[name.removeprefix("d_")] for name in arrays}, whole
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        return (self.program.title, *self.program.operations)
+
+    def flops(self, signature: Signature) -> int:
+        return prod(signature.operands[self.sums[0]].shape) * len(self.program.operations)
+
+
+_epilogue = Op(EpilogueSpec)
+
+
+def tangents_of(
+    spec: EpilogueSpec, rule: Rule, arrays: Mapping[str, Any], tangents: Mapping[str, Any]
+) -> Mapping[int, Any]:
+    """The tangents of an epilogue's floating outputs, by their number.
+
+    Args:
+      spec: of the epilogue.
+      rule: of its tangent.
+      arrays: the saved sums and the operands, by the names of the spec's inputs.
+      tangents: of those that have one.
+    """
+    # What serves a matmul serves no derivative, and that XLA does, where no kernel of ours can, is no fallback.
+    options = replace(spec.options, fallback=True)
+    if options.engine not in ("xla", "pointwise"):
+        options = replace(options, engine=None, knobs=())
+    active = tuple(name for name in spec.inputs if name in tangents)
+    tangent = spec.replace(direction="tangent", active=active, derivative=rule, options=options)
+    results = _epilogue(tangent, {**arrays, **{f"d_{name}": tangents[name] for name in active}})
+    return {int(name.removeprefix("d_y")): d_y for name, d_y in results.items()}

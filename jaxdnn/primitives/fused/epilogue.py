@@ -1,0 +1,131 @@
+"""`Epilogue`: a function of a kernel's sums, as part of a spec; and `apply_after`, the same function on its own."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxdnn.pointwise import Index, Program
+from jaxdnn.primitives._define import weakly_typed
+from jaxdnn.primitives.fused.extrema import located
+
+
+@dataclass(frozen=True, repr=False)
+class Epilogue:
+    """What becomes of the sums before they are stored. Two are equal that compute the same, in the same places.
+
+    Attributes:
+      function: of the sums and the epilogue's operands; returns a tuple of arrays. It is what is differentiated.
+      program: what the function computes.
+      saved: how many outputs, the last ones, are the sums, for the derivative's sake.
+      in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the sums' shape.
+    """
+
+    function: Callable[..., tuple[Any, ...]] = field(compare=False)
+    program: Program
+    saved: int = 0
+    in_place: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What it does, for the user."""
+        in_place = ("in place",) if self.in_place else ()
+        return (self.program.title, *self.program.operations, *in_place)
+
+    def mapped(self, program: Program, function: Callable[..., Any], axes: Sequence[int | None]) -> "Epilogue":
+        """The epilogue with one more mapped axis, of which `axes` is the place in each operand.
+
+        Outputs carry it, so an operand that does not has no room for one.
+        """
+        in_place = tuple((operand, output) for operand, output in self.in_place if axes[operand] is not None)
+        return Epilogue(function, replace(program, title=self.program.title), self.saved, in_place)
+
+    def __repr__(self) -> str:
+        meaning = repr((self.program.instructions, self.program.outputs, self.program.operands))
+        return f"Epilogue({self.program.title!r}, {hashlib.sha256(meaning.encode()).hexdigest()[:8]})"
+
+
+def checked_operands(epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> list[jax.Array]:
+    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for."""
+    if epilogue is None and operands:
+        raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
+    if epilogue is not None and not callable(epilogue):
+        raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
+
+    def as_array(number: int, operand: Any) -> jax.Array:
+        try:
+            return jnp.asarray(operand)
+        except (TypeError, ValueError):
+            kind = type(operand).__name__
+            raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
+
+    return [as_array(number, operand) for number, operand in enumerate(operands)]
+
+
+def strongly_typed(
+    epilogue: Callable[..., Any], sum_count: int, operands: Sequence[jax.Array]
+) -> tuple[Callable[..., Any], list[jax.Array]]:
+    """The same function of operands that have dtypes of their own, as those of a kernel have.
+
+    In the function, what the caller gave as a Python number is one again, whose dtype gives way to an array's.
+    """
+    weak = [jax.typeof(operand).weak_type for operand in operands]
+    if not any(weak):
+        return epilogue, list(operands)
+
+    @wraps(epilogue)
+    def of_strong(*arrays: Any) -> Any:
+        given = zip(arrays[sum_count:], weak, strict=True)
+        return epilogue(*arrays[:sum_count], *(weakly_typed(x) if is_weak else x for x, is_weak in given))
+
+    return of_strong, [lax.convert_element_type(operand, operand.dtype) for operand in operands]
+
+
+def apply_after(
+    sums: Sequence[jax.Array], operands: Sequence[jax.Array], epilogue: Callable[..., Any] | None, dtype: str
+) -> Any:
+    """The epilogue as a JAX function of its own. What it leaves in the sums' shape and dtype is rounded to `dtype`."""
+    returned = sums[0] if epilogue is None else located(epilogue)(*sums, *operands)
+
+    def rounded(leaf: Any) -> Any:
+        return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
+
+    return jax.tree.map(rounded, returned)
+
+
+def program_factors(
+    program: Program,
+    sums: Sequence[str],
+    operands: Mapping[str, int],
+    outputs: Mapping[str, int],
+    in_place: Sequence[tuple[int, int]] = (),
+) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+    """How the dimensions of a program's operands and outputs correspond to those of its sums, named `sums`: for each a
+    name for each of its dimensions, and the names of those that can't be split over devices.
+
+    `operands` and `outputs` are names and numbers of dimensions, `in_place` as in `Epilogue`.
+    """
+    dimensions: dict[str, tuple[str, ...]] = {}
+    # A coordinate is one in the whole.
+    whole = {sums[i.immediate.dimension] for i in program.instructions if isinstance(i.immediate, Index)}
+    for number, (name, count) in enumerate(operands.items()):
+        # What a result takes the place of lies as that does, even if nothing is read of it.
+        runs = dict(enumerate(sums)) if number in dict(in_place) else dict[int, str]()
+        for load in program.loads:
+            if load.operand == number:
+                runs |= {d: sums[o] for o, d in enumerate(load.dimensions) if d is not None}
+        alone = [f"{name}_{d}" for d in range(count)]
+        dimensions[name] = tuple(runs.get(d, factor) for d, factor in enumerate(alone))
+        whole |= set(alone) & set(dimensions[name])
+    for (name, count), output in zip(outputs.items(), program.outputs, strict=True):
+        alone = [f"{name}_{d}" for d in range(count)]
+        dimensions[name] = tuple(alone[i] if d is None else sums[d] for i, d in enumerate(output.dimensions))
+        whole |= set(alone) & set(dimensions[name])
+        if output.reduction in ("max", "min"):
+            whole |= {sums[axis] for axis in output.axes}
+    return dimensions, frozenset(whole)

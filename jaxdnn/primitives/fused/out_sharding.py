@@ -1,0 +1,34 @@
+"""Products whose sharding the caller states: XLA's partitioner finds out how, so the product is XLA's as well."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxdnn.config import current_options
+from jaxdnn.planning.select import NoEngineError
+from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name
+from jaxdnn.primitives.fused.epilogue import apply_after, checked_operands
+
+
+def sharded_product(
+    product: Callable[..., jax.Array],
+    preferred: Any,
+    operands: Sequence[Any],
+    epilogue: Callable[..., Any] | None,
+    out_dtype: Any,
+    aliases: Mapping[int, int],
+) -> Any:
+    """The epilogue of a product, a function of `preferred_element_type` that states its own sharding."""
+    operands = checked_operands(epilogue, operands)
+    if not current_options().fallback:
+        raise NoEngineError("matmul: with out_sharding the call is XLA's, which options(fallback=False) forbids")
+    if aliases:
+        raise ValueError(
+            "matmul: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
+        )
+    type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
+    sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
+    y = apply_after([sums], operands, epilogue, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
+    return as_weak(y, type_of, epilogue, out_dtype)
