@@ -1,7 +1,7 @@
 """What matmul kernels share whose epilogue works on one element at a time (cpp/kernels/core/epilogue_element.cuh).
 
 Operands and results may be of any dtype and anywhere in memory. A result that the epilogue reduces is left whole in
-scratch memory, and reduced from there one axis at a time (cpp/kernels/product_reduce_axis.cuh).
+scratch memory, and reduced from there one axis at a time (cpp/kernels/product/reduce_axis.cuh).
 """
 
 import math
@@ -191,7 +191,7 @@ def identity_sums(product: Product) -> ElementEpilogue:
 
 
 def sums_stage(product: Product, epilogue: ElementEpilogue, splits: int) -> Stage:
-    """Adds the splits' sums and applies the epilogue (cpp/kernels/product_sums.cuh)."""
+    """Adds the splits' sums and applies the epilogue (cpp/kernels/product/sums.cuh)."""
     register = ctype(register_type(product.accumulator))
     config = struct_text("SumsConfig", {**epilogue.types(), "Sum": register}, {"Sums": len(product.b)})
     elements = product.batch * product.m * product.n

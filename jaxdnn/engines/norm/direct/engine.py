@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm on CUDA: kernels that read every row once (cpp/kernels/norm_*.cuh)."""
+"""layer_norm and rms_norm on CUDA: kernels that read every row once (cpp/kernels/norm/direct/*.cuh)."""
 
 from collections.abc import Iterator
 from typing import Any

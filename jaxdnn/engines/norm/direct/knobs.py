@@ -12,7 +12,7 @@ STREAMED = ("x", "residual", "d_y", "d_sum")  # operands of every row and column
 
 @dataclass(frozen=True)
 class NormKnobs:
-    """How rows are laid over threads; cpp/kernels/norm_row.cuh draws it.
+    """How rows are laid over threads; cpp/kernels/norm/direct/row.cuh draws it.
 
     Attributes:
       vector: columns of one access.

@@ -1,4 +1,4 @@
-"""Matrix multiplication on the CPU: tiles of packed panels, with the epilogue in cache (cpp/host/product/call.h)."""
+"""Products on the CPU: tiles of packed panels, with the epilogue in cache (cpp/host/product/call.h)."""
 
 from collections.abc import Iterable
 

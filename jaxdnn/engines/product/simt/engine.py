@@ -1,7 +1,7 @@
-"""matmul on any GPU, for operands of any layout and alignment.
+"""Products on any GPU, for operands of any layout and alignment.
 
 float32 and int32 sums are exact, by ordinary arithmetic; so are float64 ones, on tensor cores. 16-bit floats are
-multiplied on the tensor cores that compute capability 8.0 brought. The kernel is cpp/kernels/product_simt.cuh.
+multiplied on the tensor cores that compute capability 8.0 brought. The kernel is cpp/kernels/product/simt.cuh.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Knobs of the matmul kernel for any GPU (cpp/kernels/product_simt.cuh), and what a product lets them be."""
+"""Knobs of the kernel for any GPU (cpp/kernels/product/simt.cuh), and what a product lets them be."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ HALF = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class SimtKnobs:
-    """How a product is cut into tiles; cpp/kernels/product_simt.cuh draws it.
+    """How a product is cut into tiles; cpp/kernels/product/simt.cuh draws it.
 
     Attributes:
       tile_m, tile_n: rows and columns of sums of a thread block.

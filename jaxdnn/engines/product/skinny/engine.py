@@ -1,6 +1,6 @@
-"""matmul with few rows (or few columns) on Hopper, at the speed at which memory delivers the larger operand.
+"""Products with few rows (or few columns) on Hopper, at the speed at which memory delivers the larger operand.
 
-The kernel is cpp/kernels/product_skinny.cuh.
+The kernel is cpp/kernels/product/skinny.cuh.
 """
 
 from collections.abc import Iterable

@@ -13,7 +13,7 @@ NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that core/wgmma_narrow.
 
 @dataclass(frozen=True)
 class SkinnyKnobs:
-    """How a product is cut into tiles; cpp/kernels/product_skinny.cuh draws it.
+    """How a product is cut into tiles; cpp/kernels/product/skinny.cuh draws it.
 
     Attributes:
       tile: rows of the wide operand of a thread block (of each, where there are two).

@@ -1,4 +1,4 @@
-"""matmul on Hopper's tensor cores (cpp/kernels/product_sm90.cuh)."""
+"""Products on Hopper's tensor cores (cpp/kernels/product/sm90.cuh)."""
 
 from collections.abc import Iterator
 from math import ceil

@@ -1,4 +1,4 @@
-"""Which knobs of the Hopper matmul kernel to try for a product, best first."""
+"""Which knobs of the kernel for Hopper's tensor cores to try for a product, best first."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Knobs of the Hopper matmul kernel (cpp/kernels/product_sm90.cuh), and which of them fit a product."""
+"""Knobs of the kernel for Hopper's tensor cores (cpp/kernels/product/sm90.cuh), and which of them fit a product."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -17,7 +17,7 @@ MAX_GRID_YZ = 65535
 
 @dataclass(frozen=True)
 class Sm90Knobs:
-    """How a product is cut into tiles, and who works on them; cpp/kernels/product_sm90.cuh draws it.
+    """How a product is cut into tiles, and who works on them; cpp/kernels/product/sm90.cuh draws it.
 
     Attributes:
       tile_m, tile_n: rows and columns of a result's tile.
