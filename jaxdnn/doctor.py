@@ -28,15 +28,15 @@ from jaxdnn.spec import Signature, Spec
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
 _SQUARE = Epilogue(lambda sums: (sums * sums,), trace(lambda sums: sums * sums, _ROWS.shape, (_ROWS.dtype,)))
 
-# For each op the call that its engines are asked to make ready.
-_SAMPLES: dict[str, tuple[Spec, Signature]] = {
-    "norm": (NormSpec(kind="rms_norm"), Signature({"x": _ROWS}, {"y": _ROWS})),
-    "matmul": (MatmulSpec(), Signature({"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS})),
-    "epilogue": (
+# A call of each problem, which the engines of that problem are asked to make ready.
+_SAMPLES: tuple[tuple[Spec, Signature], ...] = (
+    (NormSpec(kind="rms_norm"), Signature({"x": _ROWS}, {"y": _ROWS})),
+    (MatmulSpec(), Signature({"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS})),
+    (
         EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("sums0",), seeded=("y0",)),
         Signature({"sums0": _ROWS, "d_y0": _ROWS}, {"d_sums0": _ROWS}),
     ),
-}
+)
 
 
 def main(arguments: argparse.Namespace | None = None) -> int:
@@ -124,11 +124,11 @@ def _cache() -> dict[str, object]:
 
 
 def _engine_table() -> Table:
-    table = Table("engine", "op", "platform", "runs here", "notes", title="Engines, in order of preference")
+    table = Table("engine", "family", "platform", "runs here", "notes", title="Engines, in order of preference")
     for engine in ENGINES:
         reason = _why_not(engine)
         runs = "yes" if reason is None else escape(f"no: {reason}")
-        table.add_row(engine.name, engine.op, engine.platform, runs, ", ".join(engine.notes))
+        table.add_row(engine.name, engine.family, engine.platform, runs, ", ".join(engine.notes))
     return table
 
 
@@ -136,7 +136,7 @@ def _why_not(engine: Engine) -> str | None:
     """Why the engine can't serve a small call on this machine; None if it can."""
     if engine.platform == "any":
         return None
-    spec, signature = _SAMPLES[engine.op]
+    spec, signature = next(sample for sample in _SAMPLES if engine.problem in sample[0].problems)
     options = Options(engine=engine.name, deterministic=False)
     selection = select(spec.replace(options=options), signature, engine.platform)
     return dict(selection.rejected).get(engine.name)

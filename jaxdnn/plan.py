@@ -100,19 +100,19 @@ class Plan:
     """What one custom call does.
 
     Attributes:
-      op: the call's name in error messages and logs.
       unit: the CUDA translation unit that defines the kernels; empty on the host.
       arch: what the unit is compiled for ("sm_90a"); on the host the instruction set, or empty for the best there is.
       launches: executed in order on one stream.
       scratch: sizes in bytes of uninitialised buffers: extra results of the custom call on a GPU, which XLA allocates;
         memory that the launcher keeps on the host.
+      op: the call's name in error messages and logs, which planning gives it.
     """
 
-    op: str
     unit: str
     arch: str
     launches: tuple[Launch, ...]
     scratch: tuple[int, ...] = ()
+    op: str = ""
 
     @property
     def workspace(self) -> int:

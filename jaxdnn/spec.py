@@ -1,4 +1,8 @@
-"""`Spec`, the one static parameter of every primitive, and `Signature`, the arrays it is applied to."""
+"""`Spec`, the one static parameter of every primitive, and `Signature`, the arrays it is applied to.
+
+An op is a `DirectedSpec`, which has kernels of its own for its derivative (norms, attention), or a `MultilinearSpec`,
+whose derivatives are calls of the op itself (products, convolutions).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -29,124 +33,80 @@ class Signature:
     @property
     def bytes(self) -> int:
         """What reading every operand and writing every result once moves."""
-        arrays = (*self.operands.values(), *self.results.values())
-        return sum(prod(array.shape) * array.dtype.itemsize for array in arrays)
+        return sum(prod(array.shape) * array.dtype.itemsize for array in self.arrays.values())
+
+    @property
+    def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """All of them."""
+        return {**self.operands, **self.results}
+
+    @property
+    def reason(self) -> str | None:
+        """Why no kernel can be configured for arrays of such sizes, or None."""
+        shapes = [array.shape for array in self.arrays.values()]
+        if not all(isinstance(size, int) for shape in shapes for size in shape):
+            return "the shapes are symbolic, and kernels are configured for known sizes"
+        if any(prod(shape) == 0 for shape in shapes):
+            return "the arrays have no elements"
+        return None
 
 
 @dataclass(frozen=True, repr=False)
 class Spec:
     """What a call means, apart from the shapes and dtypes of its arrays.
 
-    Every op has three primitives, one for each direction:
-
-    forward:  inputs -> outputs
-    tangent:  inputs, saved outputs, tangents of the active inputs -> tangents of the outputs
-    backward: inputs, saved outputs, cotangents of the seeded outputs -> cotangents of the active inputs
-
-    Arrays go by name: a tangent or cotangent of "x" is "d_x". A subclass says what the op is; nothing outside its own
-    file and its engines names the fields it adds.
+    Arrays go by name. A subclass says what the op is; nothing outside its own file names the fields it adds: engines
+    see the `problem` that it states.
 
     Attributes:
-      direction: which of the three primitives.
-      active: the inputs that are differentiated.
-      seeded: the outputs whose cotangent is not identically zero.
       batch: one entry for each mapped axis, outermost first: for each operand, whether it carries that axis (in front).
         Every result carries all of them.
       options: how the engine is chosen.
     """
 
     op: ClassVar[str]
-    primitives: ClassVar[Mapping[Direction, Callable[..., Any]]]  # how each direction's is bound; set by its definition
+    problems: ClassVar[tuple[type, ...]] = ()  # of which `problem` states one
 
-    direction: Direction = "forward"
-    active: tuple[str, ...] = ()
-    seeded: tuple[str, ...] = ()
     batch: tuple[tuple[bool, ...], ...] = ()
     options: Options = Options()
 
+    # ------------------------------------------------------------ meaning
+
     @property
     def title(self) -> str:
-        """The call's name in tables, logs and messages: "rms_norm backward"."""
-        return f"{self.op} {self.direction}"
+        """The call's name in tables, logs and messages."""
+        return self.op
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the arrays that the op takes."""
+    def operands(self) -> tuple[str, ...]:
+        """Names of the primitive's operands."""
         raise NotImplementedError
 
     @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the arrays that the op returns."""
+    def results(self) -> tuple[str, ...]:
+        """Names of the primitive's results."""
         raise NotImplementedError
 
-    @property
-    def saved(self) -> tuple[str, ...]:
-        """The outputs that the derivatives take besides the inputs."""
-        raise NotImplementedError
-
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The op's definition in plain jax.numpy: the arrays of `inputs` to those of `outputs`."""
+    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+        """The definition of the call without its mapped axes, in plain JAX."""
         raise NotImplementedError
 
     def evaluate(self, *operands: Any) -> tuple[Any, ...]:
-        """The definition of the call, in this direction and under `batch`, in plain JAX:
-
-        forward:  reference(inputs)
-        tangent:  jvp(reference)(inputs)(tangents)       what is saved is a hint, which the reference does without
-        backward: vjp(reference)(inputs)(cotangents)
-        """
-        function = self._evaluate_unbatched
+        """The definition of the call, in plain JAX."""
+        function = self.evaluate_unbatched
         for flags in reversed(self.batch):
             function = jax.vmap(function, in_axes=tuple(0 if carried else None for carried in flags))
         return tuple(function(*operands))
 
-    def _evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
-        inputs, rest = operands[: len(self.inputs)], operands[len(self.inputs) + len(self.saved) :]
-
-        def reference(*active: Any) -> tuple[Any, ...]:
-            moving = dict(zip(self.active, active, strict=True))
-            fixed = dict(zip(self.inputs, inputs, strict=True))
-            return tuple(self.reference({**fixed, **moving}))
-
-        primals = [inputs[self.inputs.index(name)] for name in self.active]
-        match self.direction:
-            case "forward":
-                return reference()
-            case "tangent":
-                return jax.jvp(reference, primals, list(rest))[1]
-            case "backward":
-                outputs, pull_back = jax.vjp(reference, *primals)
-                seeds = dict(zip(self.seeded, rest, strict=True))
-                pairs = zip(self.outputs, outputs, strict=True)
-                return pull_back(tuple(seeds.get(name, jnp.zeros_like(output)) for name, output in pairs))
-
-    def saving(self) -> Self:
-        """The same call, with everything among its outputs that the derivatives want saved."""
+    def bind(self, *operands: Any) -> tuple[Any, ...]:
+        """Applies the primitive."""
         raise NotImplementedError
 
-    def derivative_form(
-        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Self, Mapping[str, Any], Mapping[str, Any]]:
-        """A call with the same derivative that needs less to be kept, its inputs, and their tangents.
+    # ------------------------------------------------------------ planning
 
-        An op overrides this when its derivative is simpler in terms of its outputs.
-        """
-        del outputs
-        return self, inputs, tangents
-
-    def mapped(
-        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
-    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
-        """The call for every element of one more mapped axis, of which `axes` is the place in each of `operands`.
-
-        Returns:
-          The spec; for each operand that is to carry the axis, the place at which the spec wants it; the place at which
-          each result has it.
-        """
-        del operands
-        levels = (tuple(axis is not None for axis in axes.values()), *self.batch)
-        places = {name: 0 for name, axis in axes.items() if axis is not None}
-        return self.replace(batch=levels), places, (0,) * len(self.results)
+    def problem(self, signature: Signature) -> Any:
+        """The call as engines see it, one of `problems`; or, as a string, the reason why it is none."""
+        raise NotImplementedError
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
         """How dimensions correspond: for each array a name for each of its (unbatched) dimensions, and the names of
@@ -178,27 +138,21 @@ class Spec:
         """What an engine does in the same pass, as words for the user."""
         return ()
 
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """Names of the operands of this direction's primitive."""
-        match self.direction:
-            case "forward":
-                return self.inputs
-            case "tangent":
-                return (*self.inputs, *self.saved, *(f"d_{name}" for name in self.active))
-            case "backward":
-                return (*self.inputs, *self.saved, *(f"d_{name}" for name in self.seeded))
+    # ------------------------------------------------------------ mapped axes
 
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the results of this direction's primitive."""
-        match self.direction:
-            case "forward":
-                return self.outputs
-            case "tangent":
-                return tuple(f"d_{name}" for name in self.outputs)
-            case "backward":
-                return tuple(f"d_{name}" for name in self.active)
+    def mapped(
+        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
+    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
+        """The call for every element of one more mapped axis, of which `axes` is the place in each of `operands`.
+
+        Returns:
+          The spec; for each operand that is to carry the axis, the place at which the spec wants it; the place at which
+          each result has it.
+        """
+        del operands
+        levels = (tuple(axis is not None for axis in axes.values()), *self.batch)
+        places = {name: 0 for name, axis in axes.items() if axis is not None}
+        return self.replace(batch=levels), places, (0,) * len(self.results)
 
     @property
     def carries(self) -> Mapping[str, tuple[bool, ...]]:
@@ -214,6 +168,8 @@ class Spec:
         missing = [level for level, carried in enumerate(self.carries[name]) if not carried]
         return jnp.expand_dims(array, missing)
 
+    # ------------------------------------------------------------ data
+
     def signature(self, operands: Any, results: Any) -> Signature:
         """The shapes and dtypes of a call's abstract values, by name."""
 
@@ -223,10 +179,6 @@ class Spec:
 
         return Signature(named(self.operands, operands), named(self.results, results))
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
-        """Applies the primitive of the spec's direction."""
-        return tuple(self.primitives[self.direction](*operands, spec=self))
-
     def replace(self, **changes: Any) -> Self:
         return replace(self, **changes)
 
@@ -234,3 +186,141 @@ class Spec:
         # Only what is not at its default: this stands in every printed jaxpr.
         shown = [f for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class DirectedSpec(Spec):
+    """A call of an op that has three primitives, one for each direction:
+
+    forward:  inputs -> outputs
+    tangent:  inputs, saved outputs, tangents of the active inputs -> tangents of the outputs
+    backward: inputs, saved outputs, cotangents of the seeded outputs -> cotangents of the active inputs
+
+    A tangent or cotangent of "x" is "d_x".
+
+    Attributes:
+      direction: which of the three primitives.
+      active: the inputs that are differentiated.
+      seeded: the outputs whose cotangent is not identically zero.
+    """
+
+    primitives: ClassVar[Mapping[Direction, Callable[..., Any]]]  # how each direction's is bound; set by its definition
+
+    direction: Direction = "forward"
+    active: tuple[str, ...] = ()
+    seeded: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.op} {self.direction}"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arrays that the op takes."""
+        raise NotImplementedError
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the arrays that the op returns."""
+        raise NotImplementedError
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """The outputs that the derivatives take besides the inputs."""
+        return ()
+
+    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The op's definition in plain jax.numpy: the arrays of `inputs` to those of `outputs`."""
+        raise NotImplementedError
+
+    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+        """By direction:
+
+        forward:  reference(inputs)
+        tangent:  jvp(reference)(inputs)(tangents)       what is saved is a hint, which the reference does without
+        backward: vjp(reference)(inputs)(cotangents)
+        """
+        inputs, rest = operands[: len(self.inputs)], operands[len(self.inputs) + len(self.saved) :]
+
+        def reference(*active: Any) -> tuple[Any, ...]:
+            moving = dict(zip(self.active, active, strict=True))
+            fixed = dict(zip(self.inputs, inputs, strict=True))
+            return tuple(self.reference({**fixed, **moving}))
+
+        primals = [inputs[self.inputs.index(name)] for name in self.active]
+        match self.direction:
+            case "forward":
+                return reference()
+            case "tangent":
+                return jax.jvp(reference, primals, list(rest))[1]
+            case "backward":
+                outputs, pull_back = jax.vjp(reference, *primals)
+                seeds = dict(zip(self.seeded, rest, strict=True))
+                pairs = zip(self.outputs, outputs, strict=True)
+                return pull_back(tuple(seeds.get(name, jnp.zeros_like(output)) for name, output in pairs))
+
+    def saving(self) -> Self:
+        """The same call, with everything among its outputs that the derivatives want saved."""
+        return self
+
+    def derivative_form(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], tangents: Mapping[str, Any]
+    ) -> tuple[Self, Mapping[str, Any], Mapping[str, Any]]:
+        """A call with the same derivative that needs less to be kept, its inputs, and their tangents.
+
+        An op overrides this when its derivative is simpler in terms of its outputs.
+        """
+        del outputs
+        return self, inputs, tangents
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        match self.direction:
+            case "forward":
+                return self.inputs
+            case "tangent":
+                return (*self.inputs, *self.saved, *(f"d_{name}" for name in self.active))
+            case "backward":
+                return (*self.inputs, *self.saved, *(f"d_{name}" for name in self.seeded))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        match self.direction:
+            case "forward":
+                return self.outputs
+            case "tangent":
+                return tuple(f"d_{name}" for name in self.outputs)
+            case "backward":
+                return tuple(f"d_{name}" for name in self.active)
+
+    def bind(self, *operands: Any) -> tuple[Any, ...]:
+        return tuple(self.primitives[self.direction](*operands, spec=self))
+
+
+@dataclass(frozen=True, repr=False)
+class MultilinearSpec(Spec):
+    """A call of an op with one primitive, whose derivatives are written in terms of the same primitive."""
+
+    primitive: ClassVar[Callable[..., Any]]  # how it is bound; set by its definition
+
+    def reference(self, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The op's definition in plain jax.numpy: the arrays of `operands` to those of `results`."""
+        raise NotImplementedError
+
+    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+        return tuple(self.reference(dict(zip(self.operands, operands, strict=True))))
+
+    def differentiate(
+        self, operands: Mapping[str, Any], tangents: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The results, and the tangents of those that have one."""
+        raise NotImplementedError
+
+    def transpose(
+        self, cotangents: Mapping[str, Any], operands: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The cotangents of the operands that are None, whose types are `wanted`."""
+        raise NotImplementedError
+
+    def bind(self, *operands: Any) -> tuple[Any, ...]:
+        return tuple(type(self).primitive(*operands, spec=self))

@@ -10,6 +10,8 @@ from jaxdnn import CUSTOM_CALLS, explain, options
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 
+FAMILIES = {"matmul": "product", "epilogue": "pointwise"}  # of the engines that serve an op, where it is not its name
+
 
 @functools.cache
 def calls_of(case: Any, mapped: tuple[int | None, ...] | None = None) -> tuple[Call, ...]:
@@ -44,13 +46,19 @@ def expected_native_calls(case: Any, engine: str, *, differentiated: bool) -> in
     return sum(call.call.count for call in calls if call.engine != "xla")
 
 
+def refusal(engine: Any, call: Call, target: Any) -> str | None:
+    """Why the engine does not serve a call, or None."""
+    problem = call.problem
+    return problem if isinstance(problem, str) and engine.problem else engine.reason(problem, target)
+
+
 def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
     """What the engine offers for a call; nothing if it does not serve it."""
-    if engine.supports(call.spec, call.signature, target):
+    if refusal(engine, call, target):
         return []
-    return list(engine.candidates(call.spec, call.signature, target))
+    return list(engine.configurations(call.problem, target))
 
 
 def native(platform: str, op: str = "norm") -> list[Any]:
     """The engines of the table with kernels of our own for an op on a platform."""
-    return [engine for engine in ENGINES if engine.platform == platform and engine.op == op]
+    return [engine for engine in ENGINES if engine.platform == platform and engine.family == FAMILIES.get(op, op)]

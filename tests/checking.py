@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import FAMILIES
 from tolerance import around, exact_and_tolerance, tolerated
 
 import jaxdnn
@@ -24,7 +25,8 @@ def platform() -> str:
 def engines(op: str = "norm", on: str | None = None) -> list[str]:
     """Names of the engines of the table that serve `op` on this machine (or the platform `on`)."""
     here = ("any", on or platform())
-    return [engine.name for engine in ENGINES if engine.platform in here and engine.op in (op, "any")]
+    families = (FAMILIES.get(op, op), "any")
+    return [engine.name for engine in ENGINES if engine.platform in here and engine.family in families]
 
 
 def runs(cases: Iterable[Any]) -> list[Any]:

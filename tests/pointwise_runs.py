@@ -107,7 +107,7 @@ def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
         arguments += [Result(number), *map(_int64, _strides(output, extents))]
         types.append(jax.ShapeDtypeStruct(output.shape(call.shape), _stored_dtype(program, output)))
     launch = Launch("pointwise", tuple(arguments), (extents[0] * -(-rows // task_rows), 1, 1))
-    plan = Plan("pointwise", "", isa, (launch,))
+    plan = Plan("", isa, (launch,), op="pointwise")
     with jax.default_device(jax.devices("cpu")[0]):
         # The words as bytes: without `jax_enable_x64` there is no int64 array.
         results = _execute(plan, tuple(types), words.view(np.uint8), *call.sums, *call.operands)
@@ -252,7 +252,7 @@ class Compiled(Functors):
         arguments += [_int64(size) for size in (rows, columns, count)]
         launch = Launch(f"run{k}", tuple(arguments), (-(-count // 128), 1, 1), (128, 1, 1))
         types = tuple(jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results)
-        plan = Plan("pointwise", self.unit, arch, (launch,))
+        plan = Plan(self.unit, arch, (launch,), op="pointwise")
         return self.finished(k, [np.asarray(result) for result in _execute(plan, types, *sums, *operands)])
 
 

@@ -132,6 +132,12 @@ def test_engines_do_not_know_their_siblings_and_ops_neither():
                 assert not sibling, f"{path} imports {name}, of another engine"
 
 
+def test_engines_see_problems_and_no_spec():
+    for path in sorted(ENGINES.rglob("*.py")):
+        found = {name for name in imported(path) if name.startswith("jaxdnn.spec.")}
+        assert found <= {"jaxdnn.spec.Signature"}, f"{path} imports {found}"
+
+
 def test_host_kernels_include_nothing_of_the_runtime():
     for path in sorted((ROOT / "cpp" / "host").rglob("*.[hc]*")):
         included = [line for line in path.read_text().splitlines() if line.startswith("#include")]

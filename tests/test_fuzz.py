@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from analytic import evaluate
 from bounded import Bounded
+from calls import refusal
 from cases import BF16, CASES, F16, F32, F64, MatmulCase, NormCase
 from checking import as_tuple, difference
 from compiler_log import kernels
@@ -48,9 +49,9 @@ def test_kernels_of_random_products_compile(start):
         case = fuzz_matmul.draw(np.random.default_rng([SEED, number]))
         for call in find_calls(as_tuple(case.call), *case.primals()):
             for engine in (engine for engine in engines_for(call.spec) if engine.platform == "cuda"):
-                if engine.supports(call.spec, call.signature, H100) is None:
-                    config = next(iter(engine.candidates(call.spec, call.signature, H100)))
-                    plan = engine.plan(config, call.spec, call.signature, H100)
+                if refusal(engine, call, H100) is None:
+                    config = next(iter(engine.configurations(call.problem, H100)))
+                    plan = engine.build(config, call.problem, H100)
                     kernels(_native.compile(plan.unit, plan.arch).log)
 
 

@@ -41,7 +41,7 @@ CALLS = [(case, None) for case in SIGNATURES] + MAPPED
 def test_configurations_compile(direction, case, mapped, capability):
     target, call = device._NAMED[capability], calls_of(case, mapped)[direction]
     plans = [
-        (config, engine.plan(config, call.spec, call.signature, target))
+        (config, engine.build(config, call.problem, target))
         for engine in native("cuda")
         for config in configurations(engine, call, target)
     ]
@@ -66,7 +66,7 @@ def test_launch_bounds_are_the_plans():
         for call in calls_of(case):
             for engine in native("cuda"):
                 for config in configurations(engine, call, device._NAMED[90]):
-                    plan = engine.plan(config, call.spec, call.signature, device._NAMED[90])
+                    plan = engine.build(config, call.problem, device._NAMED[90])
                     bounds = launch_bounds(plan.unit)
                     for launch in plan.launches:
                         assert launch.block == (bounds[launch.kernel][0], 1, 1)
@@ -82,5 +82,5 @@ def test_sizes_are_not_in_the_code():
         for rows in (1000, 1001, 50_000):
             call = calls_of(NormCase("layer_norm", (rows, 4096), x=BF16, scale=F32, bias=F32))[direction]
             config = configurations(engine, call, target)[0]
-            units.add(engine.plan(config, call.spec, call.signature, target).unit)
+            units.add(engine.build(config, call.problem, target).unit)
         assert len(units) == 1

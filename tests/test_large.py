@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import calls_of, native
+from calls import calls_of, native, refusal
 from cases import BF16, F32, NormCase
 from checking import platform
 
@@ -28,9 +28,9 @@ def test_plans(on, direction, case):
     target = device._NAMED[90] if on == "cuda" else device.Target("cpu", "avx2", "CPU", 8)
     call = calls_of(case)[direction]
     for engine in native(on):
-        assert engine.supports(call.spec, call.signature, target) is None
-        for config in engine.candidates(call.spec, call.signature, target):
-            plan = engine.plan(config, call.spec, call.signature, target)
+        assert refusal(engine, call, target) is None
+        for config in engine.configurations(call.problem, target):
+            plan = engine.build(config, call.problem, target)
             assert plan.workspace <= call.signature.bytes / 4
             for launch in plan.launches:
                 assert 0 < launch.grid[0] < 2**31
@@ -45,8 +45,8 @@ def test_mapped_strides():
     call = calls_of(case, (0, 0, 0))[0]
     for on, target in (("cuda", device._NAMED[90]), ("cpu", device.Target("cpu", "avx2", "CPU", 8))):
         for engine in native(on):
-            config = next(iter(engine.candidates(call.spec, call.signature, target)))
-            plan = engine.plan(config, call.spec, call.signature, target)
+            config = next(iter(engine.configurations(call.problem, target)))
+            plan = engine.build(config, call.problem, target)
             scalars = [a for launch in plan.launches for a in launch.arguments if isinstance(a, Scalar)]
             strides = [scalar for scalar in scalars if scalar.value == 600_000 * 1024]
             assert strides

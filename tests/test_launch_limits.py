@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import native
+from calls import native, refusal
 from dtypes import BF16, F32
 
 import jaxdnn
@@ -46,17 +46,17 @@ def test_limits_are_those_of_the_runtime():
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_no_launch_has_more_than_it_may(engine):
-    product = engine.op == "matmul"
+    product = engine.family == "product"
     most, reasons = 0, set()
     for operands, results in [*((n, 1) for n in (range(34, 40) if product else range(14, 20))), (1, 13), (1, 14)]:
         function, _, arrays = call_with(operands, results, 16 if engine.name == "skinny" else 256, BF16)
         calls = (find_calls if product else find_differentiated_calls)(function, *arrays)
-        call = next(call for call in calls if call.spec.op == engine.op)
-        if reason := engine.supports(call.spec, call.signature, H100):
+        call = next(call for call in calls if engine.problem in call.spec.problems)
+        if reason := refusal(engine, call, H100):
             reasons.add(reason)
             continue
-        for config in engine.candidates(call.spec, call.signature, H100):
-            for launch in engine.plan(config, call.spec, call.signature, H100).launches:
+        for config in engine.configurations(call.problem, H100):
+            for launch in engine.build(config, call.problem, H100).launches:
                 most = max(most, len(launch.arguments))
                 assert sum(isinstance(one, TensorMap) for one in launch.arguments) <= MAX_TENSOR_MAPS
     assert MAX_ARGUMENTS - 16 <= most <= MAX_ARGUMENTS

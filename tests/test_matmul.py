@@ -54,13 +54,13 @@ def test_a_mapped_axis_of_a_is_rows():
     a, b, bias = stacked(LAYER, (0, None, None))
     jaxpr = jax.make_jaxpr(jax.vmap(LAYER.call, (0, None, None)))(a, b, bias)
     (equation,) = jaxpr.eqns
-    assert (equation.params["spec"].row_ndim, equation.params["spec"].batched) == (2, ())
+    assert (equation.params["spec"].dimensions.rows, equation.params["spec"].dimensions.batched) == (2, ())
     assert [v.aval.shape for v in equation.invars] == [(3, 3, 4), (4, 2), (2,)]
 
 
 def test_a_mapped_axis_of_b_is_a_batch_that_a_lacks():
     spec = spec_of(jax.vmap(LAYER.call, (None, 0, None)), *stacked(LAYER, (None, 0, None)))
-    assert spec.batched == ((False, True),)
+    assert spec.dimensions.batched == ((False, True),)
 
 
 def test_strides_and_no_copies():
@@ -68,7 +68,10 @@ def test_strides_and_no_copies():
     a, b, bias = stacked(LAYER, (1, 1, None))
     jaxpr = jax.make_jaxpr(jax.vmap(LAYER.call, (1, 1, None)))(a, b, bias)
     assert [e.primitive.name for e in jaxpr.eqns] == ["jaxdnn_matmul"]
-    assert (jaxpr.eqns[0].params["spec"].a_order, jaxpr.eqns[0].params["spec"].b_order) == ("mbk", "kbn")
+    assert (jaxpr.eqns[0].params["spec"].dimensions.a_order, jaxpr.eqns[0].params["spec"].dimensions.b_order) == (
+        "mbk",
+        "kbn",
+    )
 
 
 @needs_native

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from native_tools import run_python
 from product_calls import ProductCase, check, run
-from test_product_simt import CASES, reductions
+from test_matmul_simt import CASES, reductions
 
 import jaxdnn
 from jaxdnn import _native, device
@@ -36,7 +36,7 @@ def compute(case, config=None, isa=CPU.arch, arrays=None):
     product, target = case.product(), replace(CPU, arch=isa)
     assert ENGINE.reason(product, target) is None
     config = config or next(iter(ENGINE.configurations(product, target)))
-    plan = replace(ENGINE.build(config, product, target, "matmul"), arch=isa)
+    plan = replace(ENGINE.build(config, product, target), arch=isa)
     return run(plan, product, case.arrays() if arrays is None else arrays)
 
 
@@ -205,7 +205,7 @@ def test_results_do_not_depend_on_threads():
 def test_a_plan_is_what_it_is():
     product = ProductCase(300, 200, 700, "float32").product()
     config = HostKnobs(96, 128, 256, splits=2, tiles_per_task=3, pack_a=True, pack_b=True)
-    plan = ENGINE.build(config, product, CPU, "matmul")
+    plan = ENGINE.build(config, product, CPU)
     kernels = [(launch.kernel, launch.grid) for launch in plan.launches]
     assert kernels == [
         ("product_pack", ((4 + 2) * 3, 1, 1)),
@@ -222,7 +222,7 @@ def test_a_plan_is_what_it_is():
 def test_a_small_product_is_one_task():
     product = ProductCase(32, 48, 64, "float32").product()
     config = next(iter(ENGINE.configurations(product, CPU)))
-    plan = ENGINE.build(config, product, CPU, "matmul")
+    plan = ENGINE.build(config, product, CPU)
     assert [(launch.kernel, launch.grid) for launch in plan.launches] == [("product_multiply", (1, 1, 1))]
     assert plan.workspace == 0
 
@@ -247,7 +247,7 @@ def orders_of_sums(product, limit):
     """Where sums are cut, of the configurations for different numbers of threads."""
     for threads in (0, 1, 2, 5, 16, 200):
         target = replace(CPU, arch="avx512", sm_count=threads)
-        plans = ((one, ENGINE.build(one, product, target, "")) for one in ENGINE.configurations(product, target))
+        plans = ((one, ENGINE.build(one, product, target)) for one in ENGINE.configurations(product, target))
         config = next(config for config, plan in plans if plan.workspace <= limit)
         yield (config.depth, config.splits, *((config.rows, config.columns) if product.reduced else ()))
 
@@ -285,7 +285,7 @@ def test_more_threads_get_no_fewer_tiles(shape):
 def test_some_configuration_needs_no_workspace():
     for m, n, k in ((1024, 1024, 1024), (37, 131, 61), (40, 30, 9000), (3, 500, 5000)):
         product = ProductCase(m, n, k).product()
-        plans = [ENGINE.build(config, product, CPU, "matmul") for config in ENGINE.configurations(product, CPU)]
+        plans = [ENGINE.build(config, product, CPU) for config in ENGINE.configurations(product, CPU)]
         assert min(plan.workspace for plan in plans) == 0
 
 

@@ -111,7 +111,7 @@ def test_configurations_compile(name, target):
     count = 1 if "large" not in name else len(found) if target is H100 else 4
     found = dict(list(found.items())[:count])
     for knobs in found:
-        plan = ENGINE.build(knobs, product, target, name)
+        plan = ENGINE.build(knobs, product, target)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
@@ -123,14 +123,14 @@ def test_configurations_compile(name, target):
 
 def test_tiles_of_more_than_4_gib_compile():
     product = ProductCase(256, 256, 2**24).product()
-    plan = ENGINE.build(SimtKnobs(), product, H100, "matmul")
+    plan = ENGINE.build(SimtKnobs(), product, H100)
     assert "kFar = true" in plan.unit
     log = _native.compile(plan.unit, plan.arch).log
     assert not any(spilled for _, spilled in kernels(log).values())
 
 
 def test_a_plan_is_what_it_is():
-    plan = ENGINE.build(SimtKnobs(split_k=4), ProductCase(300, 200, 4096, "float32").product(), H100, "matmul")
+    plan = ENGINE.build(SimtKnobs(split_k=4), ProductCase(300, 200, 4096, "float32").product(), H100)
     first, second = plan.launches
     assert plan.arch == "sm_90a"
     assert (first.kernel, first.grid, first.block) == ("product_simt", (3 * 2 * 4, 1, 1), (128, 1, 1))
@@ -141,7 +141,7 @@ def test_a_plan_is_what_it_is():
 
 def test_reductions_take_one_launch_an_axis():
     product = CASES["float32 reductions"].product()
-    plan = ENGINE.build(SimtKnobs(), product, H100, "matmul")
+    plan = ENGINE.build(SimtKnobs(), product, H100)
     assert [launch.kernel for launch in plan.launches] == [
         "product_simt",
         *(f"product_reduce_axis{i}" for i in range(8)),
@@ -150,9 +150,7 @@ def test_reductions_take_one_launch_an_axis():
 
 def test_sizes_are_not_in_the_code():
     units = {
-        ENGINE.build(SimtKnobs(), ProductCase(m, 512, 4 * k).product(), H100, "matmul").unit
-        for m in (7, 300)
-        for k in (7, 300)
+        ENGINE.build(SimtKnobs(), ProductCase(m, 512, 4 * k).product(), H100).unit for m in (7, 300) for k in (7, 300)
     }
     assert len(units) == 1
 
@@ -197,7 +195,7 @@ def test_results(name):
     product, arrays = case.product(), case.arrays()
     expected = case.expected(arrays)
     for knobs in list(ENGINE.configurations(product, target))[:2]:
-        plan = ENGINE.build(knobs, product, target, name)
+        plan = ENGINE.build(knobs, product, target)
         results = run(plan, product, arrays)
         check(case, product, results, expected)
         again = run(plan, product, arrays)

@@ -7,7 +7,7 @@ import jax
 import pytest
 from compiler_log import REGISTERS, kernels, launch_bounds
 from product_calls import ProductCase, check, run
-from test_product_simt import gated, gelu, reductions, several
+from test_matmul_simt import gated, gelu, reductions, several
 
 from jaxdnn import _native, device
 from jaxdnn.engines.product.skinny.engine import Skinny
@@ -61,7 +61,7 @@ def test_configurations_compile(name):
     assert found
     tried = list({replace(knobs, stages=2): 0 for knobs in found})
     for knobs in tried if "64" in name or "several" in name else tried[:1]:
-        plan = ENGINE.build(knobs, product, H100, name)
+        plan = ENGINE.build(knobs, product, H100)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
@@ -73,7 +73,7 @@ def test_configurations_compile(name):
 
 def test_a_plan_is_what_it_is():
     product = ProductCase(16, 4096, 14336, "bfloat16").product()
-    plan = ENGINE.build(SkinnyKnobs(128, 5, 8), product, H100, "matmul")
+    plan = ENGINE.build(SkinnyKnobs(128, 5, 8), product, H100)
     (launch,) = plan.launches
     assert (launch.grid, launch.block, launch.cluster) == ((32 * 8, 1, 1), (288, 1, 1), (8, 1, 1))
     assert not plan.scratch
@@ -139,7 +139,7 @@ def test_results(name):
         pytest.skip(reason)
     expected = case.expected(arrays)
     for knobs in list(ENGINE.configurations(product, target))[:2]:
-        plan = ENGINE.build(knobs, product, target, name)
+        plan = ENGINE.build(knobs, product, target)
         results = run(plan, product, arrays)
         check(case, product, results, expected)
         again = run(plan, product, arrays)

@@ -147,7 +147,7 @@ def test_configurations_compile(name):
     if name not in ("square", "gelu", "several", "reductions", "deep"):  # those try every tile
         found = found[:6]
     for knobs in found:
-        plan = ENGINE.build(knobs, product, H100, name)
+        plan = ENGINE.build(knobs, product, H100)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
             assert launch.block == (bounds[launch.kernel][0], 1, 1)
@@ -160,7 +160,7 @@ def test_configurations_compile(name):
 
 
 def test_a_plan_is_what_it_is():
-    plan = ENGINE.build(Sm90Knobs(), CASES["square"].product(), H100, "matmul")
+    plan = ENGINE.build(Sm90Knobs(), CASES["square"].product(), H100)
     (launch,) = plan.launches
     # 16 x 16 pairs of tiles in four rounds: 64 clusters of two, not the 66 that there is room for.
     assert (launch.grid, launch.block, launch.cluster) == ((128, 1, 1), (384, 1, 1), (2, 1, 1))
@@ -174,9 +174,8 @@ def test_a_plan_is_what_it_is():
 
 
 def test_a_split_adds_sums_in_a_second_launch():
-    plan = ENGINE.build(
-        Sm90Knobs(tile_m=64, tile_n=64, consumers=1, cluster_m=1, split_k=4), CASES["deep"].product(), H100, "matmul"
-    )
+    knobs = Sm90Knobs(tile_m=64, tile_n=64, consumers=1, cluster_m=1, split_k=4)
+    plan = ENGINE.build(knobs, CASES["deep"].product(), H100)
     first, second = plan.launches
     assert (first.kernel, first.grid) == ("product_sm90", (128, 1, 1))
     assert (second.kernel, second.grid) == ("product_split", (2, 512, 1))
@@ -184,7 +183,7 @@ def test_a_split_adds_sums_in_a_second_launch():
 
 
 def test_a_reduction_takes_one_more_launch():
-    plan = ENGINE.build(Sm90Knobs(tile_n=128), CASES["reductions"].product(), H100, "matmul")
+    plan = ENGINE.build(Sm90Knobs(tile_n=128), CASES["reductions"].product(), H100)
     assert [launch.kernel for launch in plan.launches] == [
         "product_sm90",
         *(f"product_reduce_{i}" for i in range(1, 6)),
@@ -195,7 +194,7 @@ def test_a_reduction_takes_one_more_launch():
 
 
 def test_operands_that_do_not_run_along_k_are_transposed():
-    plan = ENGINE.build(Sm90Knobs(tile_n=128), CASES["float8, copied"].product(), H100, "matmul")
+    plan = ENGINE.build(Sm90Knobs(tile_n=128), CASES["float8, copied"].product(), H100)
     copy, _ = plan.launches
     assert (copy.kernel, copy.grid) == ("product_copy_b", (4 * 32, 1, 1))  # tiles of 128 x 128
     assert plan.scratch == (512 * 4096,)
@@ -211,11 +210,7 @@ def test_operands_that_tma_refuses_are_copied():
 
 
 def test_sizes_are_not_in_the_code():
-    units = {
-        ENGINE.build(Sm90Knobs(), case(m, 512, 8 * k).product(), H100, "matmul").unit
-        for m in (7, 3000)
-        for k in (7, 3000)
-    }
+    units = {ENGINE.build(Sm90Knobs(), case(m, 512, 8 * k).product(), H100).unit for m in (7, 3000) for k in (7, 3000)}
     assert len(units) == 1
 
 
@@ -263,7 +258,7 @@ def test_knobs_that_do_not_fit(knobs, name, said):
     product = CASES[name].product()
     assert said in (knobs_reason(product, knobs, H100.shared_memory) or "")
     with pytest.raises(ValueError, match="does not fit"):
-        ENGINE.build(knobs, product, H100, "matmul")
+        ENGINE.build(knobs, product, H100)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +331,7 @@ def test_results_of_a_gpu(name):
     arrays = one.arrays()
     expected = one.expected(arrays)
     for knobs in list(ENGINE.configurations(product, target))[:4]:
-        results = run(ENGINE.build(knobs, product, target, name), product, arrays)
+        results = run(ENGINE.build(knobs, product, target), product, arrays)
         if one.dtype in FLOAT8 and one.out == "float32":
             # The tensor cores add two stages with 14 bits before float32 arithmetic takes over.
             for result, exact in zip(results, expected, strict=True):

@@ -21,7 +21,7 @@ def planned(case, direction=0, target=H200, **knobs):
     (engine,) = native("cuda")
     call = calls_of(case)[direction]
     config = replace(configurations(engine, call, target)[0], **knobs)
-    return engine.plan(config, call.spec, call.signature, target)
+    return engine.build(config, call.problem, target)
 
 
 def first(case, target=H200):

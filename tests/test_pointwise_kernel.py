@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import refusal
 from compiler_log import kernels
 from dtypes import BF16, F16, F32, F64
 from pointwise_runs import compiled_for_cpu
 
 import jaxdnn
 from jaxdnn import _native, device
-from jaxdnn.engines.pointwise.pointwise import Pointwise, PointwiseKnobs, pointwise_call
+from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.plan import Operand, Result, Scalar, Scratch
 from jaxdnn.planning.calls import find_calls
 
-ENGINE = Pointwise()
+ENGINE = PointwiseEngine()
 H100, A100 = device._NAMED[90], device._NAMED[80]
 
 
@@ -65,17 +66,17 @@ def call_of(name):
 @pytest.mark.parametrize("name", CASES)
 def test_it_serves(name, target):
     call = call_of(name)
-    assert ENGINE.supports(call.spec, call.signature, target) is None
-    assert len(list(ENGINE.candidates(call.spec, call.signature, target))) >= 3
+    assert refusal(ENGINE, call, target) is None
+    assert len(list(ENGINE.configurations(call.problem, target))) >= 3
 
 
 @pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
 @pytest.mark.parametrize("name", CASES)
 def test_configurations_compile(name, target):
     call = call_of(name)
-    offered = list(ENGINE.candidates(call.spec, call.signature, target))
+    offered = list(ENGINE.configurations(call.problem, target))
     for knobs in offered if target is H100 else offered[:1]:
-        plan = ENGINE.plan(knobs, call.spec, call.signature, target)
+        plan = ENGINE.build(knobs, call.problem, target)
         for kernel, (_, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
 
@@ -106,23 +107,23 @@ def test_results(name, tmp_path):
     """With few threads along the columns, so that there are edges in both directions."""
     call = call_of(name)
     rows = 4 if list(CASES).index(name) % 2 else 1
-    width = next(iter(ENGINE.candidates(call.spec, call.signature, H100))).width
+    width = next(iter(ENGINE.configurations(call.problem, H100))).width
     knobs = PointwiseKnobs(width, 8 if rows == 1 else 2, rows, blocks=1)
     target = device.Target("cuda", "sm_90", "few multiprocessors", 3)
-    plan = ENGINE.plan(knobs, call.spec, call.signature, target)
+    plan = ENGINE.build(knobs, call.problem, target)
     random = np.random.default_rng(0)
     types = call.signature.operands.values()
     operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
     run(plan, (operands, results), tmp_path)
     expected = call.spec.evaluate(*map(jnp.asarray, operands))
-    coarse = 2.0**-15 if pointwise_call(call.spec, call.signature).coarse else 0.0
+    approximate = 2.0**-15 if call.problem.approximate else 0.0
     for got, want, result in zip(results, expected, call.spec.results, strict=True):
         want = np.asarray(want, np.float64)
         terms = max(array.size for array in operands) // want.size
         # Both are rounded, and both are sums.
         unit = 2 * float(jnp.finfo(got.dtype).eps)
         compute = 32 * float(np.finfo(F64 if got.dtype == F64 else F32).eps)
-        allowed = unit * np.abs(want) + (coarse + compute) * np.sqrt(terms) * np.max(np.abs(want))
+        allowed = unit * np.abs(want) + (approximate + compute) * np.sqrt(terms) * np.max(np.abs(want))
         error = np.abs(got.astype(np.float64) - want)
         assert np.all(error <= allowed), f"{result}: off by {np.max(error / allowed)} times what is allowed"

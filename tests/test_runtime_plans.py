@@ -18,7 +18,7 @@ GOOD = Launch(KERNEL, (Operand(0), Result(0)), (0, 1, 1))
 
 
 def host_plan(*launches: Launch, arch: str = "") -> Plan:
-    return Plan("probe", "", arch, launches)
+    return Plan("", arch, launches, op="probe")
 
 
 def call_host(attributes: dict[str, Any]) -> jax.Array:

@@ -1,52 +1,57 @@
-"""What an engine is: one family of kernels, and how to configure it for a call."""
+"""What an engine is: one family of kernels, and how to configure it for a problem."""
 
-import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from jaxdnn.device import Target
 from jaxdnn.plan import Plan
-from jaxdnn.spec import Signature
 
 # What a launch may have at most: `kMaxArguments` and `kMaxTensorMaps` in cpp/launch_limits.h.
 MAX_ARGUMENTS = 128
 MAX_TENSOR_MAPS = 16
 
 
-class Engine(Protocol):
-    """One kernel family.
+class Problem:
+    """The canonical form of a call: sizes, strides and programs, whichever op states it."""
 
-    An engine never raises for a call it can't serve: it returns the reason. `Config` is a frozen dataclass of named,
-    validated knobs; `options(knobs=...)` replaces its fields by name.
+    family: ClassVar[str]  # the folder of the engines that serve it
+
+
+P = TypeVar("P", bound=Problem)  # the problem
+K = TypeVar("K")  # the knobs: a frozen dataclass, of which `options(knobs=...)` replaces fields by name
+
+
+class ProblemEngine(Generic[P, K]):
+    """One kernel family. It sees problems, never a spec, and never raises for one that it can't serve.
+
+    Attributes:
+      name: for `options(engine=...)`.
+      platform: the one that it runs on; "any" for all.
+      problem: what it serves; None for every call, whatever problem that states.
+      notes: for the user: "tensor cores", or "deterministic", which `options(deterministic=True)` asks for.
     """
 
-    name: str
-    platform: str  # "cuda" or "cpu"; "any" for every platform
-    op: str  # the `Spec.op` it serves; "any" for every op
+    name: ClassVar[str]
+    platform: ClassVar[Literal["cuda", "cpu", "any"]]
+    problem: ClassVar[type[Problem] | None]
+    notes: ClassVar[tuple[str, ...]]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user: "tensor cores", or "deterministic", which `options(deterministic=True)` asks for."""
-        ...
+    def family(self) -> str:
+        """The engine's folder."""
+        return "any" if self.problem is None else self.problem.family
 
-    def supports(self, spec: Any, signature: Signature, target: Target) -> str | None:
-        """None if the engine serves this call, else the reason why it does not, as a sentence for the user."""
-        ...
+    def reason(self, problem: P, target: Target) -> str | None:
+        """None if the engine serves this problem, else the reason why it does not, as a sentence for the user."""
+        raise NotImplementedError
 
-    def candidates(self, spec: Any, signature: Signature, target: Target) -> Iterable[Any]:
-        """Configurations that work for this call, the heuristic's choice first."""
-        ...
+    def configurations(self, problem: P, target: Target) -> Iterable[K]:
+        """Knobs that work for a problem that is served, the heuristic's choice first; at least one."""
+        raise NotImplementedError
 
-    def plan(self, config: Any, spec: Any, signature: Signature, target: Target) -> Plan | None:
-        """What one call does under `config`; None for "lower the reference"."""
-        ...
+    def build(self, config: K, problem: P, target: Target) -> Plan | None:
+        """What one call does under `config`; None for "lower the reference". Planning names it."""
+        raise NotImplementedError
 
 
-def sizes_reason(signature: Signature) -> str | None:
-    """Why no kernel can be configured for arrays of such sizes, or None."""
-    shapes = [array.shape for array in (*signature.operands.values(), *signature.results.values())]
-    if not all(isinstance(size, int) for shape in shapes for size in shape):
-        return "the shapes are symbolic, and kernels are configured for known sizes"
-    if any(math.prod(shape) == 0 for shape in shapes):
-        return "the arrays have no elements"
-    return None
+Engine = ProblemEngine[Any, Any]

@@ -3,7 +3,7 @@
 from jaxdnn.engines.base import Engine
 from jaxdnn.engines.norm.direct.engine import DirectNorm
 from jaxdnn.engines.norm.host import HostNorm
-from jaxdnn.engines.pointwise.pointwise import Pointwise
+from jaxdnn.engines.pointwise.pointwise import PointwiseEngine
 from jaxdnn.engines.product.host.engine import Host
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
@@ -16,7 +16,7 @@ ENGINES: tuple[Engine, ...] = (
     Skinny(),
     Sm90(),
     Simt(),
-    Pointwise(),
+    PointwiseEngine(),
     Host(),
     Xla(),
 )

@@ -2,33 +2,32 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxdnn.device import Target
-from jaxdnn.plan import Plan
-from jaxdnn.spec import Signature, Spec
+from jaxdnn.engines.base import ProblemEngine
 
 
 @dataclass(frozen=True)
-class XlaConfig:
+class XlaKnobs:
     """XLA has no knobs of ours."""
 
 
-class Xla:
+class Xla(ProblemEngine[Any, XlaKnobs]):
     """The op's reference."""
 
     name = "xla"
     platform = "any"
-    op = "any"
+    problem = None
     notes = ("portable",)
 
-    def supports(self, spec: Spec, signature: Signature, target: Target) -> str | None:
-        del spec, signature, target
+    def reason(self, problem: Any, target: Target) -> str | None:
+        del problem, target
         return None
 
-    def candidates(self, spec: Spec, signature: Signature, target: Target) -> Iterable[XlaConfig]:
-        del spec, signature, target
-        yield XlaConfig()
+    def configurations(self, problem: Any, target: Target) -> Iterable[XlaKnobs]:
+        del problem, target
+        yield XlaKnobs()
 
-    def plan(self, config: XlaConfig, spec: Spec, signature: Signature, target: Target) -> Plan | None:
-        del config, spec, signature, target
-        return None
+    def build(self, config: XlaKnobs, problem: Any, target: Target) -> None:
+        del config, problem, target

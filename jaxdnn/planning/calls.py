@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxdnn.config import Options
+from jaxdnn.engines.base import Problem
 from jaxdnn.spec import Signature, Spec
 
 
@@ -21,6 +22,11 @@ class Call:
     spec: Spec
     signature: Signature
     count: int
+
+    @property
+    def problem(self) -> Problem | str:
+        """What engines see of it, or the reason why there is nothing for them."""
+        return self.spec.problem(self.signature)
 
     @property
     def arrays(self) -> str:

@@ -2,16 +2,40 @@
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxdnn import _native
 from jaxdnn.config import Options
 from jaxdnn.device import Target
-from jaxdnn.engines.base import Engine
+from jaxdnn.engines.base import Engine, Problem
 from jaxdnn.plan import Plan
 from jaxdnn.spec import Signature, Spec
 
 _LARGEST_KNOB = 2**31
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call and what it is planned for; a target that is a string is the reason why there is none."""
+
+    spec: Spec
+    signature: Signature
+    platform: str
+    target: Target | str
+
+    @property
+    def device(self) -> Target:
+        """The target; where there is none, one that tells nothing, for XLA."""
+        return (
+            Target(self.platform, "", self.platform, 0, present=False) if isinstance(self.target, str) else self.target
+        )
+
+    @cached_property
+    def problem(self) -> Problem | str:
+        """What engines see of it."""
+        return self.spec.problem(self.signature)
 
 
 def _engines() -> tuple[Engine, ...]:
@@ -21,8 +45,8 @@ def _engines() -> tuple[Engine, ...]:
 
 
 def engines_for(spec: Spec) -> list[Engine]:
-    """The engine table's rows for this op, in order."""
-    return [engine for engine in _engines() if engine.op in (spec.op, "any")]
+    """The engine table's rows for the problems of this op, in order."""
+    return [engine for engine in _engines() if engine.problem in (*spec.problems, None)]
 
 
 def serves_everything(engine: Engine) -> bool:
@@ -30,39 +54,42 @@ def serves_everything(engine: Engine) -> bool:
     return engine.platform == "any"
 
 
-def reason_against(engine: Engine, spec: Spec, signature: Signature, platform: str, target: Target | str) -> str | None:
-    """Why the engine can't serve this call, or None. A target that is a string is the reason why there is none."""
+def reason_against(engine: Engine, request: Request) -> str | None:
+    """Why the engine can't serve this call, or None."""
     if serves_everything(engine):
         return None
-    if engine.platform != platform:
-        return f"it runs on {engine.platform}, and this call is compiled for {platform}"
-    if isinstance(target, str):
-        return target
-    if spec.options.deterministic and "deterministic" not in engine.notes:
+    if engine.platform != request.platform:
+        return f"it runs on {engine.platform}, and this call is compiled for {request.platform}"
+    if isinstance(request.target, str):
+        return request.target
+    if request.spec.options.deterministic and "deterministic" not in engine.notes:
         return "its results may vary from run to run, which options(deterministic=False) allows"
-    return engine.supports(spec, signature, target)
+    problem = request.problem
+    if isinstance(problem, str):
+        return problem
+    if not isinstance(problem, engine.problem or Problem):
+        return f"it serves another problem than {problem.family}"
+    return engine.reason(problem, request.target)
 
 
-def prepare(
-    engine: Engine, configs: Iterable[Any], spec: Spec, signature: Signature, target: Target
-) -> tuple[Any, Plan | None] | str:
+def prepare(engine: Engine, configs: Iterable[Any], request: Request) -> tuple[Any, Plan | None] | str:
     """The first configuration within `workspace_limit` and its plan, compiled (and loaded, if the device is here).
 
     If there is none, the reason against the first one. Only the workspace makes it go on to the next one: that costs no
     compilation, while what keeps one kernel from being compiled or loaded keeps all of them.
     """
-    limit, reasons = spec.options.workspace_limit, []
+    limit, reasons = request.spec.options.workspace_limit, []
     for config in configs:
-        plan = engine.plan(config, spec, signature, target)
+        plan = engine.build(config, request.problem, request.device)
         if plan is not None and limit is not None and plan.workspace > limit:
             reasons.append(f"it needs {plan.workspace} bytes of workspace, and workspace_limit is {limit}")
             continue
         if plan is not None and plan.unit:
             try:
-                (_native.load if target.present else _native.compile)(plan.unit, plan.arch)
+                (_native.load if request.device.present else _native.compile)(plan.unit, plan.arch)
             except _native.Unavailable as unavailable:
                 return str(unavailable)
-        return config, plan
+        return config, plan and dataclasses.replace(plan, op=request.spec.title)
     return reasons[0]
 
 

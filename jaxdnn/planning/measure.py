@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn.device import Target
-from jaxdnn.planning.candidates import engines_for, prepare, reason_against
+from jaxdnn.planning.candidates import Request, engines_for, prepare, reason_against
 from jaxdnn.spec import Signature, Spec
 
 _REPEATS = 20
@@ -34,12 +34,13 @@ def configurations(spec: Spec, signature: Signature, platform: str, target: Targ
     measured = []
     # Lowering may be what asks for this, in the midst of somebody else's tracing.
     with jax.ensure_compile_time_eval(), jax.default_device(device):
+        request = Request(spec, signature, platform, target)
         operands = _operand_sets(signature, target)
         for engine in engines_for(spec):
-            if reason_against(engine, spec, signature, platform, target):
+            if reason_against(engine, request):
                 continue
-            for config in engine.candidates(spec, signature, target):
-                prepared = prepare(engine, [config], spec, signature, target)
+            for config in engine.configurations(request.problem, target):
+                prepared = prepare(engine, [config], request)
                 if isinstance(prepared, str):
                     continue
                 _, plan = prepared

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxdnn.config import logger
-from jaxdnn.device import Target, find_target
+from jaxdnn.device import find_target
 from jaxdnn.engines.base import Engine
 from jaxdnn.plan import Plan
 from jaxdnn.planning import measure
 from jaxdnn.planning.cache import recall, remember
 from jaxdnn.planning.candidates import (
+    Request,
     check_engine_name,
     engines_for,
     prepare,
@@ -51,44 +52,44 @@ def select(spec: Spec, signature: Signature, platform: str) -> Selection:
     """
     started = time.perf_counter()
     check_engine_name(spec.options)
-    target = find_target(platform, spec.options)
-    selection = _measured(spec, signature, platform, target) or _first(spec, signature, platform, target)
+    request = Request(spec, signature, platform, find_target(platform, spec.options))
+    selection = _measured(request) or _first(request)
     _log(spec, signature, selection, time.perf_counter() - started)
     return selection
 
 
-def _measured(spec: Spec, signature: Signature, platform: str, target: Target | str) -> Selection | None:
+def _measured(request: Request) -> Selection | None:
     """What measurement found best, where the options ask for that and allow it; None too if it no longer exists."""
-    options = spec.options
+    spec, signature, target, options = request.spec, request.signature, request.target, request.spec.options
     if options.autotune == "off" or options.engine is not None or isinstance(target, str) or not target.present:
         return None
     best = recall(spec, signature, target)
     if best is None and options.autotune == "on":
-        best = remember(spec, signature, target, measure.configurations(spec, signature, platform, target))
+        best = remember(spec, signature, target, measure.configurations(spec, signature, request.platform, target))
     if best is None:
         return None
     rejected: list[tuple[str, str]] = []
     for engine in engines_for(spec):
-        reason = reason_against(engine, spec, signature, platform, target)
+        reason = reason_against(engine, request)
         if reason or engine.name != best.engine:
             rejected.append((engine.name, reason or "measurement chose another"))
             continue
         if serves_everything(engine) and not options.fallback:
             return None
         try:
-            outcome = _prepare(engine, best.knobs, spec, signature, target)
+            outcome = _prepare(engine, best.knobs, request)
         except (TypeError, ValueError):  # remembered knobs that the engine no longer has, or not with these values
             return None
         return None if isinstance(outcome, str) else Selection(engine.name, *outcome, tuple(rejected))
     return None
 
 
-def _first(spec: Spec, signature: Signature, platform: str, target: Target | str) -> Selection:
+def _first(request: Request) -> Selection:
     """The first engine of the table that serves the call."""
-    options = spec.options
+    options = request.spec.options
     rejected: list[tuple[str, str]] = []
-    for engine in engines_for(spec):
-        outcome = _try(engine, spec, signature, platform, target)
+    for engine in engines_for(request.spec):
+        outcome = _try(engine, request)
         if isinstance(outcome, str):
             rejected.append((engine.name, outcome))
             continue
@@ -97,32 +98,26 @@ def _first(spec: Spec, signature: Signature, platform: str, target: Target | str
         return Selection(engine.name, *outcome, tuple(rejected))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
     raise NoEngineError(
-        f"{spec.title}: no native engine serves this call ({reasons}); with options(fallback=True) XLA runs it"
+        f"{request.spec.title}: no native engine serves this call ({reasons}); with options(fallback=True) XLA runs it"
     )
 
 
-def _try(
-    engine: Engine, spec: Spec, signature: Signature, platform: str, target: Target | str
-) -> tuple[Any, Plan | None] | str:
+def _try(engine: Engine, request: Request) -> tuple[Any, Plan | None] | str:
     """The engine's configuration and plan, ready to run, or why it does not serve."""
-    options = spec.options
+    options = request.spec.options
     if options.engine not in (None, engine.name) and not serves_everything(engine):
         return f'options(engine="{options.engine}") asks for another'
-    if reason := reason_against(engine, spec, signature, platform, target):
+    if reason := reason_against(engine, request):
         return reason
-    if isinstance(target, str):
-        target = Target(platform, "", platform, 0, present=False)
-    return _prepare(engine, options.knobs if options.engine == engine.name else (), spec, signature, target)
+    return _prepare(engine, options.knobs if options.engine == engine.name else (), request)
 
 
-def _prepare(
-    engine: Engine, knobs: tuple[tuple[str, Any], ...], spec: Spec, signature: Signature, target: Target
-) -> tuple[Any, Plan | None] | str:
+def _prepare(engine: Engine, knobs: tuple[tuple[str, Any], ...], request: Request) -> tuple[Any, Plan | None] | str:
     """The heuristic's choice with these knobs; without any, the first configuration that the options allow."""
-    configs = engine.candidates(spec, signature, target)
+    configs = engine.configurations(request.problem, request.device)
     if knobs:
         configs = [with_knobs(engine, next(iter(configs)), dict(knobs))]
-    return prepare(engine, configs, spec, signature, target)
+    return prepare(engine, configs, request)
 
 
 def _log(spec: Spec, signature: Signature, selection: Selection, seconds: float) -> None:

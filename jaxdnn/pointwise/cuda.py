@@ -89,15 +89,15 @@ def register_type(dtype: str) -> str:
     )
 
 
-def functor(program: Program, name: str = "Epilogue", *, coarse: bool = False) -> Functor:
+def functor(program: Program, name: str = "Epilogue", *, approximate: bool = False) -> Functor:
     """Emits a collapsed program as the struct `name`.
 
-    What is rounded to 16 bits when it is stored may be off by 2^-17, relative to the largest value on the way. `coarse`
-    allows that of everything.
+    What is rounded to 16 bits when it is stored may be off by 2^-17, relative to the largest value on the way.
+    `approximate` allows that of everything.
     """
     if program.rank != 3:
         raise ValueError(f"functor: the program has {program.rank} dimensions; collapse it to batch, row and column")
-    return _Emitter(program, name, coarse).functor()
+    return _Emitter(program, name, approximate).functor()
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _ShiftedTanh:
 
 
 class _Emitter:
-    def __init__(self, program: Program, name: str, coarse: bool) -> None:
+    def __init__(self, program: Program, name: str, approximate: bool) -> None:
         self.program, self.name = program, name
         self.taken: set[str] = {name}
         self.accumulators = [self._unique(argument.name) for argument in program.accumulators]
@@ -128,7 +128,7 @@ class _Emitter:
         self.results = tuple(register_type(program.instructions[output.value].dtype) for output in program.outputs)
         used = {i.immediate.dimension for i in program.instructions if isinstance(i.immediate, Index)}
         # What is off by 2^-17 rounds to the same 16 bits, or next to a tie to a neighbour.
-        self.coarse = coarse or all(np.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
+        self.approximate = approximate or all(np.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
         self.coordinates = [_COORDINATES[dimension] for dimension in sorted(used)]
 
     def functor(self) -> Functor:
@@ -225,7 +225,7 @@ class _Emitter:
                 case _:
                     expression = f"v{computed}"
                     computed += 1
-                    approximate = "approximate_" if self.coarse and instruction.dtype == "float32" else ""
+                    approximate = "approximate_" if self.approximate and instruction.dtype == "float32" else ""
                     if position in shifted:
                         one = shifted[position]
                         value = f"math::{approximate}one_plus_tanh({'-' * one.negated}{names[one.argument]})"

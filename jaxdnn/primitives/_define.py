@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstrac
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import select
-from jaxdnn.spec import Direction, Spec
+from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "tangent", "backward")
 _PLATFORMS = ("cpu", "cuda")
@@ -36,7 +36,7 @@ _PLATFORMS = ("cpu", "cuda")
 class Op:
     """The primitives of one op, and the function that binds the forward one."""
 
-    def __init__(self, spec_type: type[Spec]) -> None:
+    def __init__(self, spec_type: type[DirectedSpec]) -> None:
         forward, tangent, backward = (_define(f"{spec_type.op}_{direction}") for direction in _DIRECTIONS)
         ad.primitive_jvps[forward] = self._forward_jvp
         ad.primitive_jvps[tangent] = partial(_reference_jvp, tangent)
@@ -45,11 +45,11 @@ class Op:
         bound = (forward.bind, tangent.bind, backward.bind)
         spec_type.primitives = dict(zip(_DIRECTIONS, bound, strict=True))
 
-    def __call__(self, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, spec: DirectedSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Binds the primitive of the spec's direction: operands by name to results by name."""
-        return _bind(spec, arrays)
+        return bind(spec, arrays)
 
-    def _forward_jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: Spec) -> tuple[Any, Any]:
+    def _forward_jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: DirectedSpec) -> tuple[Any, Any]:
         spec_saving = spec.saving()
         inputs = dict(zip(spec.inputs, primals, strict=True))
         outputs = self(spec_saving, inputs)
@@ -68,7 +68,7 @@ class Op:
         )
         return [outputs[name] for name in spec.outputs], [d_outputs[f"d_{name}"] for name in spec.outputs]
 
-    def _tangent_transpose(self, cotangents: Sequence[Any], *operands: Any, spec: Spec) -> list[Any]:
+    def _tangent_transpose(self, cotangents: Sequence[Any], *operands: Any, spec: DirectedSpec) -> list[Any]:
         seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if type(ct) is not ad.Zero}
         arrays = dict(zip(spec.operands, operands, strict=True))
         if not seeds:
@@ -88,40 +88,36 @@ class Op:
 
 
 class MultilinearOp:
-    """The primitive of an op that is linear in some of its inputs, and the function that binds it.
+    """The primitive of an op that is linear in some of its operands, and the function that binds it."""
 
-    Its spec has two rules, from and to arrays by name: `differentiate(inputs, tangents)` returns outputs and their
-    tangents, and `transpose(cotangents, inputs)` the cotangents of those inputs that are None.
-    """
-
-    def __init__(self, spec_type: type[Any]) -> None:
+    def __init__(self, spec_type: type[MultilinearSpec]) -> None:
         primitive = _define(spec_type.op)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
-        spec_type.primitives = {"forward": primitive.bind}
+        spec_type.primitive = staticmethod(primitive.bind)
 
-    def __call__(self, spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Binds the primitive: inputs by name to outputs by name."""
-        return _bind(spec, arrays)
+    def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Binds the primitive: operands by name to results by name."""
+        return bind(spec, arrays)
 
-    def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: Any) -> tuple[Any, Any]:
-        moving = {name: t for name, t in zip(spec.inputs, tangents, strict=True) if type(t) is not ad.Zero}
-        outputs, d_outputs = spec.differentiate(dict(zip(spec.inputs, primals, strict=True)), moving)
+    def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: MultilinearSpec) -> tuple[Any, Any]:
+        moving = {name: t for name, t in zip(spec.operands, tangents, strict=True) if type(t) is not ad.Zero}
+        results, d_results = spec.differentiate(dict(zip(spec.operands, primals, strict=True)), moving)
 
         def tangent(name: str) -> Any:
-            output, given = outputs[name], d_outputs.get(name)
+            result, given = results[name], d_results.get(name)
             constant = given is None or jax.dtypes.result_type(given) == jax.dtypes.float0
-            return ad.Zero(jax.typeof(output).to_tangent_aval()) if constant else given
+            return ad.Zero(jax.typeof(result).to_tangent_aval()) if constant else given
 
-        return [outputs[name] for name in spec.outputs], [tangent(name) for name in spec.outputs]
+        return [results[name] for name in spec.results], [tangent(name) for name in spec.results]
 
-    def _transpose(self, cotangents: Sequence[Any], *operands: Any, spec: Any) -> list[Any]:
-        arrays = dict(zip(spec.inputs, operands, strict=True))
+    def _transpose(self, cotangents: Sequence[Any], *operands: Any, spec: MultilinearSpec) -> list[Any]:
+        arrays = dict(zip(spec.operands, operands, strict=True))
         wanted = {name: x.aval for name, x in arrays.items() if ad.is_undefined_primal(x)}
-        seeds = {name: ct for name, ct in zip(spec.outputs, cotangents, strict=True) if type(ct) is not ad.Zero}
+        seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if type(ct) is not ad.Zero}
         given = {name: None if name in wanted else array for name, array in arrays.items()}
         gradients = spec.transpose(seeds, given, wanted) if seeds else {}
-        return [gradients.get(name, ad.Zero(wanted[name])) if name in wanted else None for name in spec.inputs]
+        return [gradients.get(name, ad.Zero(wanted[name])) if name in wanted else None for name in spec.operands]
 
 
 def live(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
@@ -149,7 +145,8 @@ def _define(op: str) -> Primitive:
     return primitive
 
 
-def _bind(spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def bind(spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Binds the primitive of a spec: operands by name to results by name."""
     operands = _vary_alike([arrays[name] for name in spec.operands])
     return dict(zip(spec.results, spec.bind(*operands), strict=True))
 

@@ -16,15 +16,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdnn.config import current_options
+from jaxdnn.engines.norm.problem import Rows, row_arrays
 from jaxdnn.primitives._define import Op
-from jaxdnn.spec import Signature, Spec
+from jaxdnn.spec import DirectedSpec, Signature
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 _PARAMETERS = frozenset({"scale", "bias", "d_scale", "d_bias"})
 
 
 @dataclass(frozen=True, repr=False)
-class NormSpec(Spec):
+class NormSpec(DirectedSpec):
     """A normalization over the last `ndim` axes of x.
 
     Attributes:
@@ -41,6 +42,7 @@ class NormSpec(Spec):
     """
 
     op = "norm"
+    problems = (Rows,)
 
     kind: Literal["layer_norm", "rms_norm"] = "layer_norm"
     ndim: int = 1
@@ -138,6 +140,18 @@ class NormSpec(Spec):
             return rows if name.removeprefix("d_") in ("mean", "rstd") else (*rows, *columns)
 
         return {name: dimensions(name) for name in (*self.operands, *self.results)}, frozenset(columns)
+
+    def problem(self, signature: Signature) -> Rows | str:
+        if self.direction == "tangent":
+            return "it has no kernel for the tangent"
+        if self.direction == "backward" and "y" not in self.seeded:
+            return "its backward kernel starts from the cotangent of y, which is zero here"
+        found = row_arrays(signature, self.carries, self.ndim)
+        if isinstance(found, str):
+            return found
+        sizes, operands, results = found
+        centered, backward = self.kind == "layer_norm", self.direction == "backward"
+        return Rows(*sizes, centered, backward, self.epsilon, self.scale_offset, operands, results)
 
     @property
     def fused(self) -> tuple[str, ...]:

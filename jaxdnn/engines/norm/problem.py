@@ -1,70 +1,111 @@
-"""Rows, columns and groups of a norm call: what every engine of the op reads off a spec and a signature."""
+"""Rows that are normalized, or their gradients, as engines see them."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from jaxdnn.engines.base import sizes_reason
+from jaxdnn.engines.base import Problem
+from jaxdnn.plan import Operand, Result
 from jaxdnn.spec import Signature
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """A norm call as `groups` independent problems of `rows` rows of `columns` contiguous elements.
+class RowArray:
+    """An array of the call: "x", "scale", "d_y", ...
 
     Attributes:
-      groups: the product of the mapped sizes (`Spec.batch`); parameters and their gradients belong to one group.
+      name: its part in the normalization.
+      buffer: where it lies, dense.
+      dtype: of its elements.
+      group_stride: elements between the same place in two neighbouring groups; 0 for one that all groups share.
+    """
+
+    name: str
+    buffer: Operand | Result
+    dtype: str
+    group_stride: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Rows(Problem):
+    """`groups` independent normalizations of `rows` rows of `columns` contiguous elements, or their backward pass.
+
+    Attributes:
+      groups: the product of the mapped sizes; parameters and their gradients belong to one group.
       rows: rows of one group.
       columns: elements of a row, which share one mean and one reciprocal standard deviation.
-      group_stride: for each operand and result, by name, the elements between the same place in two neighbouring
-        groups; 0 for an operand that all groups share.
-      compute_dtype: "float64" if any array is float64, else "float32": the arithmetic's type and the statistics'.
+      centered: whether the mean is subtracted (layer_norm), or not (rms_norm).
+      backward: whether results are gradients: of "x", the cotangent "d_x" is a result, and "d_y" an operand.
+      epsilon: added to the variance, or to the mean square.
+      scale_offset: added to the scale.
+      operands, results: the arrays that there are, in order.
     """
+
+    family = "norm"
 
     groups: int
     rows: int
     columns: int
-    group_stride: Mapping[str, int]
-    compute_dtype: str
+    centered: bool
+    backward: bool
+    epsilon: float
+    scale_offset: float
+    operands: tuple[RowArray, ...]
+    results: tuple[RowArray, ...]
 
     @property
-    def elements(self) -> int:
-        """Elements of an array that has every group, row and column."""
-        return self.groups * self.rows * self.columns
+    def arrays(self) -> Mapping[str, RowArray]:
+        """All arrays, by name."""
+        return {array.name: array for array in (*self.operands, *self.results)}
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The arrays whose gradients the backward pass returns."""
+        return tuple(array.name.removeprefix("d_") for array in self.results) if self.backward else ()
+
+    @property
+    def compute_dtype(self) -> str:
+        """The arithmetic's type and the statistics': "float64" if any array is, else "float32"."""
+        return "float64" if any(array.dtype == "float64" for array in self.arrays.values()) else "float32"
+
+    @property
+    def title(self) -> str:
+        """What a reader of the generated source wants to know."""
+        return f"{'layer' if self.centered else 'rms'}_norm {'backward' if self.backward else 'forward'}"
 
 
-def geometry(spec: Any, signature: Signature) -> Geometry | str:
-    """The geometry of a call, or the reason why it has none that a kernel could serve."""
-    if reason := sizes_reason(signature):
+def row_arrays(
+    signature: Signature, carries: Mapping[str, tuple[bool, ...]], ndim: int
+) -> tuple[tuple[int, int, int], tuple[RowArray, ...], tuple[RowArray, ...]] | str:
+    """Groups, rows and columns of a call whose last `ndim` dimensions are a row, its operands and its results.
+
+    Or the reason why kernels can't have them. `carries` says of each operand which of the mapped axes it has, in front;
+    results have all of them.
+    """
+    if reason := signature.reason:
         return reason
-    arrays = {**signature.operands, **signature.results}
-    for name, array in arrays.items():
-        if np.dtype(array.dtype).name not in DTYPES:
-            return f"{name} has dtype {np.dtype(array.dtype).name}, and the kernels take {', '.join(DTYPES)}"
-
-    patterns = {name: tuple(entry[i] for entry in spec.batch) for i, name in enumerate(signature.operands)}
-    mixed = [name for name, pattern in patterns.items() if any(pattern) and not all(pattern)]
-    if mixed:
+    for name, of in signature.arrays.items():
+        if of.dtype.name not in DTYPES:
+            return f"{name} has dtype {of.dtype.name}, and the kernels take {', '.join(DTYPES)}"
+    if mixed := [name for name, axes in carries.items() if any(axes) and not all(axes)]:
         return f"{mixed[0]} carries some of the mapped axes and not others"
-    mapped = len(spec.batch)
+    mapped = len(carries["x"])
+
+    def array(name: str, buffer: Operand | Result, carried: bool) -> RowArray:
+        of = signature.arrays[name]
+        return RowArray(name, buffer, of.dtype.name, math.prod(of.shape[mapped:]) if carried else 0)
+
+    operands = [array(name, Operand(i), bool(mapped) and all(carries[name])) for i, name in enumerate(carries)]
+    results = [array(name, Result(i), carried=True) for i, name in enumerate(signature.results)]
+    shape = signature.operands["x"].shape[mapped if all(carries["x"]) else 0 :]
+    split = len(shape) - ndim
     groups = math.prod(next(iter(signature.results.values())).shape[:mapped])
-
-    group_stride = {name: math.prod(array.shape[mapped:]) for name, array in signature.results.items()}
-    for name, array in signature.operands.items():
-        group_stride[name] = math.prod(array.shape[mapped:]) if mapped and all(patterns[name]) else 0
-
-    x = signature.operands["x"]
-    shape = x.shape[mapped:] if mapped and all(patterns["x"]) else x.shape
-    split = len(shape) - spec.ndim
-    return Geometry(
-        groups=groups,
-        rows=math.prod(shape[:split]),
-        columns=math.prod(shape[split:]),
-        group_stride=group_stride,
-        compute_dtype="float64" if any(np.dtype(a.dtype) == np.float64 for a in arrays.values()) else "float32",
-    )
+    return (groups, math.prod(shape[:split]), math.prod(shape[split:])), tuple(operands), tuple(results)

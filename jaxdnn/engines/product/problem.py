@@ -1,22 +1,15 @@
-"""A product of matrices with its epilogue, as every matmul engine sees it: `product(spec, signature)`.
+"""A product of matrices with its epilogue, as engines see it."""
 
-An engine that takes a `Product` inherits from `ProductEngine`, and never sees a spec.
-"""
-
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxdnn.device import Target
-from jaxdnn.engines.base import MAX_ARGUMENTS, sizes_reason
-from jaxdnn.plan import Operand, Plan, Result, Scratch
-from jaxdnn.pointwise import Load, Output, Program, collapse, trace
-from jaxdnn.pointwise.operations import DTYPES
-from jaxdnn.spec import Signature, Spec
+from jaxdnn.engines.base import MAX_ARGUMENTS, Problem
+from jaxdnn.plan import Operand, Result, Scratch
+from jaxdnn.pointwise import Load, Output, Program, trace
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class Reduced:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Problem):
     """results = epilogue(a @ b[0], a @ b[1], ..., operands...), for each matrix of a batch.
 
     Attributes:
@@ -85,6 +78,8 @@ class Product:
         computed, and has no other use for a result's memory.
       precision: of float32 operands: "default" may round them to tf32, "highest" may not.
     """
+
+    family = "product"
 
     m: int
     n: int
@@ -140,86 +135,25 @@ def identity(sums: int, accumulator: str, dtype: str) -> Program:
     return program.with_output_dtype(dtype)
 
 
-def product(spec: Any, signature: Signature) -> Product | str:
-    """A `MatmulSpec`'s call as a `Product`, or the reason why it is none."""
-    if reason := sizes_reason(signature):
-        return reason
-    if spec.accumulator not in DTYPES:
-        return f"kernels have no sums of {spec.accumulator}"
-    if spec.batch:
-        return "its epilogue, mapped, is no pointwise program"
-    groups = spec.groups(signature.operands)
-    sizes = {name: math.prod(group) for name, group in groups.items()}
-    matrices: dict[str, Matrix] = {}
-    for name in ("a", *spec.rights):
-        matrix = _matrix(spec, signature, name, sizes)
-        if isinstance(matrix, str):
-            return matrix
-        matrices[name] = matrix
-    shape = (*groups["b"], *groups["m"], *groups["n"])
-    counts = (len(groups["b"]), len(groups["m"]), len(groups["n"]))
-    if spec.epilogue is None:
-        program = identity(len(spec.rights), spec.accumulator, spec.dtype)
-    else:
-        shapes = [signature.operands[name].shape for name in spec.extras]
-        program = collapse(spec.epilogue.program, shape, shapes, counts)
-        if isinstance(program, str):
-            return program
-
-    def operand(load: Load) -> EpilogueOperand:
-        name = spec.extras[load.operand]
-        return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name])
-
-    results = []
-    for index, (output, array) in enumerate(zip(program.outputs, signature.results.values(), strict=True)):
-        result = dense_result(output, index, sizes, array.dtype.name)
-        if isinstance(result, str):
-            return result
-        results.append(result)
-    return Product(
-        m=sizes["m"],
-        n=sizes["n"],
-        k=sizes["k"],
-        batch=sizes["b"],
-        a=matrices["a"],
-        b=tuple(matrices[name] for name in spec.rights),
-        program=program,
-        results=tuple(results),
-        operands=tuple(operand(load) for load in program.loads),
-        a_transposed=spec.a_order.index("k") < spec.a_order.index("m"),
-        b_transposed=spec.b_order.index("n") < spec.b_order.index("k"),
-        precision=spec.precision,
-    )
-
-
-def _matrix(spec: Any, signature: Signature, name: str, sizes: dict[str, int]) -> Matrix | str:
-    """One of the matrices that are multiplied."""
-    order, side = (spec.a_order, 0) if name == "a" else (spec.b_order, 1)
-    carried = [
-        flags[side] for flags, size in zip(spec.batched, spec.groups(signature.operands)["b"], strict=True) if size != 1
-    ]
-    if any(carried) and not all(carried):
-        return f"{name} carries some of the batch dimensions and not others"
-    lengths = {**sizes, "b": sizes["b"] if any(carried) else 1}
-    strides, step = {}, 1
-    for group in reversed(order):
-        strides[group] = step
-        step *= lengths[group]
-    outer, inner = (group for group in order if group != "b")
-    if strides[inner] != 1:
-        return f"the batch is the innermost dimension of {name}"
-    index = signature.operand_index(name)
-    dtype = signature.operands[name].dtype.name
-    batch = strides["b"] if any(carried) else 0
-    return Matrix(Operand(index), dtype, lengths[outer], lengths[inner], strides[outer], batch)
-
-
 def dense_operand(load: Load, buffer: Operand, array: Any) -> EpilogueOperand:
     """What is read of a dense array."""
     batch, row, column = load.strides(array.shape)
     _, by_row, by_column = load.varies
     broadcast = ("full" if by_row else "row") if by_column else ("column" if by_row else "scalar")
     return EpilogueOperand(buffer, array.dtype.name, broadcast, batch, row, column)
+
+
+def dense_results(
+    program: Program, sizes: Mapping[str, int], dtypes: Sequence[str]
+) -> tuple[Matrix | Reduced, ...] | str:
+    """A program's outputs as dense arrays of these dtypes, or why that can't be; `sizes` as `dense_result` has them."""
+    found = []
+    for index, (output, dtype) in enumerate(zip(program.outputs, dtypes, strict=True)):
+        result = dense_result(output, index, sizes, dtype)
+        if isinstance(result, str):
+            return result
+        found.append(result)
+    return tuple(found)
 
 
 def dense_result(output: Output, index: int, sizes: Mapping[str, int], dtype: str) -> Matrix | Reduced | str:
@@ -242,35 +176,3 @@ def dense_result(output: Output, index: int, sizes: Mapping[str, int], dtype: st
 
 def _kept(dimensions: Sequence[int | None]) -> list[int]:
     return [dimension for dimension in dimensions if dimension is not None]
-
-
-class ProductEngine:
-    """An engine of matmul: it says what it has against a product, offers configurations, and plans one of them."""
-
-    op = "matmul"
-
-    def reason(self, product: Product, target: Target) -> str | None:
-        """Why the engine can't serve the product, or None."""
-        raise NotImplementedError
-
-    def configurations(self, product: Product, target: Target) -> Iterable[Any]:
-        """Configurations that work for the product, the heuristic's choice first; at least one."""
-        raise NotImplementedError
-
-    def build(self, config: Any, product: Product, target: Target, title: str) -> Plan:
-        """The plan of one configuration, for the call named `title`."""
-        raise NotImplementedError
-
-    def supports(self, spec: Spec, signature: Signature, target: Target) -> str | None:
-        one = product(spec, signature)
-        return one if isinstance(one, str) else self.reason(one, target)
-
-    def candidates(self, spec: Spec, signature: Signature, target: Target) -> Iterable[Any]:
-        one = product(spec, signature)
-        assert not isinstance(one, str), "the call is supported"
-        return self.configurations(one, target)
-
-    def plan(self, config: Any, spec: Spec, signature: Signature, target: Target) -> Plan:
-        one = product(spec, signature)
-        assert not isinstance(one, str), "the call is supported"
-        return self.build(config, one, target, spec.title)

@@ -4,8 +4,11 @@ d_sums = f'(sums, operands) * dy, and what of it is summed for operands that bro
 """
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from inspect import Parameter
 from math import prod
 from typing import Any
 
@@ -16,10 +19,13 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.linear_util import WrappedFun
 
-from jaxdnn.pointwise import Program
+from jaxdnn.engines.pointwise.problem import Pointwise
+from jaxdnn.engines.product.problem import dense_operand, dense_results
+from jaxdnn.plan import Operand
+from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, trace
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
-from jaxdnn.spec import Signature, Spec
+from jaxdnn.spec import DirectedSpec, Signature
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def _held(value: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class EpilogueSpec(Spec):
+class EpilogueSpec(DirectedSpec):
     """An epilogue's floating outputs, as a function of the sums, as they were saved, and of its operands.
 
     Attributes:
@@ -91,6 +97,7 @@ class EpilogueSpec(Spec):
     """
 
     op = "epilogue"
+    problems = (Pointwise,)
 
     epilogue: Epilogue | None = None
     derivative: Rule = Rule()
@@ -119,18 +126,14 @@ class EpilogueSpec(Spec):
         floating = (jnp.issubdtype(output.dtype, jnp.floating) for output in self.program.outputs)
         return tuple(f"y{i}" for i, is_floating in enumerate(floating) if is_floating)
 
-    @property
-    def saved(self) -> tuple[str, ...]:
-        return ()
-
     def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         assert self.epilogue is not None
         results = self.epilogue.function(*(inputs[name] for name in self.inputs))
         return tuple(results[int(name.removeprefix("y"))] for name in self.outputs)
 
-    def _evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
         sums = [array.astype(self.accumulator) for array in operands[: self.sum_count]]
-        results = super()._evaluate_unbatched(*sums, *operands[self.sum_count :])
+        results = super().evaluate_unbatched(*sums, *operands[self.sum_count :])
         if self.direction != "backward":
             return results
         rounded = {f"d_{name}" for name in self.sums}
@@ -147,12 +150,51 @@ class EpilogueSpec(Spec):
         arrays = (*self.operands, *self.results)
         return {name: dimensions[name.removeprefix("d_")] for name in arrays}, whole
 
+    def problem(self, signature: Signature) -> Pointwise | str:
+        if signature.reason:
+            return signature.reason
+        if self.batch:
+            return "it is mapped"
+        operands = tuple((name, array.shape, array.dtype.name) for name, array in signature.operands.items())
+        return _problem(self, operands, tuple(array.dtype.name for array in signature.results.values()))
+
     @property
     def fused(self) -> tuple[str, ...]:
         return (self.program.title, *self.program.operations)
 
     def flops(self, signature: Signature) -> int:
         return prod(signature.operands[self.sums[0]].shape) * len(self.program.operations)
+
+
+@lru_cache(maxsize=256)
+def _problem(
+    spec: EpilogueSpec, operands: tuple[tuple[str, tuple[int, ...], str], ...], results: tuple[str, ...]
+) -> Pointwise | str:
+    shape = operands[0][1]
+    types = [jax.ShapeDtypeStruct(of, dtype) for _, of, dtype in operands]
+
+    def function(*arrays: Any) -> Any:
+        return spec.evaluate(*arrays)
+
+    named = [Parameter(name, Parameter.POSITIONAL_ONLY) for name, _, _ in operands]
+    function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    function.__name__ = f"{spec.direction} of {spec.program.title}"
+    try:
+        program = collapse(trace(function, shape, (), types), shape, [one.shape for one in types], spec.groups)
+    except UnsupportedOperation as error:
+        return f"`{error.primitive}`: {error.reason}"
+    except (TypeError, ValueError) as error:
+        return f"it is no pointwise function: {error}"
+    if isinstance(program, str):
+        return program
+    first_row, first_column = spec.groups[0], spec.groups[0] + spec.groups[1]
+    batch, rows, columns = map(prod, (shape[:first_row], shape[first_row:first_column], shape[first_column:]))
+    stored = dense_results(program, {"b": batch, "m": rows, "n": columns}, results)
+    if isinstance(stored, str):
+        return stored
+    loads = tuple(dense_operand(load, Operand(load.operand), types[load.operand]) for load in program.loads)
+    wide = [load.dtype for load in loads if load.broadcast == "full" and load.dtype not in ("bfloat16", "float16")]
+    return Pointwise(batch, rows, columns, program, loads, stored, approximate=not wide)
 
 
 _epilogue = Op(EpilogueSpec)

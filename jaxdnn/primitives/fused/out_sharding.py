@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from jaxdnn.config import current_options
 from jaxdnn.planning.select import NoEngineError
@@ -32,3 +33,19 @@ def sharded_product(
     sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
     y = apply_after([sums], operands, epilogue, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
     return as_weak(y, type_of, epilogue, out_dtype)
+
+
+def explicit_sharding(aval: Any) -> NamedSharding | None:
+    """The sharding of an array's type, if axes of the mesh are explicit, so that types carry it."""
+    mesh = get_abstract_mesh()
+    if AxisType.Explicit not in mesh.axis_types:
+        return None
+    return NamedSharding(mesh, PartitionSpec(*aval.sharding.spec))
+
+
+def rearranged(sharding: NamedSharding | None, dimensions: Sequence[int | None]) -> NamedSharding | None:
+    """The sharding of an array whose dimensions are these ones of an array of `sharding`; None for a new one."""
+    if sharding is None:
+        return None
+    split = [None if d is None or d >= len(sharding.spec) else sharding.spec[d] for d in dimensions]
+    return NamedSharding(sharding.mesh, PartitionSpec(*split))

@@ -260,13 +260,14 @@ def _apply(
     """Binds the primitive for arrays with labels: see `arrange`."""
     dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
     operands = checked_operands(epilogue, operands)
+    dimensions, arrays = arrange(left, rights, result, batch)
+    spec = spec.replace(dimensions=dimensions, dual=len(rights) == 2)
     if epilogue is None:
-        spec, arrays = arrange(spec.replace(dtype=dtype), left, rights, result, batch)
-        return _matmul(spec, dict(zip(spec.inputs, arrays, strict=True)))["y"]
+        return _matmul(spec.replace(dtype=dtype), dict(zip(spec.operands, arrays, strict=True)))["y"]
     epilogue, operands = strongly_typed(epilogue, len(rights), operands)
-    spec, arrays = arrange(spec.replace(dtype=spec.accumulator), left, rights, result, batch)
+    spec = spec.replace(dtype=spec.accumulator)
     fused = spec.replace(operand_count=len(operands))
-    inputs = dict(zip(fused.inputs, [*arrays, *operands], strict=True))
+    inputs = dict(zip(fused.operands, [*arrays, *operands], strict=True))
     try:
         program = fused.traced(epilogue, inputs)
     except UnsupportedOperation as error:
@@ -276,7 +277,7 @@ def _apply(
         return apply_after([*sums.values()], operands, epilogue, dtype)
 
     stored = program.with_output_dtype(dtype)
-    check_places(aliases, stored, [fused.sizes(inputs)[label] for label in fused.labels("y")], operands)
+    check_places(aliases, stored, fused.shape(inputs), operands)
 
     # Which `located` would find out by tracing it once more.
     function = located(epilogue) if any(output.reduction in ("max", "min") for output in program.outputs) else epilogue
@@ -289,7 +290,7 @@ def _apply(
 
     fused = fused.replace(epilogue=Epilogue(rounding, stored, in_place=tuple(sorted(aliases.items()))))
     outputs = _matmul(fused, inputs)
-    return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.outputs])
+    return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.results])
 
 
 def _spec(a: Any, b: Any, dtype: Any, precision: Any) -> MatmulSpec:

@@ -1,31 +1,96 @@
-"""Dimensions of the arrays of a matmul: labels and groups. `arrange` makes matrices of them, `contract` multiplies.
+"""The dimensions of a matmul's arrays: labels and groups. `arrange` makes matrices of arrays with labels.
 
 A dimension of an array goes by a label, which two arrays share where they have that dimension in common. Labels fall in
 four groups: "b" (batch: in the result, and in one operand or both), "m" (rows: in a and the result), "n" (columns: in b
 and the result) and "k" (contracted: in a and b).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 Labels = tuple[Hashable, ...]
+Label = tuple[str, int]  # group and number
+Which = Literal["a", "b", "y"]
 
 # Orders of an operand's groups in which it is a matrix, or a batch of them, as it lies in memory.
 _A_ORDERS = ("bmk", "bkm", "mbk", "kbm")
 _B_ORDERS = ("bkn", "bnk", "nbk", "kbn")
 
 
+@dataclass(frozen=True)
+class Dimensions:
+    """Where the dimensions of a, of b and of their product ("y") are: y has those of the batch, of rows, of columns.
+
+    Attributes:
+      a_order, b_order: the groups of an operand's dimensions, in the order in which it has them.
+      batched: for each batch dimension, whether a carries it, and whether b does.
+      rows, columns, contracted: the number of dimensions in the other groups.
+    """
+
+    a_order: str = "bmk"
+    b_order: str = "bkn"
+    batched: tuple[tuple[bool, bool], ...] = ()
+    rows: int = 1
+    columns: int = 1
+    contracted: int = 1
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many dimensions each group has."""
+        return {"b": len(self.batched), "m": self.rows, "n": self.columns, "k": self.contracted}
+
+    def labels(self, which: Which) -> tuple[Label, ...]:
+        """The dimensions of an array, in order."""
+        order = {"a": self.a_order, "b": self.b_order, "y": "bmn"}[which]
+        found = tuple((group, i) for group in order for i in range(self.counts[group]))
+        if which == "y":
+            return found
+        side = 0 if which == "a" else 1
+        return tuple(label for label in found if label[0] != "b" or self.batched[label[1]][side])
+
+    def sizes(self, a: Sequence[int], b: Sequence[int]) -> Mapping[Label, int]:
+        """The size of each dimension, from the shapes of a and b."""
+        return dict(zip((*self.labels("a"), *self.labels("b")), (*a, *b), strict=True))
+
+    def shape(self, a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+        """The shape of y."""
+        sizes = self.sizes(a, b)
+        return tuple(sizes[label] for label in self.labels("y"))
+
+    def groups(self, a: Sequence[int], b: Sequence[int]) -> Mapping[str, tuple[int, ...]]:
+        """The sizes of each group's dimensions."""
+        sizes = self.sizes(a, b)
+        return {group: tuple(sizes[group, i] for i in range(count)) for group, count in self.counts.items()}
+
+    def with_rows(self) -> "Dimensions":
+        """With one more dimension of rows, the first one."""
+        return replace(self, rows=self.rows + 1)
+
+    def with_batch(self, a_axis: int | None, b_axis: int | None, carried: tuple[bool, bool]) -> "Dimensions":
+        """With one more batch dimension, the first one, which comes from these places in a and in b."""
+        of_a, of_b = (any(flags[side] for flags in self.batched) for side in (0, 1))
+        return replace(
+            self,
+            batched=(carried, *self.batched),
+            a_order=self.a_order if of_a else self._batch_placed(self.a_order, a_axis),
+            b_order=self.b_order if of_b else self._batch_placed(self.b_order, b_axis),
+        )
+
+    def _batch_placed(self, order: str, axis: int | None) -> str:
+        """`order` with a batch, for which there was none, where the mapped axis is, or else in front."""
+        first, second = order.replace("b", "")
+        return f"{first}b{second}" if axis == self.counts[first] and axis else f"b{first}{second}"
+
+
 def arrange(
-    spec: Any, left: tuple[Any, Labels], rights: Sequence[tuple[Any, Labels]], result: Labels, batch: Labels
-) -> tuple[Any, list[Any]]:
-    """`spec` with the dimensions of a contraction, and the arrays, transposed where their order is no matrix's.
+    left: tuple[Any, Labels], rights: Sequence[tuple[Any, Labels]], result: Labels, batch: Labels
+) -> tuple[Dimensions, list[Any]]:
+    """The dimensions of a contraction, and its arrays, transposed where their order is no matrix's.
 
     Args:
-      spec: a `MatmulSpec`, whose dimensions are replaced.
       left: a and its labels.
       rights: every b and its labels, which are the same.
       result: the labels of the result: `batch`, then those of the rows, then those of the columns.
@@ -56,63 +121,12 @@ def arrange(
     if b_order is None:
         target = (*(label for label in batch if label in of_b), *contracted, *groups["n"])
         arrays[1:] = [jnp.transpose(array, list(map(of_b.index, target))) for array in arrays[1:]]
-    spec = spec.replace(
+    dimensions = Dimensions(
         a_order=a_order or _A_ORDERS[0],
         b_order=b_order or _B_ORDERS[0],
         batched=tuple((label in of_a, label in of_b) for label in batch),
-        row_ndim=len(groups["m"]),
-        column_ndim=len(groups["n"]),
-        contracted_ndim=len(contracted),
-        pair=len(rights) == 2,
+        rows=len(groups["m"]),
+        columns=len(groups["n"]),
+        contracted=len(contracted),
     )
-    return spec, arrays
-
-
-def contract(
-    matmul: Callable[..., Any], spec: Any, left: tuple[Any, Labels], right: tuple[Any, Labels], result: Labels
-) -> Any:
-    """The sum over what `result` lacks of the product of two arrays, each given with its labels.
-
-    `spec` is a plain `MatmulSpec`, whose dimensions are replaced; `matmul` applies it.
-    """
-    batch, natural = tuple(label for label in result if label in left[1] and label in right[1]), ()
-    for first, second in ((left, right), (right, left)):
-        free = [[label for label in result if label in of and label not in batch] for _, of in (first, second)]
-        natural = (*batch, *free[0], *free[1])
-        if natural == result:
-            break
-    order = list(map(natural.index, result))
-    spec = spec.replace(out_sharding=rearranged(spec.out_sharding, list(map(result.index, natural))))
-    arranged, (a, b) = arrange(spec, first, (second,), natural, batch)
-    y = matmul(arranged, {"a": a, "b": b})["y"]
-    return y if natural == result else jnp.transpose(y, order)
-
-
-def with_batch(order: str, counts: Mapping[str, int], axis: int | None) -> str:
-    """`order` with a batch, for which there was none, where the mapped axis is, or else in front."""
-    first, second = order.replace("b", "")
-    return f"{first}b{second}" if axis == counts[first] and axis else f"b{first}{second}"
-
-
-def moved(array: Any, axis: int | None, place: int | None, size: int) -> jax.ShapeDtypeStruct:
-    """The type of an array whose mapped axis, of `size`, has gone to `place`."""
-    shape = [length for i, length in enumerate(jnp.shape(array)) if i != axis]
-    if place is not None:
-        shape.insert(place, size)
-    return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
-
-
-def explicit_sharding(aval: Any) -> NamedSharding | None:
-    """The sharding of an array's type, if axes of the mesh are explicit, so that types carry it."""
-    mesh = get_abstract_mesh()
-    if AxisType.Explicit not in mesh.axis_types:
-        return None
-    return NamedSharding(mesh, PartitionSpec(*aval.sharding.spec))
-
-
-def rearranged(sharding: NamedSharding | None, dimensions: Sequence[int | None]) -> NamedSharding | None:
-    """The sharding of an array whose dimensions are these ones of an array of `sharding`; None for a new one."""
-    if sharding is None:
-        return None
-    split = [None if d is None or d >= len(sharding.spec) else sharding.spec[d] for d in dimensions]
-    return NamedSharding(sharding.mesh, PartitionSpec(*split))
+    return dimensions, arrays

@@ -4,13 +4,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from jaxdnn.device import Target
 from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, collapsed, read
-from jaxdnn.spec import Signature
+from jaxdnn.engines.norm.problem import Rows
 
 MOST_CANDIDATES = 8
 # Rows that are on their way into the L2 cache before a block wants them. Too many push each other out: layer_norm of
@@ -33,14 +31,15 @@ class Heuristic:
     strides over them and drifts apart (5 to 10%).
     """
 
-    def __init__(self, spec: Any, signature: Signature, target: Target) -> None:
-        self.spec, self.target = spec, target
-        self.problem = collapsed(spec, signature)
-        self.forward = spec.direction == "forward"
-        sizes = {name: np.dtype(signature.operands[name].dtype).itemsize for name in read(spec)}
+    def __init__(self, problem: Rows, target: Target) -> None:
+        self.target = target
+        self.problem = collapsed(problem)
+        self.forward = not problem.backward
+        self.read = read(problem)
+        sizes = {name: problem.arrays[name].itemsize for name in self.read}
         self.row_sizes = [size for name, size in sizes.items() if name in STREAMED]
         self.parameter_sizes = [size for name, size in sizes.items() if name in ("scale", "bias")]
-        self.gradients = len({"scale", "bias"} & {*spec.active})
+        self.gradients = len({"scale", "bias"} & {*problem.active})
         self.words = 2 if self.problem.compute_dtype == "float64" else 1  # registers of one number
         # Accesses of 16 bytes of the narrowest array, of at most 32 bytes of the widest, that divide a row.
         self.vector = math.gcd(self.problem.columns, min(16 // min(self.row_sizes), 32 // max(self.row_sizes)))
@@ -279,7 +278,7 @@ class Heuristic:
         masks = 0 if alone else max(0, elements * self.words - 16)
         masks += max(0, vectors - 4) if exact else 3 * vectors
         masks += 0 if alone or knobs.hold else 16
-        seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*read(self.spec)})
+        seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*self.read})
         # Numbers in flight: most of a row's in float32, more in float64, whose conversions take registers too.
         flight = 3 * elements if self.words == 2 else elements * 3 // 4
         return sums + kept + row * knobs.hold + 3 * temporary + 4 + flight + masks + seeds + steps

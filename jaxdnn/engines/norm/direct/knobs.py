@@ -1,10 +1,9 @@
 """Knobs of the direct norm engine, and what it makes of a call before it knows them."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from jaxdnn.engines.norm.problem import Geometry, geometry
-from jaxdnn.spec import Signature
+from jaxdnn.engines.norm.problem import Rows
 
 MAX_CLUSTER = 8  # the largest that every device with clusters takes
 STREAMED = ("x", "residual", "d_y", "d_sum")  # operands of every row and column
@@ -86,27 +85,26 @@ class NormKnobs:
         return self.vector * self.vectors * self.threads_per_row
 
 
-def read(spec: Any) -> tuple[str, ...]:
+def read(problem: Rows) -> tuple[str, ...]:
     """The operands that the kernels need; the rest of them are not passed."""
-    if spec.direction == "forward":
-        return spec.inputs
+    names = tuple(array.name for array in problem.operands)
+    if not problem.backward:
+        return names
     needed = {"d_y"}
-    if {"x", "scale"} & {*spec.active}:
+    if {"x", "scale"} & {*problem.active}:
         needed |= {"x", "mean", "rstd"}
-    if "x" in spec.active:
+    if "x" in problem.active:
         needed |= {"scale", "d_sum", "d_mean", "d_rstd"}
-    return tuple(name for name in spec.operands if name in needed)
+    return tuple(name for name in names if name in needed)
 
 
-def collapsed(spec: Any, signature: Signature) -> Geometry:
-    """The geometry; groups become more rows of a single one where nothing but the rows tells them apart."""
-    problem = geometry(spec, signature)
-    if isinstance(problem, str):
-        raise ValueError(f"direct norm: {problem}")
-    parameters = {"scale", "bias"} & {*read(spec)} | {f"d_{name}" for name in spec.active if name != "x"}
-    rows = {*read(spec)} - parameters
+def collapsed(problem: Rows) -> Rows:
+    """The same rows; groups become more rows of a single one where nothing but the rows tells them apart."""
+    parameters = {"scale", "bias"} & {*read(problem)} | {f"d_{name}" for name in problem.active if name != "x"}
+    rows = {*read(problem)} - parameters
+    stride = {name: array.group_stride for name, array in problem.arrays.items()}
     own = {name: problem.rows * (problem.columns if name in STREAMED else 1) for name in rows}
-    apart = any(problem.group_stride[name] for name in parameters)
-    if apart or any(problem.group_stride[name] != own[name] for name in rows):
+    apart = any(stride[name] for name in parameters)
+    if apart or any(stride[name] != own[name] for name in rows):
         return problem
     return replace(problem, groups=1, rows=problem.groups * problem.rows)

@@ -1,15 +1,14 @@
 """The plan that the direct norm engine's knobs make: translation unit, launches and scratch."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from jaxdnn.device import Target
 from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read
+from jaxdnn.engines.norm.problem import Rows
 from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, signature_text, struct_text
-from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
-from jaxdnn.spec import Signature
+from jaxdnn.plan import Launch, Scalar, Scratch
 
 MAX_GRID = 2**31 - 1
 REDUCE_THREADS = 1024  # kReduceThreads in norm/direct/reduce.cuh
@@ -18,18 +17,20 @@ REDUCE_THREADS = 1024  # kReduceThreads in norm/direct/reduce.cuh
 class Call:
     """A norm call under given knobs: what `build` turns into a plan."""
 
-    def __init__(self, knobs: NormKnobs, spec: Any, signature: Signature, target: Target) -> None:
-        self.knobs, self.spec, self.signature, self.target = knobs, spec, signature, target
-        self.arrays = {**signature.operands, **signature.results}
-        self.problem = collapsed(spec, signature)
-        self.forward = spec.direction == "forward"
-        self.read = read(spec)
+    def __init__(self, knobs: NormKnobs, problem: Rows, target: Target) -> None:
+        self.knobs, self.target = knobs, target
+        self.problem = collapsed(problem)
+        self.arrays = problem.arrays
+        self.forward = not problem.backward
+        self.direction = "forward" if self.forward else "backward"
+        self.active = problem.active
+        self.read = read(problem)
         self.streamed = [name for name in self.read if name in STREAMED]
         self.compute = self.problem.compute_dtype
         # Columns of each part, a multiple of the vector; the last part may be shorter.
         vectors = -(-self.problem.columns // knobs.vector)
         self.slice = -(-vectors // knobs.parts) * knobs.vector
-        self.sums_over_parts = self.forward or "x" in spec.active
+        self.sums_over_parts = self.forward or "x" in self.active
         self.check()
 
     def check(self) -> None:
@@ -67,15 +68,11 @@ class Call:
             raise ValueError("direct norm: prefetch needs rows of a multiple of 16 bytes; expected prefetch = 0")
 
     def itemsize(self, name: str) -> int:
-        return np.dtype(self.arrays[name].dtype).itemsize
+        return self.arrays[name].itemsize
 
     def copyable(self, *names: str) -> bool:
         """Whether cp.async can copy these operands: 4, 8 or 16 bytes at a time."""
         return all(self.knobs.vector * self.itemsize(name) >= 4 for name in names if name in self.read)
-
-    @property
-    def layer_norm(self) -> bool:
-        return self.spec.kind == "layer_norm"
 
     @property
     def exact(self) -> bool:
@@ -90,11 +87,11 @@ class Call:
         slots = max(1, knobs.threads_per_row // 32) * knobs.cluster
         # norm/direct/forward.cuh, kMoments; the two sums of norm/direct/backward.cuh
         paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
-        values = 2 if self.layer_norm and paired else 1
+        values = 2 if self.problem.centered and paired else 1
         sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
         ring = knobs.stages * knobs.part_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
         combine = 0
-        if not self.forward and {"scale", "bias"} & {*self.spec.active}:
+        if not self.forward and {"scale", "bias"} & {*self.active}:
             shares = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
             combine = shares * knobs.part_columns * compute if shares > 1 else 0
         parameters = [self.itemsize(name) for name in self.read if name in ("scale", "bias")]
@@ -123,15 +120,15 @@ class Call:
 
     def array(self, name: str) -> list[Parameter]:
         """An operand's pointer and, when there are several groups, its stride."""
-        ctype = f"const jaxdnn::{np.dtype(self.signature.operands[name].dtype).name}*"
-        parameters = [Parameter(ctype, name, name, Operand(self.signature.operand_index(name)))]
+        array = self.arrays[name]
+        parameters = [Parameter(f"const jaxdnn::{array.dtype}*", name, name, array.buffer)]
         if self.problem.groups > 1:
-            parameters += numbers("long long", **{f"{name}_stride": self.problem.group_stride[name]})
+            parameters += numbers("long long", **{f"{name}_stride": array.group_stride})
         return parameters
 
     def result(self, name: str) -> Parameter:
-        ctype = f"jaxdnn::{np.dtype(self.signature.results[name].dtype).name}*"
-        return Parameter(ctype, name, name, Result(self.signature.result_index(name)))
+        array = self.arrays[name]
+        return Parameter(f"jaxdnn::{array.dtype}*", name, name, array.buffer)
 
     def scratch(self, name: str, index: int) -> Parameter:
         return Parameter(f"jaxdnn::{self.compute}*", name, name, Scratch(index))
@@ -141,9 +138,9 @@ class Call:
         return rows + numbers(columns=self.problem.columns, slice=self.slice, blocks_per_group=self.blocks_per_group)
 
     def factors(self) -> list[Parameter]:
-        values = {"inverse_columns": 1 / self.problem.columns, "scale_offset": self.spec.scale_offset}
+        values = {"inverse_columns": 1 / self.problem.columns, "scale_offset": self.problem.scale_offset}
         if self.forward:
-            values["epsilon"] = self.spec.epsilon
+            values["epsilon"] = self.problem.epsilon
         ctype = f"jaxdnn::{self.compute}"
         return [Parameter(ctype, name, name, Scalar(self.compute, value)) for name, value in values.items()]
 
@@ -151,23 +148,22 @@ class Call:
 
     def config(self) -> str:
         """The text of the `Config` structure: types first, then constants."""
-        spec, knobs, inputs = self.spec, self.knobs, self.spec.inputs
-        arrays = self.arrays
-        x = np.dtype(arrays["x"].dtype).name
-        of = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
+        knobs, active = self.knobs, self.active
+        of = {name: array.dtype for name, array in self.arrays.items()}
+        x = of["x"]
         types = {"X": x, "Scale": of.get("scale", x), "Compute": self.compute}
-        flags = {"Centered": self.layer_norm, "Grouped": self.problem.groups > 1, "Scale": "scale" in inputs}
+        flags = {"Centered": self.problem.centered, "Grouped": self.problem.groups > 1, "Scale": "scale" in of}
         if self.forward:
             types |= {"Y": of["y"], "Bias": of.get("bias", x)}
             types |= {"Residual": of.get("residual", x), "Sum": of.get("sum", x)}
-            flags |= {"Bias": "bias" in inputs, "Residual": "residual" in inputs}
-            flags |= {"StoreSum": "sum" in spec.outputs, "Statistics": "rstd" in spec.outputs}
+            flags |= {"Bias": "bias" in of, "Residual": "residual" in of}
+            flags |= {"StoreSum": "sum" in of, "Statistics": "rstd" in of}
         else:
             types |= {"Y": of["d_y"]}
             flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
-            flags |= {"DX": "x" in spec.active, "DScale": "scale" in spec.active, "DBias": "bias" in spec.active}
+            flags |= {"DX": "x" in active, "DScale": "scale" in active, "DBias": "bias" in active}
             flags |= {"Hold": knobs.hold}
-        flags |= {"ScaleOffset": "scale" in inputs and spec.scale_offset != 0}
+        flags |= {"ScaleOffset": "scale" in of and self.problem.scale_offset != 0}
         flags |= {"Exact": self.exact}
         constants = {
             "Vector": knobs.vector,
@@ -187,9 +183,9 @@ class Call:
     def launch(self, step: str, parameters: list[Parameter]) -> tuple[str, Launch]:
         """The entry point and the launch of one step ("whole", "measure" or "apply")."""
         knobs = self.knobs
-        header = f"norm_{self.spec.direction}"
+        header = f"norm_{self.direction}"
         kernel = header if step == "whole" else f"{header}_{step}"
-        call = f"jaxdnn::Norm{self.spec.direction.capitalize()}"
+        call = f"jaxdnn::Norm{self.direction.capitalize()}"
         config = step.capitalize()
         x = "    using X = Config::Sum;\n" if step == "apply" and "residual" in self.read else ""
         text = (
@@ -238,7 +234,7 @@ class Call:
 
     def build(self) -> tuple[str, tuple[Launch, ...], tuple[int, ...]]:
         """The unit, the launches and the sizes of the scratch buffers."""
-        spec, problem = self.spec, self.problem
+        problem = self.problem
         compute = np.dtype(self.compute).itemsize
         split = self.knobs.parts > 1 and self.knobs.join == "launches" and self.sums_over_parts
         scratch: list[int] = []
@@ -250,11 +246,11 @@ class Call:
         inputs = [p for name in self.read for p in self.array(name)]
         shares: list[Parameter] = []
         if self.forward:
-            results = [self.result(name) for name in spec.outputs]
+            results = [self.result(array.name) for array in problem.results]
         else:
-            results = [self.result("d_x")] if "x" in spec.active else []
+            results = [self.result("d_x")] if "x" in self.active else []
             for name in ("scale", "bias"):
-                if name in spec.active:
+                if name in self.active:
                     shares.append(self.scratch(f"partial_{name}", len(scratch)))
                     scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
 
@@ -269,7 +265,7 @@ class Call:
                 again = [replace(added[0], ctype=f"const {added[0].ctype}", name="x", field="x")]
                 again += [p for p in inputs if not p.name.startswith(("x", "residual"))]
                 if problem.groups > 1:
-                    again += numbers("long long", x_stride=problem.group_stride["sum"])
+                    again += numbers("long long", x_stride=self.arrays["sum"].group_stride)
             kept = [p for p in results if p not in added]
             steps = [
                 self.launch("measure", [*inputs, *added, *common]),
@@ -277,7 +273,7 @@ class Call:
             ]
         if shares:
             steps.append(self.reduction(shares))
-        headers = [f"norm/direct/{spec.direction}.cuh", *(["norm/direct/reduce.cuh"] if shares else [])]
-        unit = f"// {spec.title}\n" + "".join(f'#include "{header}"\n' for header in headers)
+        headers = [f"norm/direct/{self.direction}.cuh", *(["norm/direct/reduce.cuh"] if shares else [])]
+        unit = f"// {problem.title}\n" + "".join(f'#include "{header}"\n' for header in headers)
         unit += "\n" + self.config() + "\n" + "\n".join(text for text, _ in steps)
         return unit, tuple(launch for _, launch in steps), tuple(scratch)

@@ -7,6 +7,7 @@ multiplied on the tensor cores that compute capability 8.0 brought. The kernel i
 from collections.abc import Iterable
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.element_epilogue import (
     element_epilogue,
     identity_sums,
@@ -14,7 +15,7 @@ from jaxdnn.engines.product.element_epilogue import (
     reductions_reason,
     sums_stage,
 )
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
@@ -28,17 +29,18 @@ NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
 _MANY = 2**30
 
 
-class Simt(ProductEngine):
+class Simt(ProblemEngine[Product, SimtKnobs]):
     """Products on any GPU, of any layout: all but 16-bit floats with ordinary arithmetic, or what rounds like it."""
 
     name = "simt"
     platform = "cuda"
+    problem = Product
     notes = ("deterministic", "exact float32, int32 and float64 arithmetic")
 
-    def reason(self, product: Product, target: Target) -> str | None:
+    def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability < 80:
             return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
-        pair, sums = (product.a.dtype, product.b[0].dtype), product.accumulator
+        pair, sums = (problem.a.dtype, problem.b[0].dtype), problem.accumulator
         served = {
             "float64": pair == ("float64", "float64"),
             "int32": pair == ("int8", "int8"),
@@ -46,31 +48,30 @@ class Simt(ProductEngine):
         }
         if not served.get(sums, False):
             return f"it does not multiply {pair[0]} by {pair[1]} into {sums}"
-        rounds = sums == "float32" and (pair != ("float32", "float32") or product.precision != "highest")
-        if rounds and product.m * product.n * product.k * product.batch >= _MANY:
+        rounds = sums == "float32" and (pair != ("float32", "float32") or problem.precision != "highest")
+        if rounds and problem.m * problem.n * problem.k * problem.batch >= _MANY:
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
-        if max(product.m, product.n, product.k) >= LARGEST_SIZE:
+        if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
-        if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
+        if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
             return reason
-        if not any(True for _ in self.configurations(product, target)):
+        if not any(True for _ in self.configurations(problem, target)):
             return "it has no configuration of as few thread blocks as a grid may have"
         return None
 
-    def configurations(self, product: Product, target: Target) -> Iterable[SimtKnobs]:
-        return candidates(product, target)
+    def configurations(self, problem: Product, target: Target) -> Iterable[SimtKnobs]:
+        return candidates(problem, target)
 
-    def build(self, config: SimtKnobs, product: Product, target: Target, title: str) -> Plan:
+    def build(self, config: SimtKnobs, problem: Product, target: Target) -> Plan:
         splits = config.split_k
         if splits == 1:
-            epilogue, after = element_epilogue(product, 0)
-            stages = [multiply(product, config, epilogue), after]
+            epilogue, after = element_epilogue(problem, 0)
+            stages = [multiply(problem, config, epilogue), after]
         else:
-            epilogue, after = element_epilogue(product, len(product.b))
-            stages = [multiply(product, config, identity_sums(product)), sums_stage(product, epilogue, splits), after]
+            epilogue, after = element_epilogue(problem, len(problem.b))
+            stages = [multiply(problem, config, identity_sums(problem)), sums_stage(problem, epilogue, splits), after]
         plan = joined(stages)
         return Plan(
-            op=title,
             unit="".join(f'#include "{header}"\n' for header in plan.headers) + plan.text,
             arch="sm_90a" if target.compute_capability == 90 else target.arch,
             launches=plan.launches,

@@ -6,8 +6,9 @@ The kernel is cpp/kernels/product/skinny.cuh.
 from collections.abc import Iterable
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.element_epilogue import element_epilogue, joined, reductions_reason
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
@@ -23,50 +24,51 @@ MULTIPLIES = {("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "flo
 }
 
 
-class Skinny(ProductEngine):
+class Skinny(ProblemEngine[Product, SkinnyKnobs]):
     """Products with at most 64 rows (or columns): the larger operand streams through the tensor cores once."""
 
     name = "skinny"
     platform = "cuda"
+    problem = Product
     notes = ("tensor cores", "deterministic")
 
-    def reason(self, product: Product, target: Target) -> str | None:
+    def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:
             return f"it needs Hopper's tensor cores (sm_90), and {target.name} is {target.arch}"
-        pair = (product.a.dtype, product.b[0].dtype)
-        if pair not in MULTIPLIES or product.accumulator not in ("float32", "int32"):
-            return f"Hopper's tensor cores don't multiply {pair[0]} by {pair[1]} into {product.accumulator}"
-        if pair[0] == "float32" and product.precision != "default":
+        pair = (problem.a.dtype, problem.b[0].dtype)
+        if pair not in MULTIPLIES or problem.accumulator not in ("float32", "int32"):
+            return f"Hopper's tensor cores don't multiply {pair[0]} by {pair[1]} into {problem.accumulator}"
+        if pair[0] == "float32" and problem.precision != "default":
             return "Hopper's tensor cores round float32 operands to tf32, and the precision is above the default"
-        one = skinny(product)
+        one = skinny(problem)
         if isinstance(one, str):
             return one
         small = one.rows <= SMALL_ROWS and one.columns > NARROW_WIDTHS[-2]
-        if small and product.batch >= target.sm_count:
-            return f"{product.batch} matrices of one tile each take less time in blocks that work through many"
-        if product.a.itemsize != 2 and (one.along_wide or one.along_narrow):
-            return f"Hopper's tensor cores want the rows of {product.a.dtype} operands to run along k"
-        if max(product.m, product.n, product.k, product.batch) >= LARGEST_SIZE:
+        if small and problem.batch >= target.sm_count:
+            return f"{problem.batch} matrices of one tile each take less time in blocks that work through many"
+        if problem.a.itemsize != 2 and (one.along_wide or one.along_narrow):
+            return f"Hopper's tensor cores want the rows of {problem.a.dtype} operands to run along k"
+        if max(problem.m, problem.n, problem.k, problem.batch) >= LARGEST_SIZE:
             return "a dimension is longer than its 32-bit index"
-        for name, matrices in (("a", (product.a,)), ("b", product.b)):
+        for name, matrices in (("a", (problem.a,)), ("b", problem.b)):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
+        if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
             return reason
-        if not any(True for _ in self.configurations(product, target)):
+        if not any(True for _ in self.configurations(problem, target)):
             return "it has no configuration of as few thread blocks as a grid may have"
         return None
 
-    def configurations(self, product: Product, target: Target) -> Iterable[SkinnyKnobs]:
-        one = skinny(product)
+    def configurations(self, problem: Product, target: Target) -> Iterable[SkinnyKnobs]:
+        one = skinny(problem)
         assert not isinstance(one, str), "the product is served"
         return candidates(one, target)
 
-    def build(self, config: SkinnyKnobs, product: Product, target: Target, title: str) -> Plan:  # noqa: ARG002
-        one = skinny(product)
+    def build(self, config: SkinnyKnobs, problem: Product, target: Target) -> Plan:  # noqa: ARG002
+        one = skinny(problem)
         assert not isinstance(one, str), "the product is served"
-        epilogue, after = element_epilogue(product, 0)
+        epilogue, after = element_epilogue(problem, 0)
         plan = joined([multiply(one, config, epilogue), after])
         unit = "".join(f'#include "{header}"\n' for header in plan.headers) + plan.text
-        return Plan(title, unit, "sm_90a", plan.launches, plan.scratch)
+        return Plan(unit, "sm_90a", plan.launches, plan.scratch)

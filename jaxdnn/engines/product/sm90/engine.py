@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
+from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, copied, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
@@ -26,55 +27,56 @@ _WIDE = ("double", "int64", "uint64")  # C++ types that an epilogue may compute 
 _MOST_TILES = 2**31  # of 64 x 64, the smallest
 
 
-class Sm90(ProductEngine):
+class Sm90(ProblemEngine[Product, Sm90Knobs]):
     """Tiles of the result, each multiplied by the warp groups of a block from copies that a producer starts."""
 
     name = "sm90"
     platform = "cuda"
+    problem = Product
     notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
-    def reason(self, product: Product, target: Target) -> str | None:
+    def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:
             return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
-        for b in product.b:
-            sums = _SUMS.get((product.a.dtype, b.dtype))
+        for b in problem.b:
+            sums = _SUMS.get((problem.a.dtype, b.dtype))
             if sums is None:
-                return f"Hopper's tensor cores don't multiply {product.a.dtype} by {b.dtype}"
-            if product.accumulator != sums:
-                return f"Hopper's tensor cores sum products of {b.dtype} in {sums}, and {product.accumulator} is wanted"
-            if b.dtype != product.b[0].dtype or bool(b.batch_stride) != bool(product.b[0].batch_stride):
+                return f"Hopper's tensor cores don't multiply {problem.a.dtype} by {b.dtype}"
+            if problem.accumulator != sums:
+                return f"Hopper's tensor cores sum products of {b.dtype} in {sums}, and {problem.accumulator} is wanted"
+            if b.dtype != problem.b[0].dtype or bool(b.batch_stride) != bool(problem.b[0].batch_stride):
                 return "the two matrices b differ in dtype, or in being batched"
-        if product.a.dtype == "float32" and product.precision != "default":
-            return f"it rounds float32 operands to tf32, and precision {product.precision.upper()} forbids that"
-        for array in (*product.operands, *product.results):
+        if problem.a.dtype == "float32" and problem.precision != "default":
+            return f"it rounds float32 operands to tf32, and precision {problem.precision.upper()} forbids that"
+        for array in (*problem.operands, *problem.results):
             if array.dtype not in _STORED:
                 return f"an epilogue's operand or result is {array.dtype}, and it takes {', '.join(_STORED)}"
-        program = product.program
+        program = problem.program
         computed = [register_type(program.instructions[output.value].dtype) for output in program.outputs]
         if wide := [register for register in computed if register in _WIDE]:
             return f"an epilogue's result is computed as a {wide[0]}, and its registers have 32 bits"
-        if any(result.axes == (0,) for result in product.reduced):
+        if any(result.axes == (0,) for result in problem.reduced):
             return "a result is reduced over the batch alone"
-        if max(product.m, product.n, product.k, product.batch) >= 2**31 - 1024:
+        if max(problem.m, problem.n, problem.k, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
-        _, copies = copied(product)
-        tiles = [(product.m, product.n), *((source.rows, source.columns) for _, source, _ in copies)]
-        if any(ceil(rows / 64) * ceil(columns / 64) * product.batch * 4 >= _MOST_TILES for rows, columns in tiles):
+        _, copies = copied(problem)
+        tiles = [(problem.m, problem.n), *((source.rows, source.columns) for _, source, _ in copies)]
+        if any(ceil(rows / 64) * ceil(columns / 64) * problem.batch * 4 >= _MOST_TILES for rows, columns in tiles):
             return "there are more tiles than its 32-bit index counts"
         for which, _, copy in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
                 return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
-        if reason := arguments_reason(product.operands, product.results):
+        if reason := arguments_reason(problem.operands, problem.results):
             return reason
-        if next(self.configurations(product, target), None) is None:
+        if next(self.configurations(problem, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
         return None
 
-    def configurations(self, product: Product, target: Target) -> Iterator[Sm90Knobs]:
-        return candidates(product, target)
+    def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
+        return candidates(problem, target)
 
-    def build(self, config: Sm90Knobs, product: Product, target: Target, title: str) -> Plan:
-        if reason := knobs_reason(product, config, target.shared_memory):
-            raise ValueError(f"{title}: {config} does not fit: {reason}")
-        unit = Unit(product, config, target.sm_count)
-        return Plan(title, unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))
+    def build(self, config: Sm90Knobs, problem: Product, target: Target) -> Plan:
+        if reason := knobs_reason(problem, config, target.shared_memory):
+            raise ValueError(f"{self.name}: {config} does not fit: {reason}")
+        unit = Unit(problem, config, target.sm_count)
+        return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))
