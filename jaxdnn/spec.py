@@ -114,9 +114,9 @@ class Spec:
         """
         raise NotImplementedError
 
-    @property
-    def on_one_device(self) -> Self:
-        """The call for one device's share of the arrays."""
+    def share(self, signature: Signature) -> Self | None:
+        """The call for one device's share of arrays of this signature; None if nothing can be shared out."""
+        del signature
         return self
 
     def flops(self, signature: Signature) -> int:

@@ -9,7 +9,7 @@ import pytest
 from epilogues import EPILOGUES
 
 import jaxdnn
-from jaxdnn.primitives.fused.extrema import located
+from jaxdnn.primitives.fused.traced import located
 
 
 def several(x, scale):

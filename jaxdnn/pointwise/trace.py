@@ -9,9 +9,11 @@
 import inspect
 import linecache
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.graph import Graph, Node, UnsupportedOperation
@@ -23,34 +25,71 @@ from jaxdnn.pointwise.program import Argument, Output, Program
 _SHORT_RANGE = ("int8", "int16", "uint8", "uint16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
-def trace(
-    function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
-) -> Program:
-    """Traces `function(*accumulators, *operands)` to a program.
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A function as it was when it was called, once, with tracers; of what it returns, the leaves.
 
-    The function may be any composition of JAX's elementwise operations and broadcasts. It returns an array, or a pytree
-    of arrays. Each has the output's shape, or is a sum, maximum or minimum of such an array over some of its axes.
+    Attributes:
+      jaxpr: what it computes.
+      accumulators: how many of its arguments the kernel computes; the others are operands.
+      names: of its arguments.
+      tree: how the leaves are arranged in what it returns.
+      title: the function in a few words, for people.
+    """
+
+    jaxpr: ClosedJaxpr
+    accumulators: int
+    names: tuple[str, ...]
+    tree: Any
+    title: str
+
+    def program(self, shape: Sequence[int]) -> Program:
+        """The captured function as a program over the output's shape."""
+        shape, count, types = tuple(shape), self.accumulators, self.jaxpr.in_avals
+        for name, type_ in zip(self.names, types, strict=True):
+            if type_.dtype.name not in DTYPES:
+                reason = f"it is {type_.dtype.name}; kernels take {', '.join(DTYPES)}"
+                raise UnsupportedOperation(name, self.title, reason)
+        graph = Graph()
+        inputs = [
+            graph.add("accumulator", type_.shape, type_.dtype.name, params={"number": i})
+            if i < count
+            else graph.add("operand", type_.shape, type_.dtype.name, params={"number": i - count})
+            for i, type_ in enumerate(types)
+        ]
+        roots = [_root(node, shape, self.title) for node in graph.inline(self.jaxpr.jaxpr, self.jaxpr.consts, inputs)]
+        try:
+            instructions, outputs = _lower(graph, roots, shape)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.title}: {error}") from None
+        arguments = tuple(Argument(name, type_.dtype.name) for name, type_ in zip(self.names, types, strict=True))
+        return Program(arguments[:count], arguments[count:], instructions, outputs, len(shape), self.tree, self.title)
+
+
+def capture(
+    function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
+) -> Captured:
+    """Calls `function(*accumulators, *operands)` with tracers.
 
     Args:
-      function: called once, with tracers.
-      shape: of the output, and of each accumulator.
+      function: returns an array, or a pytree of arrays.
+      shape: of each accumulator.
       accumulators: the dtypes of the arrays that the kernel computes.
       operands: the other arrays, or anything with a shape and a dtype.
 
     Raises:
-      UnsupportedOperation: an operation, a dtype, or the way in which it is used, has no pointwise meaning.
-      TypeError, ValueError: the function closes over an array, has side effects, or returns something else.
+      TypeError, ValueError: the function raised one, returns no array, or has side effects.
     """
-    shape = tuple(shape)
     title = _title(function)
-    avals = [jax.ShapeDtypeStruct(shape, dtype) for dtype in accumulators]
+    avals = [jax.ShapeDtypeStruct(tuple(shape), dtype) for dtype in accumulators]
     avals += [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
     names = _names(function, len(avals))
-    for name, aval in zip(names, avals, strict=True):
-        if aval.dtype.name not in DTYPES:
-            raise UnsupportedOperation(name, title, f"it is {aval.dtype.name}; kernels take {', '.join(DTYPES)}")
+
+    def called(*arrays: Any) -> Any:  # a new one each time: of one that it knows, JAX returns what it once traced
+        return function(*arrays)
+
     try:
-        closed, returned = jax.make_jaxpr(function, return_shape=True)(*avals)
+        jaxpr, returned = jax.make_jaxpr(called, return_shape=True)(*avals)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in zip(names, avals, strict=True))
         raise (TypeError if isinstance(error, TypeError) else ValueError)(
@@ -59,24 +98,26 @@ def trace(
     leaves, tree = jax.tree.flatten(returned)
     if not leaves:
         raise TypeError(f"{title}: expected it to return one array or more; it returns {returned!r}")
-    if closed.effects:
-        effects = ", ".join(sorted(str(effect) for effect in closed.effects))
+    if jaxpr.effects:
+        effects = ", ".join(sorted(str(effect) for effect in jaxpr.effects))
         raise ValueError(f"{title}: it has side effects ({effects}), which a kernel can't have; take them out of it")
+    return Captured(jaxpr, len(accumulators), tuple(names), tree, title)
 
-    graph, count = Graph(), len(accumulators)
-    inputs = [
-        graph.add("accumulator", aval.shape, aval.dtype.name, params={"number": i})
-        if i < count
-        else graph.add("operand", aval.shape, aval.dtype.name, params={"number": i - count})
-        for i, aval in enumerate(avals)
-    ]
-    roots = [_root(node, shape, title) for node in graph.inline(closed.jaxpr, closed.consts, inputs)]
-    try:
-        instructions, outputs = _lower(graph, roots, shape)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{title}: {error}") from None
-    arguments = [Argument(name, aval.dtype.name) for name, aval in zip(names, avals, strict=True)]
-    return Program(tuple(arguments[:count]), tuple(arguments[count:]), instructions, outputs, len(shape), tree, title)
+
+def trace(
+    function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
+) -> Program:
+    """Traces `function(*accumulators, *operands)` to a program.
+
+    The function may be any composition of JAX's elementwise operations and broadcasts. It returns an array, or a pytree
+    of arrays. Each has the output's shape, or is a sum, maximum or minimum of such an array over some of its axes.
+    Arguments are those of `capture`.
+
+    Raises:
+      UnsupportedOperation: an operation, a dtype, or the way in which it is used, has no pointwise meaning.
+      TypeError, ValueError: the function closes over an array, has side effects, or returns something else.
+    """
+    return capture(function, shape, accumulators, operands).program(shape)
 
 
 # An output whose value is still missing, and the node that it is the value of.

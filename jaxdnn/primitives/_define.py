@@ -147,7 +147,7 @@ def _define(op: str) -> Primitive:
 
 def bind(spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Binds the primitive of a spec: operands by name to results by name."""
-    operands = _vary_alike([arrays[name] for name in spec.operands])
+    operands = vary_alike([arrays[name] for name in spec.operands])
     return dict(zip(spec.results, spec.bind(*operands), strict=True))
 
 
@@ -187,7 +187,7 @@ def _batch(primitive: Primitive, operands: Sequence[Any], axes: Sequence[int | N
     return results, of_results
 
 
-def _vary_alike(operands: Sequence[Any]) -> list[Any]:
+def vary_alike(operands: Sequence[Any]) -> list[Any]:
     """Makes the operands vary over the same manual axes of `shard_map`, as JAX's own functions do before they bind."""
 
     def varying(array: Any) -> frozenset[Any]:
@@ -254,6 +254,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
 
     def partition(mesh: Any, operand_shapes: Sequence[Any], result_shapes: Sequence[Any]) -> Any:
         of_operands, of_results, whole = factors(operand_shapes, result_shapes)
+        share = spec.share(spec.signature(operand_shapes, result_shapes))
         # Where arrays ask for different things a result's wish comes first, and no axis of the mesh serves twice.
         axes: dict[str, tuple[str, ...]] = {}
         free = set(mesh.axis_names)
@@ -261,7 +262,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
             for factor, split in zip(dimensions, array.sharding.spec, strict=False):
                 wished = split if isinstance(split, tuple) else (split,)
                 names = tuple(name for name in wished if name in free)
-                if names and factor not in whole and factor not in axes:
+                if share is not None and names and factor not in whole and factor not in axes:
                     axes[factor] = names
                     free -= set(names)
 
@@ -275,7 +276,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
             # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the
             # shardings of the sum's own computation.
             with use_abstract_mesh(AbstractMesh((), ())):
-                results = primitive.bind(*operands, spec=spec.on_one_device)
+                results = primitive.bind(*operands, spec=share or spec)
                 over = [summed(dimensions) for dimensions in of_results]
                 return tuple(lax.psum(r, names) if names else r for r, names in zip(results, over, strict=True))
 

@@ -5,12 +5,12 @@ d_sums = f'(sums, operands) * dy, and what of it is summed for operands that bro
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import Parameter
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax.extend.linear_util import WrappedFun
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.problem import dense_operand, dense_results
 from jaxdnn.plan import Operand
-from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, trace
+from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, evaluate, trace
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import DirectedSpec, Signature
@@ -56,16 +56,30 @@ class Rule:
 
 
 class _Itself:
-    """An array whose numbers are not known, equal to itself alone."""
+    """Something that can't be compared, as an array whose numbers are not known: equal to itself alone."""
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, held: Any) -> None:
+        self.held = held
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.array is other.array
+        return isinstance(other, _Itself) and self.held is other.held
 
     def __hash__(self) -> int:
-        return id(self.array)
+        return id(self.held)
+
+
+def _hashable(held: Any) -> Hashable:
+    """A function that a jaxpr holds, by what tells it from others. JAX wraps some with lists of types."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(map(frozen, value)) if isinstance(value, (tuple, list)) else value
+
+    found = (held.f, frozen(held.transforms)) if isinstance(held, WrappedFun) else held
+    try:
+        hash(found)
+    except TypeError:
+        return _Itself(held)
+    return found
 
 
 def _held(value: Any) -> Iterator[Any]:
@@ -80,7 +94,7 @@ def _held(value: Any) -> Iterator[Any]:
         for element in value:
             yield from _held(element)
     elif callable(value) or isinstance(value, WrappedFun):
-        yield value
+        yield _hashable(value)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,6 +108,7 @@ class EpilogueSpec(DirectedSpec):
       accumulator: the dtype that the epilogue takes the sums in, and gives their tangents in.
       saved_dtype: the dtype that they were saved in, and that their cotangents are rounded to.
       groups: how many of the sums' dimensions, in order, are batch, row and column dimensions.
+      computes: what the call does to one element, where shapes may be others than those of the epilogue's jaxpr.
     """
 
     op = "epilogue"
@@ -106,6 +121,7 @@ class EpilogueSpec(DirectedSpec):
     accumulator: str = "float32"
     saved_dtype: str = "float32"
     groups: tuple[int, int, int] = (0, 1, 1)
+    computes: Program | None = None
 
     @property
     def program(self) -> Program:
@@ -132,6 +148,8 @@ class EpilogueSpec(DirectedSpec):
         return tuple(results[int(name.removeprefix("y"))] for name in self.outputs)
 
     def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+        if self.computes is not None:
+            return evaluate(self.computes, operands[0].shape, (), operands)
         sums = [array.astype(self.accumulator) for array in operands[: self.sum_count]]
         results = super().evaluate_unbatched(*sums, *operands[self.sum_count :])
         if self.direction != "backward":
@@ -150,13 +168,39 @@ class EpilogueSpec(DirectedSpec):
         arrays = (*self.operands, *self.results)
         return {name: dimensions[name.removeprefix("d_")] for name in arrays}, whole
 
+    def _types(self, signature: Signature) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The operands without their mapped axes."""
+        mapped = {name: sum(axes) for name, axes in self.carries.items()}
+        pairs = signature.operands.items()
+        return tuple(jax.ShapeDtypeStruct(array.shape[mapped[name] :], array.dtype) for name, array in pairs)
+
+    def share(self, signature: Signature) -> Self | None:
+        # A derivative has rules of the user's, and jaxprs have shapes: what fits a share is a program.
+        program = _program(self, self._types(signature))
+        return None if isinstance(program, str) else self.replace(computes=program)
+
     def problem(self, signature: Signature) -> Pointwise | str:
         if signature.reason:
             return signature.reason
         if self.batch:
             return "it is mapped"
-        operands = tuple((name, array.shape, array.dtype.name) for name, array in signature.operands.items())
-        return _problem(self, operands, tuple(array.dtype.name for array in signature.results.values()))
+        types = self._types(signature)
+        program = self.computes or _program(self, types)
+        if isinstance(program, str):
+            return program
+        shape = types[0].shape
+        program = collapse(program, shape, [one.shape for one in types], self.groups)
+        if isinstance(program, str):
+            return program
+        first_row, first_column = self.groups[0], self.groups[0] + self.groups[1]
+        batch, rows, columns = map(prod, (shape[:first_row], shape[first_row:first_column], shape[first_column:]))
+        dtypes = [array.dtype.name for array in signature.results.values()]
+        stored = dense_results(program, {"b": batch, "m": rows, "n": columns}, dtypes)
+        if isinstance(stored, str):
+            return stored
+        loads = tuple(dense_operand(load, Operand(load.operand), types[load.operand]) for load in program.loads)
+        wide = [load.dtype for load in loads if load.broadcast == "full" and load.dtype not in ("bfloat16", "float16")]
+        return Pointwise(batch, rows, columns, program, loads, stored, approximate=not wide)
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -167,34 +211,21 @@ class EpilogueSpec(DirectedSpec):
 
 
 @lru_cache(maxsize=256)
-def _problem(
-    spec: EpilogueSpec, operands: tuple[tuple[str, tuple[int, ...], str], ...], results: tuple[str, ...]
-) -> Pointwise | str:
-    shape = operands[0][1]
-    types = [jax.ShapeDtypeStruct(of, dtype) for _, of, dtype in operands]
+def _program(spec: EpilogueSpec, types: tuple[jax.ShapeDtypeStruct, ...]) -> Program | str:
+    """What a call without mapped axes does to one element, or why that is no pointwise function."""
 
     def function(*arrays: Any) -> Any:
-        return spec.evaluate(*arrays)
+        return spec.evaluate_unbatched(*arrays)
 
-    named = [Parameter(name, Parameter.POSITIONAL_ONLY) for name, _, _ in operands]
+    named = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in spec.operands]
     function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     function.__name__ = f"{spec.direction} of {spec.program.title}"
     try:
-        program = collapse(trace(function, shape, (), types), shape, [one.shape for one in types], spec.groups)
+        return trace(function, types[0].shape, (), types)
     except UnsupportedOperation as error:
         return f"`{error.primitive}`: {error.reason}"
     except (TypeError, ValueError) as error:
         return f"it is no pointwise function: {error}"
-    if isinstance(program, str):
-        return program
-    first_row, first_column = spec.groups[0], spec.groups[0] + spec.groups[1]
-    batch, rows, columns = map(prod, (shape[:first_row], shape[first_row:first_column], shape[first_column:]))
-    stored = dense_results(program, {"b": batch, "m": rows, "n": columns}, results)
-    if isinstance(stored, str):
-        return stored
-    loads = tuple(dense_operand(load, Operand(load.operand), types[load.operand]) for load in program.loads)
-    wide = [load.dtype for load in loads if load.broadcast == "full" and load.dtype not in ("bfloat16", "float16")]
-    return Pointwise(batch, rows, columns, program, loads, stored, approximate=not wide)
 
 
 _epilogue = Op(EpilogueSpec)

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxdnn.pointwise import Index, Program
 from jaxdnn.primitives._define import weakly_typed
-from jaxdnn.primitives.fused.extrema import located
+from jaxdnn.primitives.fused.traced import located
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,7 +20,8 @@ class Epilogue:
     """What becomes of the sums before they are stored. Two are equal that compute the same, in the same places.
 
     Attributes:
-      function: of the sums and the epilogue's operands; returns a tuple of arrays. It is what is differentiated.
+      function: of the sums and the epilogue's operands; returns a tuple of arrays. It is what is differentiated, and
+        made of a `Traced`: it calls no function of the user's.
       program: what the function computes.
       saved: how many outputs, the last ones, are the sums, for the derivative's sake.
       in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the sums' shape.

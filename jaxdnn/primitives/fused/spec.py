@@ -293,8 +293,8 @@ class FusedSpec(MultilinearSpec):
         of_epilogue, whole = program_factors(self.epilogue.program, accumulators, own, results, self.epilogue.in_place)
         return {**of_product, **of_epilogue}, whole | summed
 
-    @property
-    def on_one_device(self) -> Self:
+    def share(self, signature: Signature) -> Self | None:
+        del signature
         return self.replace(out_sharding=None)
 
     @property

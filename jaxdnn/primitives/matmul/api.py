@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdnn.config import current_options
-from jaxdnn.pointwise import UnsupportedOperation
+from jaxdnn.pointwise import UnsupportedOperation, capture
 from jaxdnn.primitives.fused.aliases import check_places, checked_aliases
 from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name, preferred_type, promoted
 from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
-from jaxdnn.primitives.fused.extrema import located
 from jaxdnn.primitives.fused.out_sharding import sharded_product
+from jaxdnn.primitives.fused.traced import Traced
 from jaxdnn.primitives.matmul.dimensions import Labels, arrange
 from jaxdnn.primitives.matmul.spec import MatmulSpec
 from jaxdnn.primitives.matmul.spec import matmul as _matmul
@@ -268,25 +268,31 @@ def _apply(
     spec = spec.replace(dtype=spec.accumulator)
     fused = spec.replace(operand_count=len(operands))
     inputs = dict(zip(fused.operands, [*arrays, *operands], strict=True))
+    shape = fused.shape(inputs)
+    captured = capture(epilogue, shape, [spec.accumulator] * len(rights), operands)
     try:
-        program = fused.traced(epilogue, inputs)
+        program = captured.program(shape)
     except UnsupportedOperation as error:
         if not spec.options.fallback:
             raise
         sums = _matmul(spec.replace(unfused=str(error)), inputs)
-        return apply_after([*sums.values()], operands, epilogue, dtype)
+        traced = Traced(captured)
+
+        def returned(*arrays: jax.Array) -> Any:
+            return jax.tree.unflatten(captured.tree, traced(*arrays))
+
+        return apply_after([*sums.values()], operands, returned, dtype)
 
     stored = program.with_output_dtype(dtype)
-    check_places(aliases, stored, fused.shape(inputs), operands)
+    check_places(aliases, stored, shape, operands)
 
-    # Which `located` would find out by tracing it once more.
-    function = located(epilogue) if any(output.reduction in ("max", "min") for output in program.outputs) else epilogue
+    traced = Traced(captured, program)
     # Results that the epilogue leaves in the sums' dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
 
     def rounding(*arrays: Any) -> tuple[Any, ...]:
-        leaves = jax.tree.leaves(function(*arrays))
-        return tuple(leaf.astype(dtype) if own else leaf for leaf, own in zip(leaves, rounds, strict=True))
+        leaves = zip(traced(*arrays), rounds, strict=True)
+        return tuple(leaf.astype(dtype) if own else leaf for leaf, own in leaves)
 
     fused = fused.replace(epilogue=Epilogue(rounding, stored, in_place=tuple(sorted(aliases.items()))))
     outputs = _matmul(fused, inputs)
