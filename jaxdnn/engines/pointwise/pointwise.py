@@ -34,6 +34,7 @@ from jaxdnn.engines.product.problem import (
     arguments_reason,
     dense_operand,
     dense_result,
+    strided_reason,
 )
 from jaxdnn.engines.unit import arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Operand, Plan, Scratch
@@ -139,7 +140,9 @@ def _pointwise_call(
         if isinstance(result, str):
             return result
         stored.append(result)
-    loads = [dense_operand(load, Operand(load.operand), types[load.operand]) for load in program.loads]
+    loads = [
+        dense_operand(load, Operand(load.operand), types[load.operand].dtype.name) for load in program.affine_loads
+    ]
     wide = [load.dtype for load in loads if load.broadcast == "full" and load.dtype not in ("bfloat16", "float16")]
     return PointwiseCall(batch, rows, columns, program, tuple(loads), tuple(stored), coarse=not wide)
 
@@ -162,7 +165,7 @@ class Pointwise:
         for result in call.results:
             if isinstance(result, Reduced) and result.axes not in ((1,), (0, 1)):
                 return "a result is reduced over columns, or over the batch alone"
-        if reason := arguments_reason(call.operands, call.results):
+        if reason := arguments_reason(call.operands, call.results) or strided_reason(call.operands):
             return reason
         if max(call.rows, call.columns, call.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"

@@ -14,7 +14,7 @@ import numpy as np
 from jaxdnn.device import Target
 from jaxdnn.engines.base import MAX_ARGUMENTS, sizes_reason
 from jaxdnn.plan import Operand, Plan, Result, Scratch
-from jaxdnn.pointwise import Load, Output, Program, collapse, trace
+from jaxdnn.pointwise import AffineLoad, Gathered, Output, Program, Terms, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.spec import Signature, Spec
 
@@ -39,7 +39,12 @@ class Matrix:
 class EpilogueOperand:
     """An array that the epilogue reads, as one value ("scalar"), one a column ("row"), one a row ("column") or "full".
 
-    Strides count elements, and are 0 along what the operand does not vary with.
+    Strides count elements, and are 0 along what the operand does not vary with. Where a coordinate joins dimensions of
+    which the operand has not all, or in another order, it has terms and no stride.
+
+    Attributes:
+      terms: those of batch, row and column that are no plain strides.
+      gathered: what the values add to the offset that the operand is looked up by, if it is.
     """
 
     buffer: Operand
@@ -48,6 +53,13 @@ class EpilogueOperand:
     batch_stride: int = 0
     row_stride: int = 0
     column_stride: int = 0
+    terms: tuple[Terms, Terms, Terms] = ((), (), ())
+    gathered: tuple[Gathered, ...] = ()
+
+    @property
+    def strided(self) -> bool:
+        """Whether strides say where its elements lie."""
+        return not any(self.terms) and not self.gathered
 
     @property
     def pairs(self) -> bool:
@@ -133,6 +145,15 @@ def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matr
     return None
 
 
+def strided_reason(operands: Sequence[EpilogueOperand]) -> str | None:
+    """Why an engine can't read the operands whose kernels know nothing but strides, or None."""
+    if any(operand.gathered for operand in operands):
+        return "its epilogue looks an operand up by an integer, and its kernels read operands by strides alone"
+    if not all(operand.strided for operand in operands):
+        return "an operand of its epilogue has some of the dimensions of its batch, rows or columns and not others"
+    return None
+
+
 @cache
 def identity(sums: int, accumulator: str, dtype: str) -> Program:
     """The epilogue that returns each sum, as a `dtype`."""
@@ -166,9 +187,9 @@ def product(spec: Any, signature: Signature) -> Product | str:
         if isinstance(program, str):
             return program
 
-    def operand(load: Load) -> EpilogueOperand:
+    def operand(load: AffineLoad) -> EpilogueOperand:
         name = spec.extras[load.operand]
-        return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name])
+        return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name].dtype.name)
 
     results = []
     for index, (output, array) in enumerate(zip(program.outputs, signature.results.values(), strict=True)):
@@ -185,7 +206,7 @@ def product(spec: Any, signature: Signature) -> Product | str:
         b=tuple(matrices[name] for name in spec.rights),
         program=program,
         results=tuple(results),
-        operands=tuple(operand(load) for load in program.loads),
+        operands=tuple(operand(load) for load in program.affine_loads),
         a_transposed=spec.a_order.index("k") < spec.a_order.index("m"),
         b_transposed=spec.b_order.index("n") < spec.b_order.index("k"),
         precision=spec.precision,
@@ -214,12 +235,11 @@ def _matrix(spec: Any, signature: Signature, name: str, sizes: dict[str, int]) -
     return Matrix(Operand(index), dtype, lengths[outer], lengths[inner], strides[outer], batch)
 
 
-def dense_operand(load: Load, buffer: Operand, array: Any) -> EpilogueOperand:
+def dense_operand(load: AffineLoad, buffer: Operand, dtype: str) -> EpilogueOperand:
     """What is read of a dense array."""
-    batch, row, column = load.strides(array.shape)
     _, by_row, by_column = load.varies
     broadcast = ("full" if by_row else "row") if by_column else ("column" if by_row else "scalar")
-    return EpilogueOperand(buffer, array.dtype.name, broadcast, batch, row, column)
+    return EpilogueOperand(buffer, dtype, broadcast, *load.strides, load.others, load.gathered)
 
 
 def dense_result(output: Output, index: int, sizes: Mapping[str, int], dtype: str) -> Matrix | Reduced | str:

@@ -8,6 +8,7 @@ from jaxdnn.engines.product.host.knobs import HostKnobs
 from jaxdnn.engines.product.host.unit import Call
 from jaxdnn.engines.product.problem import Product, ProductEngine
 from jaxdnn.plan import Plan
+from jaxdnn.pointwise.bytecode import MAX_INDICES
 from jaxdnn.pointwise.operations import DTYPES
 
 _FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -36,6 +37,8 @@ class Host(ProductEngine):
             return f"its kernels sum {a} in {expected}; {product.accumulator} is asked for"
         if len(product.operands) + len(product.results) > MAX_ARRAYS:
             return f"the epilogue has more than {MAX_ARRAYS} operands and results"
+        if any(len(operand.gathered) > MAX_INDICES for operand in product.operands):
+            return f"its epilogue looks an operand up by more than {MAX_INDICES} integers at once"
         if unknown := {array.dtype for array in (*product.operands, *product.results)} - set(DTYPES):
             return f"its epilogues don't have arrays of {' and '.join(sorted(unknown))}"
         return None

@@ -14,7 +14,7 @@ from jaxdnn.engines.product.element_epilogue import (
     reductions_reason,
     sums_stage,
 )
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
+from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason, strided_reason
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
@@ -52,6 +52,8 @@ class Simt(ProductEngine):
         if max(product.m, product.n, product.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
         if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
+            return reason
+        if reason := strided_reason(product.operands):
             return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
+from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason, strided_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, copied, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
@@ -64,7 +64,7 @@ class Sm90(ProductEngine):
         for which, _, copy in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
                 return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
-        if reason := arguments_reason(product.operands, product.results):
+        if reason := arguments_reason(product.operands, product.results) or strided_reason(product.operands):
             return reason
         if next(self.configurations(product, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
