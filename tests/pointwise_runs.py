@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 
 from jaxdnn import _native, custom_call
 from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar
-from jaxdnn.pointwise import Load, Output, Program, bytecode, collapse, functor, trace
+from jaxdnn.pointwise import AffineLoad, Output, Program, bytecode, collapse, functor, trace
 from jaxdnn.pointwise.bytecode import register_type
 
 SHIM = Path(__file__).parent / "cuda_shim"
@@ -95,12 +95,12 @@ def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
         task_rows = rows
     arguments: list[Any] = [Operand(0)]
     arguments += [
-        _int64(n) for n in (rows, columns, task_rows, len(call.sums), len(program.loads), len(program.outputs))
+        _int64(n) for n in (rows, columns, task_rows, len(call.sums), len(program.affine_loads), len(program.outputs))
     ]
     for number, array in enumerate(call.sums):
         arguments += [Operand(1 + number), _int64(rows * columns), _int64(columns), _int64(array.dtype.itemsize)]
-    for load in program.loads:
-        strides = load.strides(call.operands[load.operand].shape)
+    for load in program.affine_loads:
+        strides = load.strides
         arguments += [Operand(1 + len(call.sums) + load.operand), *map(_int64, strides)]
     types = []
     for number, output in enumerate(program.outputs):
@@ -144,12 +144,24 @@ struct Elements {
     long long i;
     Element operator[](int k) const { return {arrays[k], i}; }
 };
-struct Place { long long batch, row, column; };
+// A table comes with the offset of its data, stride and bound of each index, and its own offset for each element.
+struct Place {
+    long long batch, row, column;
+    void* const* operands;
+    long long i;
+    template <class T, int kIndices> Table<T, kIndices> table(int k) const {
+        const long long* words = static_cast<const long long*>(operands[k]);
+        Table<T, kIndices> found;
+        found.data = reinterpret_cast<const T*>(words + words[0]) + words[1 + 2 * kIndices + i];
+        for (int j = 0; j < kIndices; ++j) found.indices[j] = {words[1 + 2 * j], words[2 + 2 * j]};
+        return found;
+    }
+};
 template <class Functor>
 void run(void* const* sums, void* const* operands, void* const* results, long long rows, long long columns,
          long long i) {
     Elements result{results, i};
-    const Place place{i / columns / rows, i / columns % rows, i % columns};
+    const Place place{i / columns / rows, i / columns % rows, i % columns, operands, i};
     Functor::apply(Elements{sums, i}, Elements{operands, i}, place, result);
 }
 }
@@ -172,7 +184,9 @@ class Functors:
         call, emitted = self.calls[k], self.functors[k]
         sums = [np.ascontiguousarray(array.astype(_register(array.dtype.name))) for array in call.sums]
         operands = [
-            np.ascontiguousarray(_spread(call, field.load).astype(_NUMPY.get(field.register, field.register)))
+            _table(call, field.load)
+            if field.table
+            else _spread(call, field.load).astype(_NUMPY.get(field.register, field.register))
             for field in emitted.operands
         ]
         return sums, operands, [np.zeros(call.extents, _NUMPY.get(type_, type_)) for type_ in emitted.results]
@@ -212,7 +226,7 @@ class Emitted(Functors):
             "}\n"
             for k in range(len(self.functors))
         )
-        text = f'#include "cuda.h"\n#include "core/math.cuh"\n{ADAPTER}{self.source}{entries}'
+        text = f'#include "cuda.h"\n#include "core/epilogue_element.cuh"\n{ADAPTER}{self.source}{entries}'
         self.library = compiled_for_cpu(text, folder)
 
     def run(self, k: int) -> list[np.ndarray]:
@@ -229,7 +243,7 @@ class Compiled(Functors):
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__(calls)
         kernels = "".join(self._kernel(k) for k in range(len(self.functors)))
-        self.unit = f'#include "core/math.cuh"\n{ADAPTER}{self.source}{kernels}'
+        self.unit = f'#include "core/epilogue_element.cuh"\n{ADAPTER}{self.source}{kernels}'
 
     def _kernel(self, k: int) -> str:
         lists = {"s": self.programs[k].accumulators, "o": self.functors[k].operands, "r": self.functors[k].results}
@@ -256,10 +270,28 @@ class Compiled(Functors):
         return self.finished(k, [np.asarray(result) for result in _execute(plan, types, *sums, *operands)])
 
 
-def _spread(call: Call, load: Load) -> np.ndarray:
-    operand = np.ascontiguousarray(call.operands[load.operand])
-    strides = [stride * operand.itemsize for stride in load.strides(operand.shape)]
-    return np.lib.stride_tricks.as_strided(operand, call.extents, strides)
+def _offsets(call: Call, load: AffineLoad) -> np.ndarray:
+    """Of the operand's element for each element of the output, in elements."""
+    found = np.zeros(call.extents, np.int64)
+    for axis, terms in enumerate(load.terms):
+        places = np.arange(call.extents[axis]).reshape([-1 if axis == other else 1 for other in range(3)])
+        for term in terms:
+            quotient = places // term.divisor
+            found += (quotient % term.modulus if term.modulus else quotient) * term.stride
+    return found
+
+
+def _spread(call: Call, load: AffineLoad) -> np.ndarray:
+    return np.ascontiguousarray(call.operands[load.operand]).reshape(-1)[_offsets(call, load)]
+
+
+def _table(call: Call, load: AffineLoad) -> np.ndarray:
+    """A table as `Place` has it."""
+    numbers = [number for index in load.gathered for number in (index.stride, index.bound)]
+    offsets = _offsets(call, load).reshape(-1)
+    data = np.ascontiguousarray(call.operands[load.operand]).tobytes()
+    words = np.array([1 + len(numbers) + offsets.size, *numbers, *offsets], np.int64)
+    return np.frombuffer(words.tobytes() + data, np.uint8)
 
 
 def _register(dtype: str) -> str:

@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxdnn import custom_call
-from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced, identity
+from jaxdnn.engines.product.problem import Matrix, Product, Reduced, dense_operand, identity
 from jaxdnn.plan import Operand, Plan, Result
 from jaxdnn.pointwise import Program, collapse, trace
 
@@ -65,12 +65,9 @@ class ProductCase:
             assert isinstance(collapsed, Program), collapsed
             program = collapsed
         operands = []
-        for load in program.loads:
-            dtype, shape = self.operands[load.operand]
-            _, row, column = load.varies
-            broadcast = ("full" if row else "row") if column else ("column" if row else "scalar")
-            buffer = Operand(1 + self.sums + load.operand)
-            operands.append(EpilogueOperand(buffer, dtype, broadcast, *load.strides(shape)))
+        for load in program.affine_loads:
+            dtype, _ = self.operands[load.operand]
+            operands.append(dense_operand(load, Operand(1 + self.sums + load.operand), dtype))
         results: list[Matrix | Reduced] = []
         for i, output in enumerate(program.outputs):
             strides, step = [0, 0, 0], 1

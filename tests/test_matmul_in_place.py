@@ -292,7 +292,7 @@ BAD = {
         (SQUARE, SQUARE, SQUARE),
         {"epilogue": lambda s, c: s + c + c.T},
         ValueError,
-        "reads operand 0 transposed.*pass that as one more operand",
+        "reads operand 0 transposed.*as one more operand",
     ),
 }
 

@@ -7,6 +7,12 @@ each literal and instruction, in that order, and one for each output:
   instruction   operation | type << 16 | result << 32 | dtype << 48, then its arguments, 16 bits each, or its immediate
   output        register | type << 16 | dtype << 24 | reduction << 32
 
+A gather's arguments are the indices, which are of int64, in the lowest 48 bits; the highest 16 say which operand.
+
+After them comes where each operand's element lies but for its strides, as one word an operand: the number of the first
+word of its terms, or 0 where it has none. There stand how many terms batch, row and column have, and how many indices;
+then three words a term (stride, divisor, modulus), and two an index (stride, bound).
+
 A register holds one value for each element of a block. Its type is one of the first six of `DTYPES`; values of narrower
 dtypes live in wider registers, and a `narrow` instruction rounds or wraps them after each operation.
 """
@@ -15,13 +21,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxdnn.pointwise.operations import DTYPES, OPERATIONS, TABLE, kind
-from jaxdnn.pointwise.program import Index, Instruction, Program, literal_bits
+from jaxdnn.pointwise.program import AffineLoad, Index, Instruction, Program, literal_bits
 
 # What a register can hold; the first of `DTYPES`.
 REGISTER_TYPES = DTYPES[:6]
 
 # Codes after those of the table.
-EXTRA = ("narrow", "logical_not", "literal", "accumulator", "operand", "index")
+EXTRA = ("narrow", "logical_not", "literal", "accumulator", "operand", "index", "gather")
+MAX_INDICES = 3  # of a gather
 _CODES = {name: code for code, name in enumerate((*(operation.name for operation in OPERATIONS), *EXTRA))}
 _REDUCTIONS = (None, "sum", "max", "min")
 
@@ -62,7 +69,7 @@ class _Step:
 
 
 def bytecode(program: Program) -> tuple[int, ...]:
-    """Encodes a collapsed program. Operand k of the interpreter is `program.loads[k]`."""
+    """Encodes a collapsed program. Operand k of the interpreter is `program.affine_loads[k]`."""
     if program.rank != 3:
         raise ValueError(f"bytecode: the program has {program.rank} dimensions; collapse it to batch, row and column")
     steps, values = _Steps(program).steps()
@@ -76,7 +83,9 @@ def bytecode(program: Program) -> tuple[int, ...]:
     for step in (*literals, *steady, *others):
         head = (_CODES[step.operation], DTYPES.index(step.type), registers[step.result], DTYPES.index(step.dtype))
         words.append(_packed(head))
-        words.append(_packed(registers[a] for a in step.arguments) if step.arguments else step.immediate)
+        operand = step.immediate << 48 if step.operation == "gather" else 0
+        arguments = _packed(registers[a] for a in step.arguments) | operand
+        words.append(arguments if step.arguments else step.immediate)
     for output in program.outputs:
         value = program.instructions[output.value]
         words.append(
@@ -85,7 +94,22 @@ def bytecode(program: Program) -> tuple[int, ...]:
             | DTYPES.index(output.dtype) << 24
             | _REDUCTIONS.index(output.reduction) << 32
         )
-    return tuple(word - 2**64 if word >= 2**63 else word for word in words)
+    first = len(words) + len(program.affine_loads)
+    tables = list[int]()
+    for load in program.affine_loads:
+        table = _terms(load)
+        words.append(first + len(tables) if table else 0)
+        tables += table
+    return tuple(word - 2**64 if word >= 2**63 else word for word in (*words, *tables))
+
+
+def _terms(load: AffineLoad) -> list[int]:
+    """Where an operand's element lies, but for its strides; nothing where they say it all."""
+    if not any(load.others) and not load.gathered:
+        return []
+    terms = [word for one in load.others for term in one for word in (term.stride, term.divisor, term.modulus)]
+    indices = [word for index in load.gathered for word in (index.stride, index.bound)]
+    return [*map(len, load.others), len(load.gathered), *terms, *indices]
 
 
 def _packed(fields: Iterable[int]) -> int:
@@ -100,8 +124,8 @@ def _steady(steps: Sequence[_Step], program: Program) -> list[_Step]:
         match step.operation:
             case "literal" | "accumulator":
                 continue
-            case "operand":
-                steady = not program.loads[step.immediate].varies[1]
+            case "operand" | "gather":
+                steady = not program.affine_loads[step.immediate].varies[1] and same.issuperset(step.arguments)
             case "index":
                 steady = step.immediate != 1
             case _:
@@ -164,6 +188,9 @@ class _Steps:
                 return self._emit("accumulator", register, dtype, immediate=instruction.immediate)
             case "operand":
                 self.operands += 1
+                if arguments:
+                    indices = [self._wide_index(i, v) for i, v in zip(arguments, instruction.arguments, strict=True)]
+                    return self._emit("gather", register, dtype, *indices, immediate=self.operands - 1)
                 return self._emit("operand", register, dtype, immediate=self.operands - 1)
             case "literal":
                 return self._literal(instruction.literal.item(), register)
@@ -188,6 +215,13 @@ class _Steps:
             return self._narrow(value, dtype)
         value = self._emit(operation, compute, dtype, *arguments)
         return value if TABLE[operation].exact and kind(dtype) == "f" else self._narrow(value, dtype)
+
+    def _wide_index(self, value: int, position: int) -> int:
+        """An index as an int64, which holds all but the largest uint64s: those are out of any bounds as it is."""
+        held = register_type(self.program.instructions[position].dtype)
+        if held == "uint64":
+            value = self._emit("min", held, held, value, self._literal(2**63 - 1, held))
+        return value if held == "int64" else self._emit("convert", held, "int64", value)
 
     def _narrow(self, value: int, dtype: str) -> int:
         """Rounds or wraps what a register holds to `dtype`, where the register is wider."""

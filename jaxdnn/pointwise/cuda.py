@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, TABLE, kind
-from jaxdnn.pointwise.program import Index, Instruction, Load, Program
+from jaxdnn.pointwise.program import AffineLoad, Index, Instruction, Program
 
 # Names that an argument of the user's function can't keep: C++'s own, and those of the emitted source.
 _KEYWORDS = """
@@ -18,7 +18,9 @@ register reinterpret_cast return short signed sizeof static static_assert static
 thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
 xor_eq
 """
-_RESERVED = frozenset((*_KEYWORDS.split(), *DTYPES, "apply", "batch", "column", "compute", "math", "round_to", "row"))
+_RESERVED = frozenset(
+    (*_KEYWORDS.split(), *DTYPES, "apply", "batch", "column", "compute", "math", "round_to", "row", "widen", "Table")
+)
 
 _COORDINATES = ("batch", "row", "column")
 
@@ -50,13 +52,13 @@ class Field:
     name: str
     dtype: str
     register: str
-    load: Load
+    load: AffineLoad
 
     @property
-    def broadcast(self) -> str:
-        """Over one matrix: "scalar", "row" (one value a column), "column" (one value a row) or "full"."""
-        _, row, column = self.load.varies
-        return ("full" if row else "row") if column else ("column" if row else "scalar")
+    def table(self) -> str:
+        """Its C++ type, if it is looked up by integers that the functor computes; else empty."""
+        indices = len(self.load.gathered)
+        return f"Table<{self.dtype}, {indices}>" if indices else ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Functor:
       static void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result)
 
     All are scalars in `compute`; `apply`, for generic code, takes them from `sum[i]`, `operand[i]` and `place.batch`,
-    `place.row`, `place.column`, and leaves them in `result[i]`.
+    `place.row`, `place.column`, and leaves them in `result[i]`. An operand that is looked up by integers is a `Table`
+    (core/table.cuh) instead, `place.table<T, indices>(i)`.
 
     Attributes:
       name: the struct's.
@@ -120,7 +123,7 @@ class _Emitter:
         self.accumulators = [self._unique(argument.name) for argument in program.accumulators]
         self.operands = [
             Field(self._unique(argument.name), argument.dtype, register_type(argument.dtype), load)
-            for load in program.loads
+            for load in program.affine_loads
             for argument in [program.operands[load.operand]]
         ]
         several = len(program.outputs) > 1
@@ -137,11 +140,17 @@ class _Emitter:
             f"{register_type(argument.dtype)} {name}"
             for name, argument in zip(self.accumulators, program.accumulators, strict=True)
         ]
-        parameters += [f"{operand.register} {operand.name}" for operand in self.operands]
+        parameters += [
+            f"const {operand.table}& {operand.name}" if operand.table else f"{operand.register} {operand.name}"
+            for operand in self.operands
+        ]
         parameters += [f"int64 {coordinate}" for coordinate in self.coordinates]
         parameters += [f"{register}& {name}" for register, name in zip(self.results, self.outputs, strict=True)]
         arguments = [f"sum[{i}]" for i in range(len(self.accumulators))]
-        arguments += [f"operand[{i}]" for i in range(len(self.operands))]
+        arguments += [
+            f"place.template {operand.table.replace('Table', 'table')}({i})" if operand.table else f"operand[{i}]"
+            for i, operand in enumerate(self.operands)
+        ]
         arguments += [f"place.{coordinate}" for coordinate in self.coordinates]
         arguments += [f"result[{i}]" for i in range(len(self.outputs))]
         source = _TEMPLATE.format(
@@ -213,7 +222,13 @@ class _Emitter:
                     assert isinstance(instruction.immediate, int)
                     expression = self.accumulators[instruction.immediate]
                 case "operand":
-                    expression = next(operands).name
+                    operand = next(operands)
+                    expression = operand.name
+                    if operand.table:
+                        expression = f"v{computed}"
+                        computed += 1
+                        value = f"widen({operand.name}.at({', '.join(arguments)}))"
+                        yield f"const {operand.register} {expression} = {value};"
                 case "literal":
                     literal = _literal(instruction)
                     # So that a minus before it stays one.

@@ -39,7 +39,7 @@ def evaluate(
             case "accumulator", int(number):
                 return accumulators[number]
             case "operand", Load() as load:
-                return _loaded(load, operands[load.operand], shape)
+                return _loaded(load, operands[load.operand], shape, arguments)
             case "index", Index() as index:
                 return lax.broadcasted_iota(instruction.dtype, tuple(shape), index.dimension)
             case "literal", _:
@@ -55,8 +55,15 @@ def evaluate(
     return tuple(_stored(output, values[output.value]) for output in program.outputs)
 
 
-def _loaded(load: Load, array: Any, shape: Sequence[int]) -> Any:
-    """The operand's element for each of the output's."""
+def _loaded(load: Load, array: Any, shape: Sequence[int], indices: Sequence[Any]) -> Any:
+    """The operand's element for each of the output's; of a dimension that is gathered, the one that an index says."""
+    if load.gathered:
+        places = {
+            d: lax.broadcasted_iota("int32", tuple(shape), o) for o, d in enumerate(load.dimensions) if d is not None
+        }
+        places |= dict(zip(load.gathered, indices, strict=True))
+        zeros = jnp.zeros(tuple(shape), "int32")
+        return array.at[tuple(places.get(d, zeros) for d in range(array.ndim))].get(mode="clip")
     along = [d for d in load.dimensions if d is not None]
     array = lax.squeeze(array, [d for d in range(array.ndim) if d not in along])
     order = [sorted(along).index(d) for d in along]

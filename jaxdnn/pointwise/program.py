@@ -6,7 +6,6 @@ A program computes, for one element of a result, scalars from scalars. What it r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import prod
 from typing import Any, Literal
 
@@ -35,19 +34,94 @@ class Load:
       operand: which operand.
       dimensions: for each dimension of the output, the operand's dimension that runs along it; None where the element
         stays the same.
+      gathered: the operand's dimensions along which the instruction's arguments say which element it is, in order.
     """
 
     operand: int
     dimensions: tuple[int | None, ...]
-
-    @property
-    def varies(self) -> tuple[bool, ...]:
-        """For each dimension of the output, whether the element changes along it."""
-        return tuple(dimension is not None for dimension in self.dimensions)
+    gathered: tuple[int, ...] = ()
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
         """In elements, along each dimension of the output, for a dense operand of `shape`."""
         return tuple(0 if d is None else prod(shape[d + 1 :]) for d in self.dimensions)
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a coordinate adds to an offset: coordinate // divisor % modulus * stride; without a modulus where it is 0.
+
+    One with neither a divisor nor a modulus is plain: no other term has the same coordinate.
+    """
+
+    stride: int
+    divisor: int = 1
+    modulus: int = 0
+
+    @property
+    def plain(self) -> bool:
+        return self.divisor == 1 and not self.modulus
+
+
+Terms = tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What an integer value adds to an offset: the value, brought to 0 .. bound, times stride."""
+
+    stride: int
+    bound: int
+
+
+@dataclass(frozen=True)
+class AffineLoad:
+    """A `Load` of a collapsed program: the element's offset is a sum of terms, each of one coordinate.
+
+    Attributes:
+      operand: which operand.
+      terms: of the batch, of the row and of the column; strides count elements.
+      gathered: of each of the instruction's arguments.
+    """
+
+    operand: int
+    terms: tuple[Terms, Terms, Terms]
+    gathered: tuple[Gathered, ...] = ()
+
+    @property
+    def varies(self) -> tuple[bool, bool, bool]:
+        """Whether the element changes with the batch, the row and the column, but for what is gathered."""
+        batch, row, column = self.terms
+        return bool(batch), bool(row), bool(column)
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Of the plain terms, for batch, row and column; 0 where there is none."""
+        batch, row, column = (sum(term.stride for term in terms if term.plain) for terms in self.terms)
+        return batch, row, column
+
+    @property
+    def others(self) -> tuple[Terms, Terms, Terms]:
+        """The terms that are not plain, of batch, row and column."""
+        batch, row, column = (tuple(term for term in terms if not term.plain) for terms in self.terms)
+        return batch, row, column
+
+
+def merged_terms(sizes: Sequence[int], strides: Sequence[int]) -> Terms:
+    """The fewest terms for a coordinate that joins dimensions of these sizes, of which each has a stride."""
+    pieces: list[tuple[int, int]] = []  # size and stride, the outermost first
+    for size, stride in zip(sizes, strides, strict=True):
+        if size == 1:
+            continue
+        if pieces and pieces[-1][1] == stride * size:
+            pieces[-1] = (pieces[-1][0] * size, stride)
+        else:
+            pieces.append((size, stride))
+    divisors = [prod(size for size, _ in pieces[i + 1 :]) for i in range(len(pieces))]
+    return tuple(
+        Term(stride, divisor, size if i else 0)
+        for i, ((size, stride), divisor) in enumerate(zip(pieces, divisors, strict=True))
+        if stride
+    )
 
 
 @dataclass(frozen=True)
@@ -72,14 +146,14 @@ class Instruction:
     Attributes:
       operation: a row of `operations.TABLE`, or the value's source: "accumulator", "operand", "index" or "literal".
       dtype: the value's.
-      arguments: positions of earlier instructions.
+      arguments: positions of earlier instructions; of an "operand", the indices that it is gathered by.
       immediate: the number of the accumulator, the `Load`, the `Index`, or the literal's bits.
     """
 
     operation: str
     dtype: str
     arguments: tuple[int, ...] = ()
-    immediate: int | Load | Index | None = None
+    immediate: int | Load | AffineLoad | Index | None = None
 
     @property
     def literal(self) -> np.generic:
@@ -136,8 +210,13 @@ class Program:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """What is read from operands, without repetition."""
+        """What is read from operands, without repetition, before the program is collapsed."""
         return tuple(i.immediate for i in self.instructions if isinstance(i.immediate, Load))
+
+    @property
+    def affine_loads(self) -> tuple[AffineLoad, ...]:
+        """The same of a collapsed program."""
+        return tuple(i.immediate for i in self.instructions if isinstance(i.immediate, AffineLoad))
 
     @property
     def indexed(self) -> bool:
@@ -188,21 +267,12 @@ def collapse(
     members = [range(ends[g], ends[g + 1]) for g in range(3)]
     names = ("batch", "row", "column")
 
-    def load(value: Load) -> Load | str:
-        operand_shape = operand_shapes[value.operand]
-        strides = value.strides(operand_shape)
-        joined: list[int | None] = []
-        for group, name in zip(members, names, strict=True):
-            long = [d for d in group if shape[d] != 1]
-            varying = [d for d in long if value.dimensions[d] is not None]
-            if varying and varying != long:
-                operand = f"operand {program.operands[value.operand].name}{list(operand_shape)}"
-                return f"{operand} varies along only some of the output's {name} dimensions"
-            if any(strides[a] != strides[b] * shape[b] for a, b in pairwise(varying)):
-                operand = f"operand {program.operands[value.operand].name}{list(operand_shape)}"
-                return f"{operand} is transposed within the output's {name} dimensions"
-            joined.append(value.dimensions[varying[-1]] if varying else None)
-        return Load(value.operand, tuple(joined))
+    def load(value: Load) -> AffineLoad:
+        own = operand_shapes[value.operand]
+        strides = value.strides(own)
+        batch, row, column = (merged_terms([shape[d] for d in group], [strides[d] for d in group]) for group in members)
+        gathered = tuple(Gathered(prod(own[d + 1 :]), own[d] - 1) for d in value.gathered)
+        return AffineLoad(value.operand, (batch, row, column), gathered)
 
     def index(value: Index) -> Index:
         group = next(g for g in range(3) if value.dimension in members[g])
@@ -229,8 +299,6 @@ def collapse(
             immediate = load(immediate)
         elif isinstance(immediate, Index):
             immediate = index(immediate)
-        if isinstance(immediate, str):
-            return immediate
         instructions.append(replace(instruction, immediate=immediate))
     outputs = [output(value) for value in program.outputs]
     if reasons := [value for value in outputs if isinstance(value, str)]:

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.graph import Graph, Node, UnsupportedOperation
-from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, Dimensions, demands, identity, lower
+from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, By, Demand, Dimensions, demands, identity, lower
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, kind
 from jaxdnn.pointwise.program import Argument, Output, Program
 
@@ -130,18 +130,26 @@ def _lower(graph: Graph, roots: Sequence[_Root], shape: tuple[int, ...]) -> Any:
     demanded: dict[Node, dict[Dimensions, None]] = {node: {whole: None} for node, _ in roots}
     for node in reversed(graph.nodes):
         for dimensions in demanded.get(node, ()):
-            for source, place in zip(node.inputs, demands(node, dimensions), strict=True):
+            for source, place in demands(node, dimensions):
                 if source.primitive == "accumulator" and place != whole:
                     raise node.unsupported("it needs elements of the accumulator from other places of the output")
                 demanded.setdefault(source, {})[place] = None
 
     build = Builder()
-    values: dict[tuple[Node, Dimensions], int] = {}
+    values: dict[Demand, int] = {}
+
+    def value(node: Node, dimensions: Dimensions) -> int:
+        if (node, dimensions) not in values:
+            # A table's element is loaded after the indices that say which one, later in the graph as they may be.
+            indices = [(one.node, one.dimensions) for one in dimensions if isinstance(one, By)]
+            sources = indices if node.primitive == "operand" else demands(node, dimensions)
+            arguments = [value(*source) for source in sources]
+            values[node, dimensions] = lower(build, node, dimensions, arguments, len(shape))
+        return values[node, dimensions]
+
     for node in graph.nodes:
         for dimensions in demanded.get(node, ()):
-            places = demands(node, dimensions)
-            arguments = [values[source, place] for source, place in zip(node.inputs, places, strict=True)]
-            values[node, dimensions] = lower(build, node, dimensions, arguments, len(shape))
+            value(node, dimensions)
     outputs = [
         Output(values[node, whole], output.dtype, output.dimensions, output.reduction, output.axes)
         for node, output in roots
@@ -209,7 +217,7 @@ def _reduces(node: Node) -> str | None:
     return None
 
 
-def _carried(node: Node, reduction: Node, dimensions: Dimensions) -> Dimensions:
+def _carried(node: Node, reduction: Node, dimensions: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """The dimensions of `node`, a rearrangement of `reduction`, which itself has `dimensions`."""
     if node is reduction:
         return dimensions

@@ -93,6 +93,7 @@ enum class Operation : uint16_t {
   accumulator,
   operand,
   index,
+  gather,
 };
 
 enum class Reduction : uint8_t { none, sum, max, min };
@@ -112,6 +113,47 @@ struct Instruction {
         result(uint16_t(words[0] >> 32)),
         arguments{uint16_t(words[1]), uint16_t(words[1] >> 16), uint16_t(words[1] >> 32)},
         immediate(words[1]) {}
+};
+
+constexpr int kMaxIndices = 3;  // of a gather
+
+// What a coordinate adds to an offset: coordinate // divisor % modulus * stride, without a modulus where that is 0.
+struct Term {
+  int64_t stride, divisor, modulus;
+
+  int64_t operator()(int64_t coordinate) const {
+    const int64_t quotient = coordinate / divisor;
+    return (modulus == 0 ? quotient : quotient % modulus) * stride;
+  }
+};
+
+// What an integer adds to an offset: it is brought to 0 .. bound, so that nothing is read out of bounds.
+struct IndexTerm {
+  int64_t stride, bound;
+};
+
+// Where an operand's element lies, besides what its strides say.
+class Terms {
+ public:
+  explicit Terms(const int64_t* words) : words_(words) {}
+
+  int64_t count(int axis) const { return words_[axis]; }
+  int64_t indices() const { return words_[3]; }
+  const Term* of(int axis) const {
+    const int64_t before = (axis > 0 ? words_[0] : 0) + (axis > 1 ? words_[1] : 0);
+    return reinterpret_cast<const Term*>(words_ + 4) + before;
+  }
+  const IndexTerm* of_indices() const { return reinterpret_cast<const IndexTerm*>(of(2) + count(2)); }
+
+  // What all terms of batch (0), row (1) or column (2) add.
+  int64_t offset(int axis, int64_t coordinate) const {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count(axis); ++i) sum += of(axis)[i](coordinate);
+    return sum;
+  }
+
+ private:
+  const int64_t* words_;
 };
 
 struct OutputInstruction {

@@ -51,6 +51,42 @@ inline void fetch(const S* from, int64_t row_stride, int64_t column_stride, R* t
   }
 }
 
+// The offsets of a block's columns, from the beginning of their row.
+inline void column_offsets(const Array& array, const Terms& terms, const Tile& block, int64_t* to) {
+  for (int64_t i = 0; i < block.columns; ++i) to[i] = (block.column + i) * array.column;
+  for (int64_t t = 0; t < terms.count(2); ++t) {
+    const Term term = terms.of(2)[t];
+    int64_t quotient = block.column / term.divisor, within = block.column % term.divisor;
+    if (term.modulus != 0) quotient %= term.modulus;
+    for (int64_t i = 0; i < block.columns; ++i) {
+      to[i] += quotient * term.stride;
+      if (++within == term.divisor) {
+        within = 0;
+        if (++quotient == term.modulus) quotient = 0;
+      }
+    }
+  }
+}
+
+// The offset of the first column of a row.
+inline int64_t row_offset(const Array& array, const Terms& terms, int64_t batch, int64_t row) {
+  return batch * array.batch + row * array.row + terms.offset(0, batch) + terms.offset(1, row);
+}
+
+template <typename S, typename R>
+inline void fetch(const S* from, const Array& array, const Terms& terms, R* to, const Tile& block) {
+  int64_t offsets[kBlock];
+  if (terms.count(2) > 0) column_offsets(array, terms, block, offsets);
+  for (int64_t row = 0; row < block.rows; ++row, to += block.columns) {
+    const S* start = from + row_offset(array, terms, block.batch, block.row + row);
+    if (terms.count(2) == 0) {
+      fetch(start + block.column * array.column, 0, array.column, to, {0, 0, 0, 1, block.columns});
+    } else {
+      for (int64_t i = 0; i < block.columns; ++i) to[i] = widened<R>(start[offsets[i]]);
+    }
+  }
+}
+
 template <typename T>
 inline void count(const Instruction& code, T* to, const Tile& block) {
   for (int64_t row = 0; row < block.rows; ++row, to += block.columns) {
@@ -116,7 +152,8 @@ Registers::Registers(int64_t count, int64_t element_bytes) : slot_bytes_(kBlock 
 }
 
 Interpreter::Interpreter(const int64_t* words, const Array* operands, const Array* results)
-    : literals_(words + 6),
+    : words_(words),
+      literals_(words + 6),
       steady_(literals_ + 2 * words[2]),
       instructions_(steady_ + 2 * words[3]),
       outputs_(instructions_ + 2 * words[4]),
@@ -166,20 +203,68 @@ bool Interpreter::overwritten(const Array& operand) const {
   return std::any_of(results_, results_ + (output_end_ - outputs_), there);
 }
 
+// Elements that lie as a register would have them are read where they are.
+template <typename S, typename R>
+inline void read(const Registers& registers, uint16_t index, const S* from, int64_t row_stride, int64_t column_stride,
+                 R, bool in_place, const Tile& block) {
+  if (std::is_same_v<S, R> && in_place && block.rows == 1 && column_stride == 1 && block.columns % kRun == 0) {
+    registers.place(index, from);
+  } else {
+    fetch(from, row_stride, column_stride, registers.slot<R>(index), block);
+  }
+}
+
+void Interpreter::load(const Instruction& code, const Tile& block, bool steady) const {
+  const Array& array = operands_[code.immediate];
+  const int64_t table = output_end_[code.immediate];
+  with_element(code.dtype, [&](auto element, auto type) {
+    using S = decltype(element);
+    using R = decltype(type);
+    const bool in_place = steady && !overwritten(array);
+    if (table == 0) {
+      read(registers_, code.result, array.at<const S>(block.batch, block.row, block.column), array.row, array.column,
+           type, in_place, block);
+      return;
+    }
+    const Terms terms(words_ + table);
+    const S* from = static_cast<const S*>(array.data);
+    if (terms.count(1) == 0 && terms.count(2) == 0) {
+      from += row_offset(array, terms, block.batch, block.row) + block.column * array.column;
+      read(registers_, code.result, from, array.row, array.column, type, in_place, block);
+    } else {
+      fetch(from, array, terms, registers_.slot<R>(code.result), block);
+    }
+  });
+}
+
+void Interpreter::gather(const Instruction& code, const Tile& block) const {
+  const int64_t operand = code.immediate >> 48 & 0xffff;
+  const Array& array = operands_[operand];
+  const Terms terms(words_ + output_end_[operand]);
+  int64_t columns[kBlock], offsets[kBlock];
+  column_offsets(array, terms, block, columns);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const int64_t start = row_offset(array, terms, block.batch, block.row + row);
+    for (int64_t i = 0; i < block.columns; ++i) offsets[row * block.columns + i] = start + columns[i];
+  }
+  const int64_t count = block.rows * block.columns;
+  for (int64_t k = 0; k < terms.indices(); ++k) {
+    const int64_t* index = registers_.at<int64_t>(code.arguments[k]);
+    const IndexTerm term = terms.of_indices()[k];
+    for (int64_t i = 0; i < count; ++i) {
+      offsets[i] += std::min(std::max(index[i], int64_t(0)), term.bound) * term.stride;
+    }
+  }
+  with_element(code.dtype, [&](auto element, auto type) {
+    const auto* from = static_cast<const decltype(element)*>(array.data);
+    auto* to = registers_.slot<decltype(type)>(code.result);
+    for (int64_t i = 0; i < count; ++i) to[i] = widened<decltype(type)>(from[offsets[i]]);
+  });
+}
+
 void Interpreter::execute(const int64_t* begin, const int64_t* end, const Rows* sums, const Origin& origin,
                           const Tile& block) const {
   const Processor processor(registers_);
-  // Elements that lie as a register would have them are read where they are.
-  const auto read = [&](uint16_t index, const auto* from, int64_t row_stride, int64_t column_stride, auto type,
-                        bool in_place) {
-    using R = decltype(type);
-    if (std::is_same_v<decltype(from), const R*> && in_place && block.rows == 1 && column_stride == 1 &&
-        block.columns % kRun == 0) {
-      registers_.place(index, from);
-    } else {
-      fetch(from, row_stride, column_stride, registers_.slot<R>(index), block);
-    }
-  };
   for (const int64_t* word = begin; word < end; word += 2) {
     const Instruction code(word);
     switch (code.operation) {
@@ -187,15 +272,15 @@ void Interpreter::execute(const int64_t* begin, const int64_t* end, const Rows* 
         with_element(code.dtype, [&](auto element, auto type) {
           const Rows& rows = sums[code.immediate];
           const auto* from = static_cast<const decltype(element)*>(rows.data);
-          read(code.result, from + origin.row * rows.stride + origin.column, rows.stride, 1, type, true);
+          read(registers_, code.result, from + origin.row * rows.stride + origin.column, rows.stride, 1, type, true,
+               block);
         });
         break;
       case Operation::operand:
-        with_element(code.dtype, [&](auto element, auto type) {
-          const Array& array = operands_[code.immediate];
-          read(code.result, array.at<const decltype(element)>(block.batch, block.row, block.column), array.row,
-               array.column, type, word < instructions_ && !overwritten(array));
-        });
+        load(code, block, word < instructions_);
+        break;
+      case Operation::gather:
+        gather(code, block);
         break;
       case Operation::index:
         with_register(code.type, [&](auto type) { count(code, registers_.slot<decltype(type)>(code.result), block); });

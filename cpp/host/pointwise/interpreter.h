@@ -84,10 +84,13 @@ class Interpreter {
     int64_t row, column;
   };
   bool overwritten(const Array& operand) const;
+  void load(const Instruction& code, const Tile& block, bool steady) const;
+  void gather(const Instruction& code, const Tile& block) const;
   void execute(const int64_t* begin, const int64_t* end, const Rows* sums, const Origin& origin,
                const Tile& block) const;
   void store(const Tile& block) const;
 
+  const int64_t* words_;
   const int64_t* literals_;
   const int64_t* steady_;  // instructions whose values are the same in every row
   const int64_t* instructions_;

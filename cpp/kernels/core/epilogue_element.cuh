@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/math.cuh"
+#include "core/table.cuh"
 
 namespace jaxdnn {
 

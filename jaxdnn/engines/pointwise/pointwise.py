@@ -23,7 +23,7 @@ from jaxdnn.engines.product.element_epilogue import (
     joined,
     reduction,
 )
-from jaxdnn.engines.product.problem import Matrix, Reduced, arguments_reason
+from jaxdnn.engines.product.problem import Matrix, Reduced, arguments_reason, strided_reason
 from jaxdnn.engines.unit import arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Plan, Scratch
 from jaxdnn.pointwise import functor
@@ -78,7 +78,7 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         for result in problem.results:
             if isinstance(result, Reduced) and result.axes not in ((1,), (0, 1)):
                 return "a result is reduced over columns, or over the batch alone"
-        if reason := arguments_reason(problem.operands, problem.results):
+        if reason := arguments_reason(problem.operands, problem.results) or strided_reason(problem.operands):
             return reason
         if max(problem.rows, problem.columns, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"

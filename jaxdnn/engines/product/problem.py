@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from jaxdnn.engines.base import MAX_ARGUMENTS, Problem
 from jaxdnn.plan import Operand, Result, Scratch
-from jaxdnn.pointwise import Load, Output, Program, trace
+from jaxdnn.pointwise import AffineLoad, Gathered, Output, Program, Terms, trace
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ class Matrix:
 class EpilogueOperand:
     """An array that the epilogue reads, as one value ("scalar"), one a column ("row"), one a row ("column") or "full".
 
-    Strides count elements, and are 0 along what the operand does not vary with.
+    Strides count elements, and are 0 along what the operand does not vary with. Where a coordinate joins dimensions of
+    which the operand has not all, or in another order, it has terms and no stride.
+
+    Attributes:
+      terms: those of batch, row and column that are no plain strides.
+      gathered: what the values add to the offset that the operand is looked up by, if it is.
     """
 
     buffer: Operand
@@ -41,6 +46,13 @@ class EpilogueOperand:
     batch_stride: int = 0
     row_stride: int = 0
     column_stride: int = 0
+    terms: tuple[Terms, Terms, Terms] = ((), (), ())
+    gathered: tuple[Gathered, ...] = ()
+
+    @property
+    def strided(self) -> bool:
+        """Whether strides say where its elements lie."""
+        return not any(self.terms) and not self.gathered
 
     @property
     def pairs(self) -> bool:
@@ -128,6 +140,15 @@ def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matr
     return None
 
 
+def strided_reason(operands: Sequence[EpilogueOperand]) -> str | None:
+    """Why an engine can't read the operands whose kernels know nothing but strides, or None."""
+    if any(operand.gathered for operand in operands):
+        return "its epilogue looks an operand up by an integer, and its kernels read operands by strides alone"
+    if not all(operand.strided for operand in operands):
+        return "an operand of its epilogue has some of the dimensions of its batch, rows or columns and not others"
+    return None
+
+
 @cache
 def identity(sums: int, accumulator: str, dtype: str) -> Program:
     """The epilogue that returns each sum, as a `dtype`."""
@@ -135,12 +156,11 @@ def identity(sums: int, accumulator: str, dtype: str) -> Program:
     return program.with_output_dtype(dtype)
 
 
-def dense_operand(load: Load, buffer: Operand, array: Any) -> EpilogueOperand:
+def dense_operand(load: AffineLoad, buffer: Operand, dtype: str) -> EpilogueOperand:
     """What is read of a dense array."""
-    batch, row, column = load.strides(array.shape)
     _, by_row, by_column = load.varies
     broadcast = ("full" if by_row else "row") if by_column else ("column" if by_row else "scalar")
-    return EpilogueOperand(buffer, array.dtype.name, broadcast, batch, row, column)
+    return EpilogueOperand(buffer, dtype, broadcast, *load.strides, load.others, load.gathered)
 
 
 def dense_results(

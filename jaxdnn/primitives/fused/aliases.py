@@ -59,8 +59,9 @@ def check_places(aliases: Mapping[int, int], program: Program, shape: Sequence[i
             )
         # Elsewhere there may be results already.
         for load in program.loads:
-            if load.operand == number and any(d not in (None, place) for place, d in enumerate(load.dimensions)):
+            elsewhere = load.gathered or any(d not in (None, place) for place, d in enumerate(load.dimensions))
+            if load.operand == number and elsewhere:
                 raise ValueError(
-                    f"{title}: the epilogue reads operand {number} transposed, at other places than those where "
-                    f"result {result} is written; transpose it before, and pass that as one more operand"
+                    f"{title}: the epilogue reads operand {number} transposed, or gathered, at other places than those "
+                    f"where result {result} is written; pass what it reads there as one more operand"
                 )

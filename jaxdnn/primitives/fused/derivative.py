@@ -198,7 +198,9 @@ class EpilogueSpec(DirectedSpec):
         stored = dense_results(program, {"b": batch, "m": rows, "n": columns}, dtypes)
         if isinstance(stored, str):
             return stored
-        loads = tuple(dense_operand(load, Operand(load.operand), types[load.operand]) for load in program.loads)
+        loads = tuple(
+            dense_operand(load, Operand(load.operand), types[load.operand].dtype.name) for load in program.affine_loads
+        )
         wide = [load.dtype for load in loads if load.broadcast == "full" and load.dtype not in ("bfloat16", "float16")]
         return Pointwise(batch, rows, columns, program, loads, stored, approximate=not wide)
 

@@ -19,7 +19,7 @@ from jaxdnn.engines.product.problem import (
     identity,
 )
 from jaxdnn.plan import Operand
-from jaxdnn.pointwise import Load, Program, UnsupportedOperation, collapse, trace
+from jaxdnn.pointwise import AffineLoad, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.primitives._define import bind, live
 from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, tangents_of
@@ -274,14 +274,14 @@ class FusedSpec(MultilinearSpec):
             if isinstance(program, str):
                 return program
 
-        def operand(load: Load) -> EpilogueOperand:
+        def operand(load: AffineLoad) -> EpilogueOperand:
             name = self.epilogue_operands[load.operand]
-            return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name])
+            return dense_operand(load, Operand(signature.operand_index(name)), signature.operands[name].dtype.name)
 
         batch, rows = self.groups[0], self.groups[0] + self.groups[1]
         sizes = dict(zip("bmn", map(prod, (shape[:batch], shape[batch:rows], shape[rows:])), strict=True))
         results = dense_results(program, sizes, [array.dtype.name for array in signature.results.values()])
-        return results if isinstance(results, str) else (program, tuple(map(operand, program.loads)), results)
+        return results if isinstance(results, str) else (program, tuple(map(operand, program.affine_loads)), results)
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
         of_product, accumulators, summed = self.product_factors()

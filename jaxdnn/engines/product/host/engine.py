@@ -9,6 +9,7 @@ from jaxdnn.engines.product.host.knobs import HostKnobs
 from jaxdnn.engines.product.host.unit import Call
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.plan import Plan
+from jaxdnn.pointwise.bytecode import MAX_INDICES
 from jaxdnn.pointwise.operations import DTYPES
 
 _FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -38,6 +39,8 @@ class Host(ProblemEngine[Product, HostKnobs]):
             return f"its kernels sum {a} in {expected}; {problem.accumulator} is asked for"
         if len(problem.operands) + len(problem.results) > MAX_ARRAYS:
             return f"the epilogue has more than {MAX_ARRAYS} operands and results"
+        if any(len(operand.gathered) > MAX_INDICES for operand in problem.operands):
+            return f"its epilogue looks an operand up by more than {MAX_INDICES} integers at once"
         if unknown := {array.dtype for array in (*problem.operands, *problem.results)} - set(DTYPES):
             return f"its epilogues don't have arrays of {' and '.join(sorted(unknown))}"
         return None

@@ -5,7 +5,7 @@ from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.product.problem import Product, arguments_reason
+from jaxdnn.engines.product.problem import Product, arguments_reason, strided_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, copied, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
@@ -66,7 +66,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         for which, _, copy in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
                 return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
-        if reason := arguments_reason(problem.operands, problem.results):
+        if reason := arguments_reason(problem.operands, problem.results) or strided_reason(problem.operands):
             return reason
         if next(self.configurations(problem, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
