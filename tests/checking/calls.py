@@ -7,11 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdnn import CUSTOM_CALLS, explain, options
+from jaxdnn import CUSTOM_CALLS, device, explain, options
 from jaxdnn.config import Options
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 from jaxdnn.planning.select import select
+
+HOST = device.Target("cpu", "avx2", "CPU", 8)
+# Data, not hardware: what is planned for these is the same on every machine.
+TARGETS = {"cpu": [HOST], "cuda": [device._NAMED[80], device._NAMED[90]], "any": [HOST]}
 
 
 @functools.cache
@@ -54,7 +58,7 @@ def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
     return list(engine.candidates(call.spec, call.signature, target))
 
 
-def native(platform: str, op: str = "norm") -> list[Any]:
+def native(platform: str, op: str) -> list[Any]:
     """The engines of the table with kernels of our own for an op on a platform."""
     return [engine for engine in ENGINES if engine.platform == platform and engine.op == op]
 

@@ -21,15 +21,20 @@ def platform() -> str:
     return "cuda" if backend == "gpu" else backend
 
 
-def engines(op: str = "norm", on: str | None = None) -> list[str]:
+def engines(op: str, on: str | None = None) -> list[str]:
     """Names of the engines of the table that serve `op` on this machine (or the platform `on`)."""
     here = ("any", on or platform())
     return [engine.name for engine in ENGINES if engine.platform in here and engine.op in (op, "any")]
 
 
-def runs(cases: Iterable[Any]) -> list[Any]:
-    """Every case with every engine that serves its op here, as parameters of a test."""
-    return [pytest.param(case, engine, id=f"{case}-{engine}") for case in cases for engine in engines(case.op)]
+needs_native = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
+
+
+def runs(rows: Iterable[Any], on: str | None = None) -> list[Any]:
+    """Every case with every engine that serves its op here, as parameters of a test; a row may say more of its case."""
+    tuples = [row if isinstance(row, tuple) else (row,) for row in rows]
+    every = [(*row, engine) for row in tuples for engine in engines(row[0].op, on)]
+    return [pytest.param(*values, id="-".join(map(str, values))) for values in every]
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from checking.cases import BF16, CASES, F16, F32, F64, MatmulCase, NormCase
+from checking.cases import BF16, F16, F32, F64, TABLE, MatmulCase, NormCase
 from checking.cases.dtypes import E4M3, E5M2, I8
 from checking.compare import as_tuple, difference
 from checking.compiler_log import kernels
@@ -50,7 +50,7 @@ def test_kernels_of_random_products_compile(start):
                     kernels(_native.compile(plan.unit, plan.arch).log)
 
 
-FORMULAS = [case for case in CASES if case.op == "norm"]
+FORMULAS = [case for case in TABLE.every if case.op == "norm"]
 FORMULAS = [case for case in FORMULAS if case.rows * case.columns <= 400 and case.data in ("normal", "large_mean")]
 
 

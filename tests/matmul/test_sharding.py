@@ -1,7 +1,6 @@
-"""Products and their gradients over several devices, by the partitioner, by `shard_map` and by `out_sharding`."""
+"""Products over several devices that need more than the table says: a sum in a `shard_map`, and `out_sharding`."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -12,102 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdnn
 from checking.cases import BF16, F32
-from checking.cases.matmul import product
-from checking.compare import as_tuple, assert_close
-from checking.sharding import collectives
-from checking.transforms import vjp, with_cotangents
-
-MLP = product((8, 12), (12, 16), epilogue="bias gelu", extras=(((16,), F32),))
-
-
-def placed(mesh, specs, arrays):
-    return tuple(jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs, strict=True))
-
-
-def compiled_for(cpus, case, specs, transform, *, kind=AxisType.Auto):
-    """The program of `transform` with the operands placed by `specs`, after its results are checked."""
-    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind, kind), devices=cpus)
-    given = with_cotangents(case)
-    with jax.set_mesh(mesh):
-        operands = placed(mesh, specs, given[0])
-        compiled = jax.jit(functools.partial(transform, as_tuple(case.call))).lower(operands, given[1]).compile()
-        assert_close(compiled(operands, given[1]), transform, case, with_cotangents)
-    return compiled.as_text()
-
-
-def only_forward(function, primals, cotangents):
-    del cotangents
-    return function(*primals)
-
-
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        ((P("a"), P(), P()), set()),
-        ((P(), P(None, "b"), P("b")), set()),
-        ((P("a"), P(None, "b"), P("b")), set()),
-        ((P(("a", "b")), P(), P()), set()),
-    ],
-    ids=str,
-)
-def test_rows_and_columns_are_split_without_communication(cpus, specs, expected):
-    text = compiled_for(cpus, MLP, specs, only_forward)
-    assert set(collectives(text)) == expected
-    assert len(re.findall('custom_call_target="jaxdnn_host"', text)) == 1
-
-
-@pytest.mark.parametrize("transform", [only_forward, vjp])
-@pytest.mark.parametrize(
-    "specs",
-    [
-        (P("a"), P("a"), P()),
-        (P("a"), P(None, "a"), P("a")),
-        (P(None, "a"), P(None, "a"), P()),
-        (P(("a", "b")), P(None, "b"), P("b")),
-        (P("b", "a"), P("a", "b"), P("a")),
-    ],
-    ids=str,
-)
-def test_operands_that_ask_for_one_axis_of_the_mesh(cpus, specs, transform):
-    """As weights do that are split like the data (FSDP): one has it, and the others are gathered."""
-    compiled_for(cpus, MLP, specs, transform)
-
-
-def test_a_split_contraction_is_summed_over_the_devices(cpus):
-    case = product((8, 12), (12, 16))
-    text = compiled_for(cpus, case, (P(None, "a"), P("a", None)), only_forward)
-    assert set(collectives(text)) == {"all-reduce"}
-    assert len(re.findall('custom_call_target="jaxdnn_host"', text)) == 1
-
-
-def test_an_epilogue_is_of_whole_sums(cpus):
-    """gelu(x + y) is not gelu(x) + gelu(y): what is split is gathered, and the result is right."""
-    compiled_for(cpus, MLP, (P(None, "a"), P("a", None), P()), only_forward)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_gradients_of_data_parallel_rows(cpus, kind):
-    text = compiled_for(cpus, MLP, (P("a"), P(), P()), vjp, kind=kind)
-    assert set(collectives(text)) <= {"all-reduce", "all-gather"}
-    assert "all-reduce" in collectives(text)
-
-
-@pytest.mark.parametrize("reduction", ["largest", "least of each row", "sum alone"])
-def test_reductions_over_split_rows(cpus, reduction):
-    compiled_for(cpus, product((8, 12), (12, 16), epilogue=reduction), (P("a"), P(None, "b")), only_forward)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_shard_map(cpus, kind):
-    """With its check of replication: rows are split, and the gradients of what every device has are summed."""
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(kind,), devices=cpus)
-    rows, whole = P("rows"), P()
-    given = with_cotangents(MLP)
-    function = jax.shard_map(as_tuple(MLP.call), in_specs=(rows, whole, whole), out_specs=rows)
-    with jax.set_mesh(mesh):
-        operands = placed(mesh, (rows, whole, whole), given[0])
-        actual = jax.jit(functools.partial(vjp, function))(operands, placed(mesh, (rows,), given[1]))
-    assert_close(actual, vjp, MLP, with_cotangents)
 
 
 def test_contraction_inside_shard_map(cpus):

@@ -42,7 +42,7 @@ def test_configurations_compile(direction, case, mapped, capability):
     target, call = device._NAMED[capability], calls_of(case, mapped)[direction]
     plans = [
         (config, engine.plan(config, call.spec, call.signature, target))
-        for engine in native("cuda")
+        for engine in native("cuda", "norm")
         for config in configurations(engine, call, target)
     ]
     assert plans, "no CUDA engine serves this call"
@@ -64,7 +64,7 @@ def test_configurations_compile(direction, case, mapped, capability):
 def test_launch_bounds_are_the_plans():
     for case in SIGNATURES:
         for call in calls_of(case):
-            for engine in native("cuda"):
+            for engine in native("cuda", "norm"):
                 for config in configurations(engine, call, device._NAMED[90]):
                     plan = engine.plan(config, call.spec, call.signature, device._NAMED[90])
                     bounds = launch_bounds(plan.unit)
@@ -75,7 +75,7 @@ def test_launch_bounds_are_the_plans():
 
 def test_sizes_are_not_in_the_code():
     """Another number of rows, or of mapped elements, is another number and not another kernel."""
-    (engine,) = native("cuda")
+    (engine,) = native("cuda", "norm")
     target = device._NAMED[90]
     for direction in (0, 1):
         units = set()

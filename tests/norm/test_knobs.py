@@ -18,14 +18,14 @@ WIDE = NormCase("layer_norm", (4096, 16_384), x=BF16, scale=F32, bias=F32)
 
 def planned(case, direction=0, target=H200, **knobs):
     """The plan of a case's first configuration with some knobs set."""
-    (engine,) = native("cuda")
+    (engine,) = native("cuda", "norm")
     call = calls_of(case)[direction]
     config = replace(configurations(engine, call, target)[0], **knobs)
     return engine.plan(config, call.spec, call.signature, target)
 
 
 def first(case, target=H200):
-    (engine,) = native("cuda")
+    (engine,) = native("cuda", "norm")
     return configurations(engine, calls_of(case)[0], target)[0]
 
 

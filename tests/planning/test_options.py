@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import jaxdnn
 from checking.calls import choose
 from checking.cases import F32, NormCase
 from checking.cases.matmul import product
@@ -55,3 +56,29 @@ def test_deterministic(monkeypatch):
 
 def test_every_engine_of_the_table_is_deterministic():
     assert [engine.name for engine in ENGINES if "deterministic" not in engine.notes] == ["xla"]
+
+
+def test_options_nest():
+    with jaxdnn.options(deterministic=False, engine="xla") as outer:
+        with jaxdnn.options(workspace_limit=7) as inner:
+            assert (inner.engine, inner.deterministic, inner.workspace_limit) == ("xla", False, 7)
+        assert outer.workspace_limit is None
+    with jaxdnn.options() as fresh:
+        assert fresh == jaxdnn.config.Options()
+
+
+def test_options_end_with_an_exception():
+    with pytest.raises(RuntimeError, match="on purpose"), jaxdnn.options(engine="xla"):
+        raise RuntimeError("on purpose")
+    with jaxdnn.options() as now:
+        assert now.engine is None
+
+
+def test_one_options_object_may_be_entered_twice():
+    portable = jaxdnn.options(engine="xla")
+    with portable, portable, jaxdnn.options() as now:
+        assert now.engine == "xla"
+    with portable, jaxdnn.options() as now:
+        assert now.engine == "xla"
+    with jaxdnn.options() as now:
+        assert now.engine is None

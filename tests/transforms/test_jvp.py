@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from checking.cases import DIFFERENTIABLE, EMPTY, SMALL
+from checking.cases import TABLE
 from checking.compare import check, runs
 from checking.transforms import jvp, with_tangents
 
@@ -14,11 +14,11 @@ def linearized(function, primals, tangents):
     return outputs, tangent(*tangents), jax.linear_transpose(tangent, *primals)(outputs)
 
 
-@pytest.mark.parametrize(("case", "engine"), runs(SMALL))
+@pytest.mark.parametrize(("case", "engine"), runs(TABLE.small))
 def test_linearize(case, engine):
     check(linearized, case, with_tangents, engine)
 
 
-@pytest.mark.parametrize(("case", "engine"), runs([*DIFFERENTIABLE, *EMPTY]))
+@pytest.mark.parametrize(("case", "engine"), runs([*TABLE.differentiable, *TABLE.empty]))
 def test_jvp(case, engine):
     check(jvp, case, with_tangents, engine)

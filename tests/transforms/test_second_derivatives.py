@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from checking.cases import SMALL
-from checking.compare import check, engines, runs
+from checking.cases import TABLE
+from checking.compare import check, runs
 
 
 def arguments(case):
@@ -73,7 +73,7 @@ def grad_of_one_grad(operand, function, arrays):
 ORDERS = [jacrev_of_grad, jacfwd_of_grad, hessian, grad_of_jvp, jvp_of_jvp]
 
 
-@pytest.mark.parametrize(("case", "engine"), runs(SMALL))
+@pytest.mark.parametrize(("case", "engine"), runs(TABLE.small))
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
 def test_second_derivative(order, case, engine):
     check(order, case, arguments, engine, surroundings=True)
@@ -82,10 +82,10 @@ def test_second_derivative(order, case, engine):
 PENALTIES = [functools.partial(grad_of_one_grad, operand) for operand in range(3)]
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize(("case", "engine"), runs(TABLE.deep))
 @pytest.mark.parametrize("operand", [0, 1, 2])
-def test_gradient_penalty(operand, engine):
-    check(PENALTIES[operand], SMALL[0], arguments, engine, surroundings=True)
+def test_gradient_penalty(operand, case, engine):
+    check(PENALTIES[operand], case, arguments, engine, surroundings=True)
 
 
 def third_derivative(function, arrays):
@@ -94,6 +94,6 @@ def third_derivative(function, arrays):
     return jax.jvp(along, arrays[:1], (jnp.ones_like(arrays[0]),))[1]
 
 
-@pytest.mark.parametrize("engine", engines())
-def test_third_derivative(engine):
-    check(third_derivative, SMALL[1], arguments, engine, surroundings=True)
+@pytest.mark.parametrize(("case", "engine"), runs(TABLE.deep))
+def test_third_derivative(case, engine):
+    check(third_derivative, case, arguments, engine, surroundings=True)

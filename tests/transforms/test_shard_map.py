@@ -3,19 +3,13 @@
 import functools
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType
 
 import jaxdnn
-from checking.cases import F32, NormCase
-from checking.compare import as_tuple, assert_close, engines
-
-CASE = NormCase("layer_norm", (8, 12), scale=F32, bias=F32, residual=F32, statistics=True)
-ROWS, WHOLE = P("rows"), P()
-IN_SPECS = (ROWS, ROWS, WHOLE, WHOLE)
+from checking.cases import TABLE
+from checking.compare import as_tuple, assert_close, runs
+from checking.sharding import placed
 
 
 def arguments(case):
@@ -36,90 +30,29 @@ def derivatives(function, primals, tangents, cotangents):
     }
 
 
-def check_sharded(mesh, in_specs, case, engine, **keywords):
-    function = jax.shard_map(as_tuple(case.call), in_specs=in_specs, out_specs=ROWS, **keywords)
-    given = arguments(case)
-    cotangent_specs = (ROWS,) * len(case.outputs)
+def check_sharded(mesh, case, in_specs, out_spec, engine, **keywords):
+    function = jax.shard_map(as_tuple(case.call), in_specs=in_specs, out_specs=out_spec, **keywords)
+    specs = (in_specs, in_specs, (out_spec,) * len(case.outputs))
     with jax.set_mesh(mesh), jaxdnn.options(engine=engine):
-        placed = [
-            tuple(jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs, strict=True))
-            for arrays, specs in zip(given, (in_specs, in_specs, cotangent_specs), strict=True)
-        ]
-        actual = jax.jit(functools.partial(derivatives, function))(*placed)
+        given = [placed(mesh, *pair) for pair in zip(specs, arguments(case), strict=True)]
+        actual = jax.jit(functools.partial(derivatives, function))(*given)
     assert_close(actual, derivatives, case, arguments)
 
 
-@pytest.mark.parametrize("engine", engines(on="cpu"))
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_rows(cpus, kind, engine):
+each_kind = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+each_case = pytest.mark.parametrize(("case", "in_specs", "out_spec", "engine"), runs(TABLE.manual, on="cpu"))
+
+
+@each_case
+@each_kind
+def test_rows(cpus, kind, case, in_specs, out_spec, engine):
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(kind,), devices=cpus)
-    check_sharded(mesh, IN_SPECS, CASE, engine)
+    check_sharded(mesh, case, in_specs, out_spec, engine)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_rms_norm_without_residual(cpus, kind):
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(kind,), devices=cpus)
-    check_sharded(mesh, (ROWS, WHOLE), NormCase("rms_norm", (8, 12), scale=F32), None)
-
-
-@pytest.mark.parametrize("engine", engines(on="cpu"))
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_partially_manual(cpus, kind, engine):
+@each_case
+@each_kind
+def test_partially_manual(cpus, kind, case, in_specs, out_spec, engine):
     """One mesh axis is manual, the other still belongs to the partitioner (Auto) or to the types (Explicit)."""
     mesh = jax.make_mesh((2, 2), ("rows", "model"), axis_types=(AxisType.Auto, kind), devices=cpus)
-    check_sharded(mesh, IN_SPECS, CASE, engine, axis_names={"rows"})
-
-
-def test_partially_manual_with_the_columns_sharded(cpus):
-    mesh = jax.make_mesh((2, 2), ("rows", "model"), axis_types=(AxisType.Auto,) * 2, devices=cpus)
-    case = NormCase("layer_norm", (8, 12), scale=F32, bias=F32)
-    x, scale, bias = case.primals()
-    function = jax.shard_map(
-        case.call, in_specs=(P("rows"), P(), P()), out_specs=P("rows"), axis_names={"rows"}, mesh=mesh
-    )
-    with jax.set_mesh(mesh):
-        placed = jax.device_put(x, NamedSharding(mesh, P("rows", "model")))
-        y = jax.jit(function)(placed, scale, bias)
-    np.testing.assert_allclose(y, case.call(x, scale, bias), rtol=1e-5, atol=1e-5)
-
-
-def test_a_parameter_of_each_device(cpus):
-    """Experts: every device has its own scale, whose gradient stays on it."""
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Auto,), devices=cpus)
-    x = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
-    scales = np.random.default_rng(1).standard_normal((4, 12)).astype(np.float32)
-
-    def sharded(x, scales):
-        return jax.shard_map(lambda x, s: jaxdnn.rms_norm(x, s[0]), in_specs=(ROWS, ROWS), out_specs=ROWS, mesh=mesh)(
-            x, scales
-        )
-
-    def separate(x, scales):
-        return jax.vmap(jaxdnn.rms_norm)(x.reshape(4, 2, 12), scales).reshape(8, 12)
-
-    def gradient(function):
-        return jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a))), (0, 1)))(x, scales)
-
-    for one, other in zip(gradient(sharded), gradient(separate), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_inside_vmap_and_outside(cpus):
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Auto,), devices=cpus)
-    x = np.random.default_rng(0).standard_normal((3, 8, 12)).astype(np.float32)
-    scale = np.random.default_rng(1).standard_normal((3, 12)).astype(np.float32)
-    expected = jax.vmap(jaxdnn.rms_norm)(x, scale)
-    inside = jax.shard_map(
-        jax.vmap(jaxdnn.rms_norm), in_specs=(P(None, "rows"), P()), out_specs=P(None, "rows"), mesh=mesh
-    )
-    outside = jax.vmap(jax.shard_map(jaxdnn.rms_norm, in_specs=(ROWS, WHOLE), out_specs=ROWS, mesh=mesh))
-    for function in (inside, outside):
-        np.testing.assert_allclose(jax.jit(function)(x, scale), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_replication_is_checked(cpus):
-    """With the check on, a result that varies over an axis can't be declared replicated."""
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(AxisType.Auto,), devices=cpus)
-    function = jax.shard_map(jaxdnn.rms_norm, in_specs=(ROWS,), out_specs=WHOLE, mesh=mesh)
-    with pytest.raises(ValueError, match="out_specs"):
-        jax.jit(function)(np.ones((8, 12), np.float32))
+    check_sharded(mesh, case, in_specs, out_spec, engine, axis_names={"rows"})

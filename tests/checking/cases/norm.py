@@ -1,20 +1,21 @@
 """Cases of `layer_norm` and `rms_norm`: rows of the table."""
 
-import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import jaxdnn
 from checking import reference
+from checking.cases.base import Case, Rows, Split, subsets
 from checking.cases.dtypes import BF16, F16, F32, F64, SHORT
 
 
 @dataclass(frozen=True, repr=False)
-class NormCase:
+class NormCase(Case):
     """One call of `layer_norm` or `rms_norm`.
 
     Attributes:
@@ -25,7 +26,6 @@ class NormCase:
       epsilon, scale_offset, statistics: as the public function takes them.
       data: what x holds: "normal"; "large_mean", 100 standard deviations from 0; "huge" and "tiny", 1e10 and 1e-10
         times normal; "nan", "inf" and "zero", normal but for one such row.
-      seed: of the random arrays.
     """
 
     kind: str
@@ -38,22 +38,13 @@ class NormCase:
     epsilon: float = 1e-6
     scale_offset: float = 0.0
     statistics: bool = False
-    data: str = "normal"
-    seed: int = 0
 
     op = "norm"
-    differentiable = True
 
     @property
     def dtypes(self) -> dict[str, str]:
         given = {"x": self.x, "residual": self.residual, "scale": self.scale, "bias": self.bias}
         return {name: dtype for name, dtype in given.items() if dtype}
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        return tuple(self.dtypes)
-
-    active = operands
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -74,14 +65,6 @@ class NormCase:
         return jnp.promote_types(self.x, self.residual or self.x).name
 
     @property
-    def compute_dtype(self) -> str:
-        return F64 if F64 in self.dtypes.values() else F32
-
-    @property
-    def unit(self) -> float:
-        return float(np.finfo(self.compute_dtype).eps) / 2
-
-    @property
     def outputs(self) -> dict[str, str]:
         outputs = {"y": self.x}
         if self.residual:
@@ -99,25 +82,13 @@ class NormCase:
             return tuple(size for axis, size in enumerate(self.shape) if axis not in self.axes)
         return self.shape
 
-    def primals(self) -> tuple[np.ndarray, ...]:
-        return tuple(self._array("primal", name, dtype) for name, dtype in self.dtypes.items())
+    def operand_values(self, name: str, values: np.ndarray) -> np.ndarray:
+        if name == "scale":
+            return values + 1 - self.scale_offset
+        return self._rows(name, values) if name in ("x", "residual") else values
 
-    def tangents(self) -> tuple[np.ndarray, ...]:
-        return tuple(self._array("tangent", name, dtype) for name, dtype in self.dtypes.items())
-
-    def cotangents(self) -> tuple[np.ndarray, ...]:
-        return tuple(self._array("cotangent", name, dtype) for name, dtype in self.outputs.items())
-
-    def _array(self, role: str, name: str, dtype: str) -> np.ndarray:
-        random = np.random.default_rng([self.seed, zlib.crc32(f"{role} {name}".encode())])
-        values = random.standard_normal(self.shape_of(name))
-        if role == "primal" and name in ("x", "residual"):
-            values = self._placed(values, name)
-        if role == "primal" and name == "scale":
-            values = values + 1 - self.scale_offset
-        return values.astype(jnp.dtype(dtype))
-
-    def _placed(self, values: np.ndarray, name: str) -> np.ndarray:
+    def _rows(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Values of x or the residual, as `data` says."""
         match self.data:
             case "normal":
                 return values
@@ -148,13 +119,6 @@ class NormCase:
     def reference(self, rounding: Any, *arrays: Any) -> Any:
         return reference.norm(self, rounding, **dict(zip(self.operands, arrays, strict=True)))
 
-    def replace(self, **changes: Any) -> "NormCase":
-        return replace(self, **changes)
-
-    def __repr__(self) -> str:
-        shown = [f for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"NormCase({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
-
     def __str__(self) -> str:
         """The id of a test: "rms_norm-4x7-bf16-scale:f32"."""
         parts = [self.kind, "x".join(map(str, self.shape)) or "scalar"]
@@ -170,11 +134,6 @@ class NormCase:
 
     def _unusual(self, name: str) -> bool:
         return getattr(self, name) != type(self).__dataclass_fields__[name].default
-
-    def reproduction(self, check: str, engine: str | None = None) -> str:
-        """The command that runs one check of this case: "forward", "jvp" or "vjp"."""
-        named = f" --engine {engine}" if engine else ""
-        return f'PYTHONPATH=tests python -P -m checking.fuzz.calls --check {check}{named} --case "{self!r}"'
 
 
 def _norms() -> list[NormCase]:
@@ -247,30 +206,90 @@ def _norms() -> list[NormCase]:
     ]
 
 
-NORMS = _norms()
-
-# Calls without elements: the answer is the reference's, and nothing may be launched.
-EMPTY_NORMS = [
-    NormCase("layer_norm", (0, 8), scale=F32, bias=F32, statistics=True),
-    NormCase("rms_norm", (4, 0), scale=F32, residual=F32),
-    NormCase("layer_norm", (0, 0), scale=F32),
-    NormCase("rms_norm", (2, 0, 3), axis=(0, 1), scale=F32),
-]
-
-# One row is not finite, and the others must not notice.
-NOT_FINITE_NORMS = [
-    NormCase("layer_norm", (7, 64), scale=F32, bias=F32, data="nan", statistics=True),
-    NormCase("rms_norm", (7, 65), x=BF16, scale=BF16, data="nan"),
-    NormCase("rms_norm", (40, 16), scale=F32, data="inf", statistics=True),
-    NormCase("layer_norm", (40, 16), x=BF16, scale=F32, bias=F32, data="inf"),
-    NormCase("layer_norm", (3, 4099), scale=F32, data="nan"),
-]
-
-# Small enough for second derivatives, many mapped axes and several devices: what an op's rules have to tell apart.
-SMALL_NORMS = [
-    NormCase("layer_norm", (4, 5), scale=F32, bias=F32, residual=F32, statistics=True),
-    NormCase("layer_norm", (4, 5), x=F64, scale=F64, bias=F64, residual=F64, statistics=True),
+PARAMETERS = {"scale": F32, "bias": F32}
+EVERYTHING = {**PARAMETERS, "residual": F32, "statistics": True}
+IN_F64 = dict.fromkeys(("x", "scale", "bias", "residual"), F64) | {"statistics": True}
+SMALL = [
+    NormCase("layer_norm", (4, 5), **EVERYTHING),
+    NormCase("layer_norm", (4, 5), **IN_F64),
     NormCase("rms_norm", (4, 5), scale=F32, scale_offset=1.0),
     NormCase("rms_norm", (4, 5), x=F64, residual=F64, statistics=True),
-    NormCase("layer_norm", (2, 4, 3), axis=(0, 2), scale=F32, bias=F32),
+    NormCase("layer_norm", (2, 4, 3), axis=(0, 2), **PARAMETERS),
 ]
+AXIS = NormCase("layer_norm", (3, 2, 4), axis=(0, 2), scale=F32)
+BY_ROWS, WHOLE = P("rows"), P()
+
+
+def _split(case: NormCase, x: P, **fields: Any) -> Split:
+    """x and all that has its shape split in one way; the statistics have no columns, the parameters are whole."""
+    specs = {name: P() if name in ("scale", "bias") else x for name in case.operands}
+    return Split(
+        case, tuple(specs.values()), tuple(P(*x[: len(case.shape_of(name))]) for name in case.outputs), **fields
+    )
+
+
+SPLIT = NormCase("layer_norm", (8, 12, 16), **EVERYTHING)
+ROWS = Rows(
+    every=_norms(),
+    empty=[
+        NormCase("layer_norm", (0, 8), **PARAMETERS, statistics=True),
+        NormCase("rms_norm", (4, 0), scale=F32, residual=F32),
+        NormCase("layer_norm", (0, 0), scale=F32),
+        NormCase("rms_norm", (2, 0, 3), axis=(0, 1), scale=F32),
+    ],
+    not_finite=[
+        NormCase("layer_norm", (7, 64), **PARAMETERS, data="nan", statistics=True),
+        NormCase("rms_norm", (7, 65), x=BF16, scale=BF16, data="nan"),
+        NormCase("rms_norm", (40, 16), scale=F32, data="inf", statistics=True),
+        NormCase("layer_norm", (40, 16), x=BF16, **PARAMETERS, data="inf"),
+        NormCase("layer_norm", (3, 4099), scale=F32, data="nan"),
+    ],
+    plain=[NormCase("layer_norm", (6, 40), x=BF16, **PARAMETERS, statistics=True)],
+    small=SMALL,
+    deep=SMALL[:2],
+    tiny=[NormCase("rms_norm", (2, 3), scale=F32)],
+    repeated=[
+        NormCase("layer_norm", (64, 256), **PARAMETERS),
+        NormCase("rms_norm", (1025, 96), x=BF16, scale=BF16, residual=BF16),
+    ],
+    mapped=[
+        *subsets(NormCase("layer_norm", (2, 5), **EVERYTHING)),
+        *subsets(NormCase("rms_norm", (2, 5), scale=F32)),
+        *((AXIS, axes) for axes in [(1, None), (3, 0), (-1, 1)]),
+    ],
+    narrow=[(NormCase("rms_norm", (2, 5), x=BF16, scale=F32), (0, None))],
+    nested=[
+        (NormCase("layer_norm", (2, 5), **PARAMETERS, residual=F32), (0, None, 0, None), (0, None, None, 0)),
+        (NormCase("layer_norm", (2, 5), **{**IN_F64, "statistics": False}), (0, None, 0, None), (0, None, None, 0)),
+    ],
+    looped=[NormCase("layer_norm", (4, 16), **PARAMETERS, residual=F32)],
+    donated=[
+        (NormCase("layer_norm", (33, 768), **PARAMETERS), (0,)),
+        (NormCase("rms_norm", (5, 4099), x=BF16, scale=BF16, residual=BF16), (0, 1)),
+        (NormCase("layer_norm", (3, 65_536), **EVERYTHING), (0, 1)),
+    ],
+    unsized=[
+        ([NormCase(kind, shape, scale=F32) for shape in ((3, 8), (17, 5))], ("rows, columns", "columns"))
+        for kind in ("layer_norm", "rms_norm")
+    ],
+    split=[
+        # Rows alone: the gradients of scale and bias are summed over the devices, and nothing else is sent.
+        *(
+            _split(SPLIT, spec, sends=set(), gradient_sends={"all-reduce"})
+            for spec in (P("a"), P(("a", "b")), P("a", "b"), P(None, "b"), P(None, ("a", "b")))
+        ),
+        # A row that lies on several devices is gathered: slower, but right.
+        *(_split(SPLIT, spec) for spec in (P(None, None, "a"), P("a", None, "b"))),
+        # The axis that is normalized comes first, and the one that is sharded last.
+        _split(NormCase("rms_norm", (6, 8), axis=0, x=BF16, scale=F32), P(None, "a")),
+        # A residual that asks for the same axis of the mesh as x.
+        *(
+            Split(NormCase("rms_norm", (8, 12, 16), residual=F32), (P("a"), spec), explicit=False)
+            for spec in (P(None, "a"), P(("b", "a")), P("b", "a"))
+        ),
+    ],
+    manual=[
+        (NormCase("layer_norm", (8, 12), **EVERYTHING), (BY_ROWS, BY_ROWS, WHOLE, WHOLE), BY_ROWS),
+        (NormCase("rms_norm", (8, 12), scale=F32), (BY_ROWS, WHOLE), BY_ROWS),
+    ],
+)
