@@ -91,6 +91,32 @@ def test_one_file_asks_the_hardware(path):
             assert node.attr not in ("driver", "host"), f"{path.name} asks for the hardware: device.py does that"
 
 
+# Builtins that only look, and build what is only looked at.
+PURE = {"abs", "all", "any", "dict", "frozenset", "isinstance", "issubclass", "len", "list", "max", "min", "range"}
+PURE |= {"set", "sorted", "sum", "tuple", "type", "zip"}
+
+
+def changes_nothing(node):
+    """Whether a node of an expression is known to: it binds no name, and calls nothing but what is pure."""
+    match node:
+        case ast.NamedExpr() | ast.Await() | ast.Yield() | ast.YieldFrom():
+            return False
+        case ast.Call(func=ast.Name(id=name)):
+            return name in PURE
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=module))):
+            return module == "math"
+    return not isinstance(node, ast.Call)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_asserts_can_be_left_out(path):
+    """Under `python -O` they are: an assert must not hold a call that does something."""
+    asserts = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    inner = [node for one in asserts for node in ast.walk(one)]
+    found = [f"line {node.lineno}: {ast.unparse(node)}" for node in inner if not changes_nothing(node)]
+    assert not found, f"{path} asserts what may change something: {found}"
+
+
 ENGINES = PACKAGE / "engines"
 # What an engine's folder holds; a small engine is one file instead.
 ENGINE_FILES = {"__init__.py", "engine.py", "knobs.py", "heuristic.py", "unit.py"}

@@ -4,7 +4,8 @@ import json
 import statistics
 
 import pytest
-from subprocesses import run_python
+
+from checking.subprocesses import run_python
 
 USE = "y = jaxdnn.rms_norm(jax.numpy.ones((2, 8))); assert abs(float(y.sum()) - 16) < 1e-3"
 

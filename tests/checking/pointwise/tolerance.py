@@ -1,0 +1,146 @@
+"""What a pointwise function returns in exact arithmetic, and how far rounding may take an implementation from that.
+
+The function's jaxpr is interpreted in float64, once exactly and several times with every rounded result perturbed, as
+in tolerance.py. A function that amplifies rounding, or is discontinuous where it lies, so has a tolerance that says it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from checking.tolerance import DEVIATIONS, REPLAYS
+from jaxdnn.pointwise.graph import CALLS
+from jaxdnn.pointwise.operations import NARROW_FLOATS, TABLE, kind
+
+# Exact but for the rounding of their result.
+_EXACT = {name for name, operation in TABLE.items() if operation.exact} | {
+    *(
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "select_n",
+        "clamp",
+        "round",
+        "iota",
+        "copy",
+        "stop_gradient",
+    ),
+    *("convert_element_type", "reduce_max", "reduce_min", "copy_p"),
+}
+# Errors of a function in units of its roundoff. XLA's own float64 functions, which stand for the exact ones, err more.
+_ERRORS = {"float64": 256.0}
+_ERROR = 8.0
+
+
+def exact_and_tolerance(
+    function: Callable[..., Any], arrays: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each result its float64 value (integers as they are), and the difference that may be."""
+    closed = jax.make_jaxpr(function)(*arrays)
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), np.errstate(all="ignore"):
+        exact = [np.asarray(value) for value in _Wide(None).run(closed, arrays)]
+        effects = [np.zeros(value.shape) for value in exact]
+        for replay in range(REPLAYS):
+            for effect, value, moved in zip(effects, exact, _Wide(replay).run(closed, arrays), strict=True):
+                effect += np.square(
+                    np.nan_to_num(np.asarray(moved, np.float64) - value.astype(np.float64), posinf=0, neginf=0)
+                )
+        results = []
+        for variable, value, effect in zip(closed.jaxpr.outvars, exact, effects, strict=True):
+            rounding = 0.0
+            if kind(variable.aval.dtype.name) == "f":
+                about = jnp.finfo(variable.aval.dtype)
+                rounding = np.abs(value) * float(about.eps) / 2 + float(about.smallest_subnormal)
+            # What is subnormal in float32 may be flushed to zero.
+            tiny = 2.0**-126 if kind(variable.aval.dtype.name) == "f" else 0.0
+            results.append((value, DEVIATIONS * np.sqrt(effect / REPLAYS) + rounding + tiny))
+        return results
+
+
+class _Wide:
+    """An interpreter of jaxprs that keeps every float in float64."""
+
+    def __init__(self, replay: int | None) -> None:
+        self.random = None if replay is None else np.random.default_rng(replay)
+
+    def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
+        jaxpr, constants = (closed.jaxpr, closed.consts) if isinstance(closed, ClosedJaxpr) else (closed, ())
+        values = {}
+        values.update(zip(jaxpr.constvars, map(_widened, constants), strict=True))
+        values.update(zip(jaxpr.invars, map(_widened, arguments), strict=True))
+
+        def read(atom: Any) -> Any:
+            return _widened(atom.val) if isinstance(atom, Literal) else values[atom]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(atom) for atom in equation.invars]
+            if equation.primitive.name in CALLS:
+                called = next(equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params)
+                results = self.run(called, inputs)
+            else:
+                results = [self._rounded(self._evaluate(equation, inputs), equation)]
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _evaluate(self, equation: Any, inputs: list[Any]) -> Any:
+        name, dtype = equation.primitive.name, equation.outvars[0].aval.dtype.name
+        wide = jnp.float64 if kind(dtype) == "f" else dtype
+        if name == "convert_element_type":
+            return jax.lax.convert_element_type(inputs[0], wide)
+        if name == "iota":
+            return jax.lax.broadcasted_iota(wide, equation.params["shape"], equation.params["dimension"])
+        if name == "reduce_sum" and self.random is not None and kind(dtype) == "f":
+            unit = 2.0**-24 * np.sqrt(inputs[0].size)
+            inputs = [inputs[0] * (1 + unit * self.random.standard_normal(inputs[0].shape))]
+        return equation.primitive.bind(*inputs, **equation.params)
+
+    def _rounded(self, value: Any, equation: Any) -> Any:
+        dtype = equation.outvars[0].aval.dtype.name
+        if kind(dtype) != "f":
+            return value
+        if self.random is not None and equation.primitive.name not in _EXACT:
+            unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+            error = _ERRORS.get(dtype, _ERROR) * unit
+            value = value * (1 + error * self.random.uniform(-1, 1, value.shape))
+        rounds = equation.primitive.name == "convert_element_type" and equation.invars[0].aval.dtype.name != "float32"
+        if dtype in NARROW_FLOATS or (dtype == "float32" and rounds):
+            value = np.asarray(value).astype(jnp.dtype(dtype)).astype(np.float64)
+        return jnp.asarray(value)
+
+
+def _widened(value: Any) -> Any:
+    array = jnp.asarray(value)
+    return array.astype(jnp.float64) if kind(array.dtype.name) == "f" else array
+
+
+def wrong_elements(got: np.ndarray, exact: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
+    """Which elements are not what they should be."""
+    if got.dtype.kind in "biu":
+        return np.abs(got.astype(np.float64) - exact.astype(np.float64)) > tolerance
+    with np.errstate(all="ignore"):
+        wide, limit = got.astype(np.float64), float(jnp.finfo(got.dtype).max)
+        close = np.abs(wide - exact) <= tolerance
+        overflow = (np.abs(exact) > limit * (1 - 2.0**-12)) & ~(np.abs(wide) < limit * 0.9)
+        return ~(close | (wide == exact) | (np.isnan(wide) & np.isnan(exact)) | overflow)
+
+
+def check(call: Any, **runs: Sequence[np.ndarray]) -> None:
+    """Fails with the first wrong element of a run, and what it was computed from where that has the result's shape."""
+    arrays = (*call.sums, *call.operands)
+    expected = exact_and_tolerance(call.function, arrays)
+    for run, results in runs.items():
+        for number, (got, (exact, tolerance)) in enumerate(zip(results, expected, strict=True)):
+            assert got.shape == exact.shape
+            wrong = wrong_elements(got, exact, tolerance)
+            if wrong.any():
+                at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                given = [array[at] for array in arrays if array.shape == got.shape]
+                raise AssertionError(
+                    f"{run}, result {number}: {wrong.sum()} of {wrong.size} are wrong; at {at}, of {given}: "
+                    f"{got[at]!r} for {exact[at]!r} +- {tolerance[at]:.3g}"
+                )

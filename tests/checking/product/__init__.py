@@ -1,0 +1,1 @@
+"""Products of matrices as engines see them."""

@@ -1,0 +1,90 @@
+"""Products that exact engines compute, and epilogues for those of any engine."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from checking.product.calls import ProductCase
+
+
+def gelu(sums, bias):
+    return jax.nn.gelu(sums + bias)
+
+
+def several(sums, row, full, column, scalar):
+    index = jax.lax.broadcasted_iota(sums.dtype, sums.shape, 2)
+    return sums * scalar + row + full * column, (sums + index).astype(jnp.float16), sums > 0
+
+
+def reductions(sums, bias):
+    return (
+        sums + bias,
+        jnp.max(jnp.abs(sums)),
+        jnp.sum(sums, axis=1),
+        jnp.min(sums, axis=2),
+        jnp.sum(sums, axis=0),
+        jnp.sum(sums, axis=(0, 1)),
+    )
+
+
+def gated(gate, up):
+    return jax.nn.silu(gate) * up
+
+
+def narrow(sums):
+    return (
+        sums.astype(jnp.float8_e4m3fn),
+        sums.astype(jnp.float8_e5m2),
+        sums.astype(jnp.int8),
+        jnp.abs(sums).astype(jnp.uint16),
+    )
+
+
+def _exact() -> dict[str, ProductCase]:
+    """By name."""
+    found = {}
+    for dtype in ("float32", "bfloat16", "float16", "float64", "int8", "float8_e4m3fn", "float8_e5m2"):
+        out = "float32" if "float8" in dtype else ""
+        accumulator = {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
+        for a, b in itertools.product((False, True), repeat=2):
+            name = f"{dtype} {'nt'[a]}{'nt'[b]}"
+            layout = {"a_transposed": a, "b_transposed": b, "out": out}
+            found[name] = ProductCase(100, 72, 136, dtype, **layout)
+            found[f"{name} odd"] = ProductCase(37, 131, 61, dtype, **layout)
+            shared = "a" if a else "b"
+            found[f"{name} batch"] = ProductCase(70, 50, 33, dtype, batch=3, padding=3, shared=shared, **layout)
+        found[f"{dtype} one"] = ProductCase(1, 1, 1, dtype, out=out)
+        found[f"{dtype} deep"] = ProductCase(40, 30, 9000, dtype, out=out)
+        bias = ((accumulator, (1, 1, 72)),)
+        found[f"{dtype} reductions"] = ProductCase(
+            100, 72, 136, dtype, epilogue=reductions, batch=3, operands=bias, out=out
+        )
+        found[f"{dtype} deep reductions"] = ProductCase(
+            40, 72, 9000, dtype, epilogue=reductions, operands=bias, out=out
+        )
+        if dtype != "int8":
+            found[f"{dtype} gelu"] = ProductCase(100, 72, 136, dtype, epilogue=gelu, operands=bias, out=out)
+            found[f"{dtype} gated"] = ProductCase(100, 72, 136, dtype, epilogue=gated, sums=2, out=out)
+            found[f"{dtype} narrow"] = ProductCase(100, 75, 40, dtype, epilogue=narrow, out=out)
+            operands = (
+                (accumulator, (1, 1, 72)),
+                (accumulator, (2, 100, 72)),
+                ("int8", (1, 100, 1)),
+                ("bool", (1, 1, 1)),
+            )
+            found[f"{dtype} several"] = ProductCase(
+                100, 72, 136, dtype, epilogue=several, batch=2, operands=operands, out=out
+            )
+    found["mixed float8"] = ProductCase(100, 72, 136, "float8_e4m3fn", b_dtype="float8_e5m2", out="bfloat16")
+    for dtype in ("float32", "float64", "bfloat16"):
+        found[f"{dtype} large"] = ProductCase(1024, 1024, 1008, dtype)
+        found[f"{dtype} large, two sums"] = ProductCase(1024, 1024, 1008, dtype, sums=2, epilogue=gated)
+        found[f"{dtype} large tn"] = ProductCase(1024, 1024, 1008, dtype, a_transposed=True)
+        found[f"{dtype} large nt"] = ProductCase(1024, 1024, 1008, dtype, b_transposed=True)
+        found[f"{dtype} large, not aligned"] = ProductCase(1023, 1025, 1021, dtype)
+        found[f"{dtype} large, aligned to pairs"] = ProductCase(1022, 1026, 1018, dtype)
+    return found
+
+
+EXACT = _exact()

@@ -1,0 +1,179 @@
+"""Tolerances, derived from the dtype and the reduction length by perturbing what is rounded.
+
+The float64 reference is evaluated several times. Once it is exact. Otherwise every value that an implementation rounds
+is multiplied by 1 + unit * e, where `unit` is the unit roundoff of the op's arithmetic (2^-24 for float32) and e is
+random with mean square 1: Monte Carlo arithmetic (Parker, "Monte Carlo arithmetic: exploiting the floating-point
+properties of numerical programs", 1997). Since transformations apply to the perturbed function as to the exact one, the
+perturbation reaches derivatives as well, and no op or transformation needs an error analysis of its own.
+
+A sum of n terms has n - 1 roundings, each relative to a partial sum. Terms of equal sign make the partial sums grow
+linearly, and the error unit * sqrt(n / 3) * |sum|; terms of random sign make the error unit * sqrt(n / 2) * rms(terms)
+* sqrt(n). Both are covered by perturbing the sum by unit * sqrt(n), and each of its terms by the same.
+(Blocked and pairwise summation err less. The bound n * unit, which no summation passes, is hardly ever approached:
+Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.)
+
+The tolerance of an element is then
+
+  DEVIATIONS * (root mean square of the perturbation's effects) + the rounding to the result's dtype,
+
+with 6 standard deviations: one more source of error of equal size for the steps that an implementation does in another
+way (a reciprocal and a product for a quotient, say), and room for the largest of 10^6 elements.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checking.reference import terms
+
+DEVIATIONS = 6.0
+REPLAYS = 12
+# The reference takes longer to compile than to run.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+class Rounding:
+    """Perturbs values as rounding would, by `unit` relatively; does nothing if `amplitude` is 0.
+
+    Args:
+      unit: unit roundoff of the arithmetic.
+      replay: any number; another one perturbs differently.
+      amplitude: factor on all perturbations.
+    """
+
+    def __init__(self, unit: float, replay: Any = 0.0, amplitude: Any = 0.0) -> None:
+        self._unit, self._replay, self._amplitude = unit, replay, amplitude
+        self._calls = 0
+
+    def each(self, value: Any, axes: tuple[int, ...] = ()) -> Any:
+        """The result of one operation, or what errs as much as a sum over `axes` does."""
+        growth = self._unit * np.sqrt(max(1, terms(value.shape, axes)))
+        return value * (1 + self._noise(growth, value.shape))
+
+    def mean(self, value: Any, axes: tuple[int, ...]) -> Any:
+        """A mean over `axes`, of sums in any order."""
+        growth = self._unit * np.sqrt(max(1, terms(value.shape, axes)))
+        mean = jnp.mean(value * (1 + self._noise(growth, value.shape)), axes)
+        return mean * (1 + self._noise(growth, mean.shape))
+
+    def broadcast(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """A broadcast, whose transpose is a sum: cotangents err like one."""
+        repeated = [axis for axis, size in enumerate(value.shape) if size != shape[axis]]
+        growth = self._unit * np.sqrt(max(1, terms(shape, tuple(repeated))))
+        return self._derivative(jnp.broadcast_to(self._derivative(value, growth), shape), growth)
+
+    def stored(self, value: Any, dtype: str) -> Any:
+        """A value that is rounded to `dtype` for good, as all that come after it see; derivatives round likewise."""
+        rounded = jax.lax.stop_gradient(value).astype(dtype).astype(value.dtype)
+        return rounded + self.converted(value - jax.lax.stop_gradient(value), dtype)
+
+    def converted(self, value: Any, dtype: str) -> Any:
+        """A conversion from `dtype`, to which cotangents are therefore rounded."""
+        return self._derivative(value, float(jnp.finfo(dtype).eps) / 2)
+
+    def product(self, multiply: Callable[..., Any], a: Any, b: Any, length: int, unit: float) -> Any:
+        """Sums of `length` products of elements that are rounded to `unit` before they are multiplied.
+
+        Each factor is perturbed, since it is a term of the sums in the other one's gradient; and its tangent apart from
+        itself, since they are multiplied by different things.
+        """
+        growth = self._unit * np.sqrt(length) + unit
+        sums = multiply(*(self._moved(array, growth) for array in (a, b)))
+        return sums * (1 + self._noise(growth, sums.shape))
+
+    def epilogue(self, function: Callable[..., Any], sums: Sequence[Any], operands: Sequence[Any], unit: float) -> Any:
+        """A pointwise function of sums, whose derivatives see the sums, and get cotangents, rounded to `unit`.
+
+        Some 8 operations each err relatively to an argument, to one, or to a sum of such.
+        """
+        fixed = jax.lax.stop_gradient((*sums, *operands))
+        shape, count = sums[0].shape, sums[0].size
+        size = 1 + sum(jnp.max(jnp.abs(jnp.nan_to_num(a, posinf=0, neginf=0)), initial=0.0) for a in fixed)
+        # An operand's gradient is a sum over all the elements that it is broadcast to.
+        repeated = max((count // max(1, operand.size) for operand in operands), default=1)
+        growth = 8 * self._unit * np.sqrt(max(1, repeated))
+        moving = [self._moved(one, unit) + size * self._noise(8 * self._unit, shape) for one in sums]
+        moving += [operand * (1 + self._noise(growth, operand.shape)) for operand in operands]
+
+        def perturbed(value: Any, moved: Any) -> Any:
+            added = 8 * self._unit * np.sqrt(max(1, count // max(1, value.size)))
+            moved = moved * (1 + self._noise(growth, moved.shape))
+            if value.shape == shape:
+                moved = moved + sum(self._noise(growth, shape) * one for one in sums)
+            return _with_derivative_of(value + size * self._noise(added, value.shape), moved)
+
+        return jax.tree.map(perturbed, function(*fixed), function(*moving))
+
+    def _moved(self, value: Any, unit: float) -> Any:
+        """A value that is off by `unit` relatively, and so are, independently, its derivatives."""
+        fixed = jax.lax.stop_gradient(value)
+        off = jnp.where(jnp.isfinite(fixed), fixed, 0) * self._noise(unit, value.shape)
+        return self._derivative(value, unit) + off
+
+    def _derivative(self, value: Any, unit: float) -> Any:
+        return _with_derivative_of(value, value * (1 + self._noise(unit, value.shape)))
+
+    def _noise(self, unit: float, shape: tuple[int, ...]) -> Any:
+        # A hash that compiles in no time: the fraction of a large sine is as good as random.
+        self._calls += 1
+        index = jnp.arange(terms(shape, tuple(range(len(shape)))), dtype=jnp.float64).reshape(shape)
+        fraction = jnp.sin(index * 12.9898 + self._calls * 78.233 + self._replay * 37.719) * 43758.5453
+        uniform = 2 * (fraction - jnp.floor(fraction)) - 1
+        return self._amplitude * unit * np.sqrt(3.0) * uniform
+
+
+@jax.custom_jvp
+def _with_derivative_of(value: Any, other: Any) -> Any:
+    """`value`, which need not be finite, with the derivatives of `other`."""
+    del other
+    return value
+
+
+@_with_derivative_of.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _with_derivative_of(*primals), tangents[1]
+
+
+def exact_and_tolerance(transform: Callable[..., Any], case: Any, arguments: Any) -> tuple[Any, Any]:
+    """The float64 results of `transform(reference, *arguments)`, and how far an implementation's may be from them.
+
+    The second one leaves out the rounding to a result's dtype, which `tolerated` adds.
+    """
+
+    def replayed(replay: Any) -> Any:
+        rounding = Rounding(case.unit, replay, jnp.where(replay > 0, 1.0, 0.0))
+        return transform(lambda *arrays: case.reference(rounding, *arrays), *wide)
+
+    def widened(array: Any) -> Any:
+        return jnp.asarray(array, jnp.float64 if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        wide = jax.tree.map(widened, arguments)
+        # A loop, since all replays at once could need more memory than there is.
+        stacked = jax.jit(lambda: jax.lax.map(replayed, jnp.arange(REPLAYS + 1.0)), compiler_options=QUICKLY)()
+        stacked = jax.tree.map(np.asarray, stacked)
+    exact = jax.tree.map(lambda a: a[0], stacked)
+
+    def deviation(array: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return DEVIATIONS * np.sqrt(np.mean(np.square(array[1:] - array[0]), axis=0))
+
+    return exact, jax.tree.map(deviation, stacked)
+
+
+def around(unit: float, exact: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """`deviation`, and that of some 16 operations outside of the op, relative to the largest element."""
+    return deviation + 16 * unit * np.max(np.abs(exact), initial=0.0)
+
+
+def tolerated(exact: np.ndarray, deviation: np.ndarray, dtype: Any) -> np.ndarray:
+    """The distance from `exact` at which an element of a result of `dtype` may be."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.zeros_like(deviation)
+    info = jnp.finfo(dtype)
+    # A little more than half a unit in the last place: what is rounded is not the exact value. And what is below the
+    # smallest normal number may be flushed to zero.
+    return deviation + 0.501 * float(info.eps) * np.abs(exact) + float(info.tiny)

@@ -1,0 +1,85 @@
+"""Derivatives of maxima and minima, whose places XLA's fusion must not lose."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdnn
+from checking.cases.epilogues import EPILOGUES
+from jaxdnn.primitives.fused.traced import located
+
+
+def several(x, scale):
+    """Extrema at the top, in functions that are jitted, and behind derivatives of their own."""
+    y = jax.nn.gelu(x * scale)
+    top = jax.lax.reduce_max(y, (0,))
+    inside = jax.jit(lambda y: y - jnp.min(y, axis=-1, keepdims=True))(y)
+    return {"top": top, "inside": inside, "of relu": jnp.max(jax.nn.relu(x)), "softmax": jax.nn.softmax(x)}
+
+
+def total(function):
+    return lambda *arrays: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*arrays)))
+
+
+TRANSFORMS = {
+    "forward": lambda f: f,
+    "gradient": lambda f: jax.grad(total(f), (0, 1)),
+    "forward over reverse": lambda f: jax.hessian(total(f)),
+    "reverse over reverse": lambda f: jax.jacrev(jax.jacrev(total(f))),
+    "vmap of gradient": lambda f: lambda x, s: jax.vmap(jax.grad(total(f)), (0, None))(jnp.stack([x, -x]), s),
+    "remat": lambda f: jax.grad(jax.checkpoint(total(f))),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_it_is_the_same_function(transform):
+    x, scale = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((8, 6), (6,)))
+    found, expected = (TRANSFORMS[transform](f)(x, scale) for f in (located(several), several))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
+def test_others_are_left_alone():
+    def function(x):
+        return jnp.sum(jnp.tanh(x))
+
+    text, expected = (str(jax.make_jaxpr(jax.grad(f))(jnp.ones(3))) for f in (located(function), function))
+    assert text == expected
+
+
+def test_replicated_values_stay_so(cpus):
+    mesh = jax.make_mesh((2,), ("i",), devices=cpus[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    x, scale = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3), np.ones(3, np.float32)
+
+    def loss(x, scale):
+        return total(located(several))(x, scale)[None]
+
+    def sharded(x, scale):
+        return jax.shard_map(loss, mesh=mesh, in_specs=(jax.P("i"), jax.P()), out_specs=jax.P("i"))(x, scale).sum()
+
+    found = jax.jit(jax.grad(sharded, (0, 1)))(x, scale)
+    halves = [jax.grad(total(several), (0, 1))(x[i : i + 2], scale) for i in (0, 2)]
+    np.testing.assert_allclose(found[0], np.concatenate([half[0] for half in halves]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], sum(half[1] for half in halves), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["largest", "least of each row", "extrema"])
+def test_what_a_maximum_is_of_is_computed_once(name):
+    """In derivatives alone: nothing else tells the greatest element from its neighbours."""
+
+    def loss(a, b):
+        return sum(map(jnp.sum, jax.tree.leaves(jaxdnn.matmul(a, b, epilogue=EPILOGUES[name]))))
+
+    def extrema(function):
+        """What a program reduces to extrema, and what its optimization barriers return."""
+        text = jax.jit(function).lower(np.ones((5, 8), np.float32), np.ones((8, 6), np.float32)).as_text()
+        reduced = re.findall(r"stablehlo\.reduce\((%\w+) init: %\w+\) applies stablehlo\.(?:max|min)imum", text)
+        return reduced, re.findall(r"(%\w+) = stablehlo\.optimization_barrier", text)
+
+    _, barriers = extrema(loss)
+    assert not barriers
+    reduced, barriers = extrema(jax.grad(loss))
+    assert reduced
+    assert set(reduced) <= set(barriers)

@@ -1,0 +1,167 @@
+"""What is particular to the matmul family under JAX's transformations: what is mapped, donated, fused and kept."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jaxdnn
+from checking.calls import native_calls
+from checking.cases import BF16, F32, F64
+from checking.cases.matmul import product
+from checking.compare import as_tuple, engines, needs_native, platform
+from checking.transforms import stacked, vjp, with_cotangents
+
+LAYER = product((3, 4), (4, 2), epilogue="bias gelu", extras=(((2,), F32),))
+MLP = product((8, 12), (12, 16), epilogue="bias gelu", extras=(((16,), F32),))
+ENGINES = engines("matmul")
+
+# ------------------------------------------------------------ mapped axes
+
+
+def spec_of(function, *arrays):
+    """The spec of the only call in a function."""
+    (equation,) = (e for e in jax.make_jaxpr(function)(*arrays).eqns if e.primitive.name == "jaxdnn_matmul")
+    return equation.params["spec"]
+
+
+def test_a_mapped_axis_of_a_is_rows():
+    """All the rows are multiplied by the one b, which is read once; nothing is copied."""
+    a, b, bias = stacked(LAYER, (0, None, None))
+    jaxpr = jax.make_jaxpr(jax.vmap(LAYER.call, (0, None, None)))(a, b, bias)
+    (equation,) = jaxpr.eqns
+    assert (equation.params["spec"].dimensions.rows, equation.params["spec"].dimensions.batched) == (2, ())
+    assert [v.aval.shape for v in equation.invars] == [(3, 3, 4), (4, 2), (2,)]
+
+
+def test_a_mapped_axis_of_b_is_a_batch_that_a_lacks():
+    spec = spec_of(jax.vmap(LAYER.call, (None, 0, None)), *stacked(LAYER, (None, 0, None)))
+    assert spec.dimensions.batched == ((False, True),)
+
+
+def test_strides_and_no_copies():
+    """A mapped axis that lies between an operand's rows and columns stays there."""
+    a, b, bias = stacked(LAYER, (1, 1, None))
+    jaxpr = jax.make_jaxpr(jax.vmap(LAYER.call, (1, 1, None)))(a, b, bias)
+    assert [e.primitive.name for e in jaxpr.eqns] == ["jaxdnn_matmul"]
+    assert (jaxpr.eqns[0].params["spec"].dimensions.a_order, jaxpr.eqns[0].params["spec"].dimensions.b_order) == (
+        "mbk",
+        "kbn",
+    )
+
+
+@needs_native
+def test_gradients_are_products_of_the_same_kind():
+    """Forward, with what the derivative needs stored by the same kernel, then one product for each matrix."""
+    case = product((64, 32), (32, 48), BF16, epilogue="bias gelu", extras=(((48,), BF16),))
+    given, cotangents = with_cotangents(case)
+    jaxpr = jax.make_jaxpr(lambda *arrays: jax.vjp(case.call, *arrays)[1](*cotangents))(*given)
+    specs = [e.params["spec"] for e in jaxpr.eqns if e.primitive.name == "jaxdnn_matmul"]
+    assert [len(spec.outputs) for spec in specs] == [2, 1, 1]
+    assert [spec.epilogue is None for spec in specs] == [False, True, True]
+    assert not [e for e in jaxpr.eqns if e.primitive.name == "transpose"]
+
+
+def test_relu_saves_nothing_it_can_do_without():
+    """The derivative of a sum with an operand needs no sums."""
+    jaxpr = jax.make_jaxpr(lambda *arrays: jax.vjp(BIAS.call, *arrays)[0])(*BIAS.primals())
+    (spec,) = [e.params["spec"] for e in jaxpr.eqns if e.primitive.name == "jaxdnn_matmul"]
+    assert len(spec.outputs) == 1
+
+
+BIAS = product((3, 4), (4, 2), epilogue="bias", extras=(((2,), F32),))
+
+
+# ------------------------------------------------------------ the function
+
+
+def test_results_are_arranged_as_returned():
+    def epilogue(sums, bias):
+        return {"y": sums + bias, "statistics": [jnp.max(sums), jnp.sum(sums, axis=0)]}
+
+    a, b, bias = LAYER.primals()
+    got = jaxdnn.matmul(a, b, bias, epilogue=epilogue)
+    expected = epilogue(jnp.matmul(a, b, precision="highest"), bias)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3 if platform() == "cuda" else 1e-5, atol=1e-3)
+
+
+def test_dtypes_of_results():
+    """What is left in the sums' dtype is rounded to the call's; a cast or a reduction keeps its own."""
+    a, b = jnp.ones((3, 4), jnp.bfloat16), jnp.ones((4, 5), jnp.bfloat16)
+
+    def epilogue(sums):
+        return sums, sums.astype(jnp.float16), jnp.max(sums), sums > 2
+
+    def dtypes(**keywords):
+        return [y.dtype.name for y in jaxdnn.matmul(a, b, epilogue=epilogue, **keywords)]
+
+    assert dtypes() == [BF16, "float16", F32, "bool"]
+    assert dtypes(out_dtype=F32) == [F32, "float16", F32, "bool"]
+    assert dtypes(preferred_element_type=F64) == [F64, "float16", F64, "bool"]
+    assert jaxdnn.matmul(a, b, out_dtype="float8_e5m2").dtype == jnp.float8_e5m2
+
+
+def test_programs_and_not_functions_are_compared():
+    """A lambda that is made anew for each call compiles once."""
+    a, b = LAYER.primals()[:2]
+
+    def call():
+        return jaxdnn.matmul(a, b, epilogue=lambda sums: sums * 2)
+
+    jaxprs = [jax.make_jaxpr(call)().eqns[-1].params["spec"] for _ in range(2)]
+    assert jaxprs[0] == jaxprs[1]
+    assert hash(jaxprs[0]) == hash(jaxprs[1])
+
+
+def test_a_gradient_without_jit():
+    with jax.disable_jit():
+        gradient = jax.grad(lambda a: jaxdnn.matmul(a, a, epilogue=jax.nn.gelu).sum())(jnp.eye(3))
+    np.testing.assert_allclose(gradient, 2 * jax.grad(jax.nn.gelu)(1.0) * np.eye(3) + (1 - np.eye(3)), atol=1e-6)
+
+
+# ------------------------------------------------------------ export
+
+
+def test_exported_for_a_named_gpu():
+    """Without a GPU: the program holds the kernels' source, and their launches."""
+    case = product((256, 128), (128, 512), BF16, epilogue="bias gelu", extras=(((512,), BF16),))
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in jaxdnn.CUSTOM_CALLS]
+    types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in case.primals()]
+    with jaxdnn.options(target="sm_90"):
+        exported = export.export(jax.jit(case.call), platforms=["cuda"], disabled_checks=allowed)(*types)
+    text = exported.mlir_module()
+    assert "jaxdnn_cuda" in text
+    assert "product_sm90" in text
+    assert export.deserialize(exported.serialize()).platforms == ("cuda",)
+
+
+@needs_native
+def test_one_call_forward_and_one_more_for_each_gradient():
+    given, cotangents = with_cotangents(MLP)
+    forward_text = jax.jit(MLP.call).lower(*given).compile().as_text()
+    text = jax.jit(functools.partial(vjp, as_tuple(MLP.call))).lower(given, cotangents).compile().as_text()
+    # A GPU has a kernel for the epilogue's derivative, too.
+    assert (native_calls(forward_text), native_calls(text)) == (1, 4 if platform() == "cuda" else 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("dtype", "element", "preferred"),
+    [("float16", 48.0, None), ("int8", 101, None), ("int16", 300, "int32"), (BF16, 1.0078125, F32)],
+)
+def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element, preferred):
+    """Sums of float16 may be too large for it, those of integers have more digits, and so have wide results."""
+    a, b = jnp.full((8, 128), element, dtype), jnp.full((128, 8), element, dtype)
+
+    def loss(scale):
+        function = functools.partial(jaxdnn.matmul, preferred_element_type=preferred)
+        return jnp.sum(function(a, b, scale, epilogue=lambda sums, scale: jnp.sqrt(sums.astype(F32) * scale)))
+
+    with jaxdnn.options(engine=engine):
+        found = jax.jit(jax.grad(loss))(jnp.float32(4))
+    assert float(found) == pytest.approx(64 * np.sqrt(128 * element**2) / 4, rel=1e-6)

@@ -1,0 +1,81 @@
+"""Products over several devices that need more than the table says: a sum in a `shard_map`, and `out_sharding`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxdnn
+from checking.cases import BF16, F32
+
+
+def test_contraction_inside_shard_map(cpus):
+    """A column-parallel layer and a row-parallel one, with the sum over the devices in between them and the result."""
+    mesh = jax.make_mesh((4,), ("k",), axis_types=(AxisType.Auto,), devices=cpus)
+    random = np.random.default_rng(0)
+    x, first, second = (random.standard_normal(shape).astype(np.float32) for shape in ((6, 8), (8, 12), (12, 5)))
+
+    def mlp(x, first, second):
+        hidden = jaxdnn.matmul(x, first, epilogue=jax.nn.silu, precision="highest")
+        return jaxdnn.matmul(hidden, second, precision="highest")
+
+    def parallel(x, first, second):
+        return jax.lax.psum(mlp(x, first, second), "k")
+
+    specs = (P(), P(None, "k"), P("k", None))
+    sharded = jax.shard_map(parallel, mesh=mesh, in_specs=specs, out_specs=P())
+
+    def gradient(function):
+        return jax.jit(jax.grad(lambda *arrays: jnp.sum(jnp.sin(function(*arrays))), (0, 1, 2)))(x, first, second)
+
+    for one, other in zip(gradient(sharded), gradient(mlp), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------ out_sharding
+
+
+def with_out_sharding(cpus, call):
+    """`call` of a and b whose contracted dimension is split over two devices."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpus)
+    with jax.set_mesh(mesh):
+        a = jax.device_put(jnp.ones((4, 8), BF16), NamedSharding(mesh, P("a", "b")))
+        b = jax.device_put(jnp.full((8, 6), 1.0078125, BF16), NamedSharding(mesh, P("b", None)))
+        return jax.jit(functools.partial(call, out_sharding=P("a", None)))(a, b)
+
+
+def of_vectors(a, b, **given):
+    return jaxdnn.dot_general(a, b, (((1,), (0,)), ((), ())), **given)
+
+
+@pytest.mark.parametrize("call", [jaxdnn.matmul, of_vectors])
+def test_out_sharding_is_xlas(cpus, call):
+    """The epilogue is of sums that nothing has rounded: bfloat16 has no number between 8 and 8.0625."""
+    y = with_out_sharding(cpus, functools.partial(call, epilogue=lambda sums: (sums - 8) * 16))
+    assert (y.dtype, y.sharding.spec) == (BF16, P("a", None))
+    np.testing.assert_array_equal(y.astype(F32), np.ones((4, 6)))
+    wide = with_out_sharding(cpus, functools.partial(call, epilogue=lambda sums: sums / 64, out_dtype=F32))
+    np.testing.assert_array_equal(wide, np.full((4, 6), 8.0625 / 64, F32))
+    assert with_out_sharding(cpus, call).dtype == BF16
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"epilogue": 3}, TypeError),
+        ({"operands": (1.0,)}, ValueError),
+        ({"operands": (1.0,), "epilogue": jnp.add, "input_output_aliases": {0: 0}}, ValueError),
+    ],
+)
+def test_out_sharding_with_bad_input(cpus, given, expected):
+    with pytest.raises(expected, match="matmul: "):
+        with_out_sharding(cpus, functools.partial(of_vectors, **given))
+
+
+def test_out_sharding_without_fallback(cpus):
+    with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.NoEngineError, match="out_sharding"):
+        with_out_sharding(cpus, jaxdnn.matmul)

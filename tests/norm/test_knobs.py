@@ -1,0 +1,94 @@
+"""Knobs of the CUDA norm engine: what the heuristic chooses, what is refused, and that results don't depend on them."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdnn
+from checking.calls import calls_of, configurations, native
+from checking.cases import BF16, F32, NormCase
+from checking.compare import platform
+from jaxdnn import device
+
+H200, A100 = device._NAMED[90], device._NAMED[80]
+WIDE = NormCase("layer_norm", (4096, 16_384), x=BF16, scale=F32, bias=F32)
+
+
+def planned(case, direction=0, target=H200, **knobs):
+    """The plan of a case's first configuration with some knobs set."""
+    (engine,) = native("cuda", "norm")
+    call = calls_of(case)[direction]
+    config = replace(configurations(engine, call, target)[0], **knobs)
+    return engine.build(config, call.problem, target)
+
+
+def first(case, target=H200):
+    (engine,) = native("cuda", "norm")
+    return configurations(engine, calls_of(case)[0], target)[0]
+
+
+def test_heavy_parameters_come_from_the_cache():
+    knobs = first(WIDE)
+    assert (knobs.parameters, knobs.vector, knobs.ahead, knobs.turns) == ("memory", 4, 2, 1)
+    assert knobs.prefetch * 16_384 * 2 == 4 * 2**20
+    # Where a multiprocessor has few rows, it is better to keep the parameters of the first one.
+    assert first(replace(WIDE, shape=(512, 16_384))).parameters == "registers"
+
+
+def test_rows_are_asked_for_early_in_one_turn_alone():
+    assert first(replace(WIDE, shape=(16_384, 4096))).stages == 2
+    assert first(replace(WIDE, shape=(16_384, 4096))).prefetch == 0
+    assert first(NormCase("rms_norm", (8192, 8192), x=BF16, scale=F32, residual=BF16)).prefetch == 128
+    assert first(NormCase("rms_norm", (8192, 8192), x=BF16, scale=F32, residual=BF16), A100).prefetch == 0
+    assert first(NormCase("rms_norm", (8192, 8196), x=BF16)).prefetch == 0  # rows that begin between 16-byte words
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("ahead is 9", {"ahead": 9}),
+        ("ahead is -1", {"ahead": -1}),
+        ("expected up to `vectors` with parameters = 'memory'", {"parameters": "registers"}),
+        ("prefetch is -1", {"prefetch": -1}),
+        ("prefetch needs blocks in the order of the rows", {"turns": 0}),
+        (
+            "prefetch needs rows of a multiple of 16 bytes",
+            {"case": NormCase("rms_norm", (64, 1028), x=BF16), "prefetch": 1},
+        ),
+        ("has no bulk prefetch", {"target": A100, "prefetch": 1}),
+        ("knobs of the forward pass", {"direction": 1, "prefetch": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_knobs(message, arguments):
+    with pytest.raises(ValueError, match=message):
+        planned(**{"case": WIDE, **arguments})
+
+
+@pytest.mark.skipif(platform() != "cuda", reason="there is no GPU")
+@pytest.mark.parametrize(
+    "case",
+    [
+        NormCase("layer_norm", (1001, 5120), x=BF16, scale=F32, bias=F32, statistics=True),
+        NormCase("rms_norm", (1001, 2048), x=BF16, scale=F32, residual=BF16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("in_axes", [None, 0, (0, None)], ids=["plain", "mapped", "shared-parameters"])
+def test_results_do_not_depend_on_what_comes_early(case, in_axes):
+    def results(**knobs):
+        function = case.call if in_axes is None else jax.vmap(case.call, axes)
+        with jaxdnn.options(engine="direct", fallback=False, knobs={"stages": 0, "turns": 1, **knobs}):
+            return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(jax.jit(function)(*arrays))]
+
+    axes = in_axes if in_axes in (None, 0) else tuple(None if name in ("scale", "bias") else 0 for name in case.dtypes)
+    random = np.random.default_rng(0)
+    arrays = []
+    for i, (name, dtype) in enumerate(case.dtypes.items()):
+        mapped = axes == 0 or (isinstance(axes, tuple) and axes[i] == 0)
+        arrays.append(jax.numpy.asarray(random.standard_normal((2,) * mapped + case.shape_of(name)), dtype))
+    expected = results(parameters="memory", ahead=0, prefetch=0)
+    for ahead, prefetch in ((1, 0), (2, 0), (0, 1), (0, 1000), (2, 7)):
+        assert results(parameters="memory", ahead=ahead, prefetch=prefetch) == expected, (ahead, prefetch)

@@ -1,0 +1,183 @@
+"""Measured configurations: remembered, used on request, and never wrong."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxdnn
+from checking.cases import BF16, NormCase
+from checking.compare import as_tuple, assert_close, platform
+from checking.transforms import vjp, with_cotangents
+from jaxdnn import _native
+from jaxdnn.planning import cache
+
+pytestmark = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
+
+CASE = NormCase("layer_norm", (48, 160), x=BF16, scale=BF16, bias=BF16)
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch, cache_folder):
+    """An empty memory and a folder of its own for each test."""
+    monkeypatch.setattr(cache, "_memory", {})
+    return cache_folder
+
+
+def entries(folder):
+    return sorted(Path(folder, "autotune").glob("*.json"))
+
+
+def rewrite(folder, **changes):
+    """Measures, and then changes what is remembered of the winners."""
+    jaxdnn.autotune(CASE.call, *CASE.primals())
+    for path in entries(folder):
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    cache._memory.clear()
+
+
+def chosen(case, **options):
+    with jaxdnn.options(**options):
+        _, (_, calls) = jaxdnn.explain(case.call, *case.primals()).sections
+    return {call.call.spec.direction: call.selection for call in calls}
+
+
+def test_forward_and_backward_are_measured(forgetful):
+    tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
+    assert {call.spec.direction for call, _ in tuning.calls} == {"forward", "backward"}
+    for _, measured in tuning.calls:
+        seconds = [one.seconds for one in measured]
+        assert seconds == sorted(seconds)
+        assert min(seconds) > 0
+        assert len(measured) > 1
+        assert {one.engine for one in measured} >= {"xla"}
+    assert len(entries(forgetful)) == len(tuning.calls)
+    text = str(tuning)
+    for word in ("layer_norm forward", "layer_norm backward", "us", "xla"):
+        assert word in text
+
+
+def test_the_winner_is_used_under_cached_and_not_under_off(forgetful):
+    rewrite(forgetful, engine="xla", knobs=[])
+    heuristic, tuned = chosen(CASE), chosen(CASE, autotune="cached")
+    assert {selection.engine for selection in tuned.values()} == {"xla"}
+    assert {selection.engine for selection in heuristic.values()} != {"xla"}
+    for direction, selection in tuned.items():
+        reasons = dict(selection.rejected)
+        assert reasons[heuristic[direction].engine] == "measurement chose another"
+        assert reasons.items() >= dict(heuristic[direction].rejected).items()
+
+
+def test_a_remembered_native_winner_has_its_knobs(forgetful):
+    native = next(iter(chosen(CASE).values()))
+    if native.engine != "host":
+        pytest.skip("the knob that is set is the CPU engine's")
+    rewrite(forgetful, engine="host", knobs=[["rows_per_task", 3]])
+    assert {selection.config.rows_per_task for selection in chosen(CASE, autotune="cached").values()} == {3}
+    with jaxdnn.options(autotune="cached"):
+        assert_close(
+            jax.jit(lambda *a: vjp(as_tuple(CASE.call), *a))(*with_cotangents(CASE)), vjp, CASE, with_cotangents
+        )
+
+
+def test_cached_measures_nothing(forgetful):
+    assert chosen(CASE, autotune="cached").keys() == {"forward", "backward"}
+    assert entries(forgetful) == []
+
+
+def test_on_measures_once_while_lowering(forgetful):
+    with jaxdnn.options(autotune="on"):
+        results = jax.jit(lambda *a: vjp(as_tuple(CASE.call), *a))(*with_cotangents(CASE))
+        assert len(entries(forgetful)) == 2
+        before = [path.stat().st_mtime_ns for path in entries(forgetful)]
+        # The same calls in another program.
+        jax.jit(lambda *a: jax.tree.map(jnp.sin, vjp(as_tuple(CASE.call), *a)))(*with_cotangents(CASE))
+    assert_close(results, vjp, CASE, with_cotangents)
+    assert [path.stat().st_mtime_ns for path in entries(forgetful)] == before
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"engine": "xla"}', "[]", '{"engine": 1, "knobs": 2}', "\x00" * 100])
+def test_a_damaged_entry_counts_as_absent(forgetful, damage):
+    jaxdnn.autotune(CASE.call, *CASE.primals())
+    for path in entries(forgetful):
+        path.write_text(damage)
+    cache._memory.clear()
+    expected = {direction: selection.config for direction, selection in chosen(CASE).items()}
+    assert {d: s.config for d, s in chosen(CASE, autotune="cached").items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "knobs"),
+    [("gone", [["x", 1]]), ("host", [["x", 1]]), ("host", [["rows_per_task", 0]]), ("direct", [["x", 1]])],
+)
+def test_a_winner_that_is_gone_counts_as_absent(forgetful, engine, knobs):
+    """An engine or knob that a later change of the code removed must not make calls fail, nor send them to XLA."""
+    rewrite(forgetful, engine=engine, knobs=knobs)
+    assert chosen(CASE, autotune="cached", fallback=False) == chosen(CASE, fallback=False)
+    with jaxdnn.options(autotune="cached"):
+        assert_close(
+            jax.jit(lambda *a: vjp(as_tuple(CASE.call), *a))(*with_cotangents(CASE)), vjp, CASE, with_cotangents
+        )
+
+
+def test_a_winner_that_options_rule_out_counts_as_absent(forgetful):
+    selection = chosen(CASE)["backward"]
+    assert selection.plan.workspace > 0
+    rewrite(forgetful, engine=selection.engine, knobs=list(dataclasses.asdict(selection.config).items()))
+    options = {"workspace_limit": selection.plan.workspace - 1}
+    assert chosen(CASE, autotune="cached")["backward"].config == selection.config
+    assert chosen(CASE, autotune="cached", **options)["backward"] == chosen(CASE, **options)["backward"]
+    rewrite(forgetful, engine="xla", knobs=[])
+    assert chosen(CASE, autotune="cached", fallback=False) == chosen(CASE, fallback=False)
+
+
+def winners_are_used(tuning):
+    """Under "cached", from memory if nowhere else."""
+    fastest = {call.spec.direction: measured[0] for call, measured in tuning.calls}
+    used = chosen(CASE, autotune="cached")
+    return {name: s.engine for name, s in used.items()} == {name: one.engine for name, one in fastest.items()}
+
+
+def test_a_folder_that_can_not_be_written(forgetful):
+    forgetful.write_text("a file, where a folder is wanted")
+    assert winners_are_used(jaxdnn.autotune(CASE.call, *CASE.primals()))
+
+
+def test_without_a_folder(monkeypatch, tmp_path):
+    for name in ("JAXDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert winners_are_used(jaxdnn.autotune(CASE.call, *CASE.primals()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_asked_for_once(monkeypatch, tmp_path):
+    """The runtime lists it and tries to write to it when asked, and its name is all that is wanted."""
+    calls, ask = [], _native.cache
+    monkeypatch.setattr(_native, "cache", lambda: calls.append(None) or ask())
+    for folder in ("one", "other", "one"):
+        monkeypatch.setenv("JAXDNN_CACHE_DIR", str(tmp_path / folder))
+        chosen(CASE, autotune="cached")
+    assert len(calls) == 2
+
+
+def test_other_shapes_have_other_entries(forgetful):
+    jaxdnn.autotune(CASE.call, *CASE.primals())
+    first = len(entries(forgetful))
+    other = CASE.replace(shape=(49, 160))
+    jaxdnn.autotune(other.call, *other.primals())
+    assert len(entries(forgetful)) == 2 * first
+
+
+def test_an_engine_that_is_named_is_not_overruled():
+    jaxdnn.autotune(CASE.call, *CASE.primals())
+    assert {s.engine for s in chosen(CASE, autotune="cached", engine="xla").values()} == {"xla"}
+
+
+def test_shapes_alone_will_do():
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32)
+    tuning = jaxdnn.autotune(jaxdnn.rms_norm, x)
+    assert len(tuning.calls) >= 2

@@ -1,0 +1,129 @@
+"""The kernel of pointwise functions of arrays: what it plans, and its own text, run by the threads of a CPU."""
+
+import ctypes
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdnn
+from checking.calls import refusal
+from checking.cases.dtypes import BF16, F16, F32, F64
+from checking.compiler_log import kernels
+from checking.pointwise.runs import compiled_for_cpu
+from jaxdnn import _native, device
+from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
+from jaxdnn.plan import Operand, Result, Scalar, Scratch
+from jaxdnn.planning.calls import find_calls
+
+ENGINE = PointwiseEngine()
+H100, A100 = device._NAMED[90], device._NAMED[80]
+
+
+def gelu(sums, bias):
+    return jax.nn.gelu(sums + bias)
+
+
+def summed(sums, bias):
+    y = jax.nn.silu(sums + bias)
+    return y, jnp.sum(y, axis=-2)
+
+
+# Of a, of b, their dtype, the epilogue, its operands.
+CASES = {
+    "gelu": ((64, 40), (40, 96), BF16, gelu, [((96,), BF16)]),
+    "gelu, float32 bias": ((37, 24), (24, 264), BF16, gelu, [((264,), F32)]),
+    "float32": ((37, 24), (24, 130), F32, gelu, [((130,), F32)]),
+    "float16": ((9, 8), (8, 35), F16, gelu, [((35,), F16)]),
+    "float64": ((21, 8), (8, 36), F64, gelu, [((36,), F64)]),
+    "rows in two dimensions": ((3, 17, 8), (8, 24), BF16, gelu, [((24,), BF16)]),
+    "batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((3, 1, 24), BF16)]),
+    "bias of a batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((24,), F32)]),
+    "sum": ((33, 8), (8, 20), F32, summed, [((20,), F32)]),
+    "one column": ((33, 8), (8, 1), BF16, gelu, [((1,), BF16)]),
+}
+
+
+def function_of(name):
+    a, b, dtype, epilogue, extras = CASES[name]
+
+    def backward(*arrays):
+        y, pull_back = jax.vjp(lambda *given: jaxdnn.matmul(*given, epilogue=epilogue), *arrays)
+        return pull_back(jax.tree.map(lambda one: jnp.sin(one.astype(jnp.float32)).astype(one.dtype), y))
+
+    return backward, [(a, dtype), (b, dtype), *extras]
+
+
+def call_of(name):
+    """The call of the pointwise op in the derivative of a case."""
+    function, arrays = function_of(name)
+    found = find_calls(function, *(jax.ShapeDtypeStruct(*one) for one in arrays))
+    return next(call for call in found if call.spec.op == "epilogue")
+
+
+@pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", CASES)
+def test_it_serves(name, target):
+    call = call_of(name)
+    assert refusal(ENGINE, call, target) is None
+    assert len(list(ENGINE.configurations(call.problem, target))) >= 3
+
+
+@pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", CASES)
+def test_configurations_compile(name, target):
+    call = call_of(name)
+    offered = list(ENGINE.configurations(call.problem, target))
+    for knobs in offered if target is H100 else offered[:1]:
+        plan = ENGINE.build(knobs, call.problem, target)
+        for kernel, (_, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
+            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+
+
+def run(plan, arrays, folder):
+    """The results of a plan's kernels, as C++ for the CPU."""
+    launches = "".join(
+        f'extern "C" void run{i}(void* const* arguments) {{\n'
+        f"launch({one.grid[0]}, {one.block[0]}, {one.kernel}, arguments);\n}}\n"
+        for i, one in enumerate(plan.launches)
+    )
+    library = compiled_for_cpu(f'#include "launch.h"\n{plan.unit}\n{launches}', folder)
+    operands, results = arrays
+    scratch = [np.full(size, 0xFF, np.uint8) for size in plan.scratch]
+    for i, one in enumerate(plan.launches):
+        held = []
+        for argument in one.arguments:
+            if isinstance(argument, Scalar):
+                held.append(ctypes.c_int64(argument.bits))
+            else:
+                buffers = {Operand: operands, Result: results, Scratch: scratch}[type(argument)]
+                held.append(ctypes.c_void_p(buffers[argument.index].ctypes.data + argument.offset))
+        getattr(library, f"run{i}")((ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results(name, tmp_path):
+    """With few threads along the columns, so that there are edges in both directions."""
+    call = call_of(name)
+    rows = 4 if list(CASES).index(name) % 2 else 1
+    width = next(iter(ENGINE.configurations(call.problem, H100))).width
+    knobs = PointwiseKnobs(width, 8 if rows == 1 else 2, rows, blocks=1)
+    target = device.Target("cuda", "sm_90", "few multiprocessors", 3)
+    plan = ENGINE.build(knobs, call.problem, target)
+    random = np.random.default_rng(0)
+    types = call.signature.operands.values()
+    operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
+    results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
+    run(plan, (operands, results), tmp_path)
+    expected = call.spec.evaluate(*map(jnp.asarray, operands))
+    approximate = 2.0**-15 if call.problem.approximate else 0.0
+    for got, want, result in zip(results, expected, call.spec.results, strict=True):
+        want = np.asarray(want, np.float64)
+        terms = max(array.size for array in operands) // want.size
+        # Both are rounded, and both are sums.
+        unit = 2 * float(jnp.finfo(got.dtype).eps)
+        compute = 32 * float(np.finfo(F64 if got.dtype == F64 else F32).eps)
+        allowed = unit * np.abs(want) + (approximate + compute) * np.sqrt(terms) * np.max(np.abs(want))
+        error = np.abs(got.astype(np.float64) - want)
+        assert np.all(error <= allowed), f"{result}: off by {np.max(error / allowed)} times what is allowed"

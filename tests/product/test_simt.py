@@ -1,0 +1,132 @@
+"""The exact matmul engine: what it plans and refuses, that it all compiles, and that a GPU computes what is right."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from checking.compiler_log import REGISTERS, kernels, launch_bounds
+from checking.product.calls import ProductCase, check, run
+from checking.product.cases import EXACT as CASES
+from jaxdnn import _native, device
+from jaxdnn.engines.product.simt.engine import Simt
+from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
+
+ENGINE = Simt()
+H100, A100 = device._NAMED[90], device._NAMED[80]
+GPU = jax.default_backend() == "gpu"
+
+
+@pytest.mark.parametrize("target", [A100, H100], ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", [name for name in CASES if "odd" not in name and "batch" not in name])
+def test_configurations_compile(name, target):
+    product = CASES[name].product()
+    assert ENGINE.reason(product, target) is None
+    found = {replace(knobs, split_k=min(knobs.split_k, 2)): 0 for knobs in ENGINE.configurations(product, target)}
+    assert found
+    # Large products try every tile, once.
+    count = 1 if "large" not in name else len(found) if target is H100 else 4
+    found = dict(list(found.items())[:count])
+    for knobs in found:
+        plan = ENGINE.build(knobs, product, target)
+        bounds = launch_bounds(plan.unit)
+        for launch in plan.launches:
+            assert launch.block == (bounds[launch.kernel][0], 1, 1)
+        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
+            threads, blocks = bounds[kernel]
+            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+            assert registers * threads * blocks <= REGISTERS
+
+
+def test_tiles_of_more_than_4_gib_compile():
+    product = ProductCase(256, 256, 2**24).product()
+    plan = ENGINE.build(SimtKnobs(), product, H100)
+    assert "kFar = true" in plan.unit
+    log = _native.compile(plan.unit, plan.arch).log
+    assert not any(spilled for _, spilled in kernels(log).values())
+
+
+def test_a_plan_is_what_it_is():
+    plan = ENGINE.build(SimtKnobs(split_k=4), ProductCase(300, 200, 4096, "float32").product(), H100)
+    first, second = plan.launches
+    assert plan.arch == "sm_90a"
+    assert (first.kernel, first.grid, first.block) == ("product_simt", (3 * 2 * 4, 1, 1), (128, 1, 1))
+    assert (second.kernel, second.grid) == ("product_sums", (-(-300 * 200 // 256), 1, 1))
+    assert plan.scratch == (4 * 300 * 200 * 4,)
+    assert len(plan.unit.splitlines()) < 120
+
+
+def test_reductions_take_one_launch_an_axis():
+    product = CASES["float32 reductions"].product()
+    plan = ENGINE.build(SimtKnobs(), product, H100)
+    assert [launch.kernel for launch in plan.launches] == [
+        "product_simt",
+        *(f"product_reduce_axis{i}" for i in range(8)),
+    ]
+
+
+def test_sizes_are_not_in_the_code():
+    units = {
+        ENGINE.build(SimtKnobs(), ProductCase(m, 512, 4 * k).product(), H100).unit for m in (7, 300) for k in (7, 300)
+    }
+    assert len(units) == 1
+
+
+@pytest.mark.parametrize(
+    ("product", "target", "said"),
+    [
+        (ProductCase(8, 8, 8).product(), replace(A100, arch="sm_75"), "compute capability 8.0"),
+        (replace(ProductCase(8, 8, 8).product(), m=2**31), H100, "32-bit index"),
+        (ProductCase(8, 8, 8, "float64", b_dtype="float32").product(), H100, "does not multiply float64 by float32"),
+    ],
+)
+def test_reasons(product, target, said):
+    assert said in (ENGINE.reason(product, target) or "")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        (SimtKnobs(thread_n=12), "thread_n 12"),
+        (SimtKnobs(stages=12), "bytes of shared memory"),
+        (SimtKnobs(split_k=64), "split_k is 64"),
+        (SimtKnobs(tile_m=8, tile_n=16, thread_m=4, thread_n=4), "tile_m is 8"),
+    ],
+)
+def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
+    assert said in (knobs_reason(ProductCase(256, 256, 256).product(), knobs, A100) or "")
+
+
+def test_knobs_are_validated():
+    with pytest.raises(ValueError, match="expected a power of two"):
+        SimtKnobs(tile_m=96)
+    with pytest.raises(ValueError, match="expected at least 2"):
+        SimtKnobs(stages=1)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_results(name):
+    case = CASES[name]
+    target = device.gpus()[0]
+    product, arrays = case.product(), case.arrays()
+    expected = case.expected(arrays)
+    for knobs in list(ENGINE.configurations(product, target))[:2]:
+        plan = ENGINE.build(knobs, product, target)
+        results = run(plan, product, arrays)
+        check(case, product, results, expected)
+        again = run(plan, product, arrays)
+        assert all(x.tobytes() == y.tobytes() for x, y in zip(results, again, strict=True)), "it is not deterministic"
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+def test_not_a_number_passes_through_reductions():
+    case = CASES["float32 reductions"]
+    target, product, arrays = device.gpus()[0], case.product(), case.arrays()
+    arrays[0][1, 5, 7] = jnp.nan
+    plan = ENGINE.build(next(iter(ENGINE.configurations(product, target))), product, target, "matmul")
+    _, largest, by_column, by_row, _, _ = run(plan, product, arrays)
+    assert jnp.isnan(largest)
+    assert jnp.isnan(by_column[1]).all()
+    assert jnp.isnan(by_row).sum() == 1
