@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import sizes_reason
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
     MAX_GRID,
     ElementEpilogue,
@@ -34,7 +35,6 @@ from jaxdnn.engines.product.problem import (
     arguments_reason,
     dense_operand,
     dense_result,
-    strided_reason,
 )
 from jaxdnn.engines.unit import arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Operand, Plan, Scratch
@@ -160,12 +160,14 @@ class Pointwise:
         if isinstance(call, str):
             return call
         for operand in call.operands:
-            if operand.column_stride > 1:
+            if operand.column_stride > 1 and not operand.gathered:
                 return "an operand runs along the rows in memory"
         for result in call.results:
             if isinstance(result, Reduced) and result.axes not in ((1,), (0, 1)):
                 return "a result is reduced over columns, or over the batch alone"
-        if reason := arguments_reason(call.operands, call.results) or strided_reason(call.operands):
+        if reason := arguments_reason(call.operands, call.results):
+            return reason
+        if reason := affine_reason(call.operands, (call.batch, call.rows, call.columns)):
             return reason
         if max(call.rows, call.columns, call.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
@@ -209,7 +211,7 @@ class Pointwise:
             to = (result.buffer, ctype(result.dtype))
             stages.append(axis_stage(reductions[-1], part, to, (outer, length, call.columns), len(stages)))
         epilogue = ElementEpilogue(emitted, call.operands, tuple(stored))
-        runs = [f"jaxdnn::{RUNS[operand.broadcast]}" for operand in call.operands]
+        runs = [_runs(operand, config.width) for operand in call.operands]
         types = {**epilogue.types(), "Reductions": f"jaxdnn::ElementTypes<{', '.join(reductions)}>"}
         constants = {"Runs": runs, "Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
@@ -222,6 +224,15 @@ class Pointwise:
         )
         unit = "".join(f'#include "{header}"\n' for header in whole.headers) + whole.text
         return Plan(spec.title, unit, target.arch, whole.launches, whole.scratch)
+
+
+def _runs(operand: EpilogueOperand, width: int) -> str:
+    """How an operand runs along a thread's columns: neighbours are one vector, if they lie so in every row."""
+    terms = operand.terms[2]
+    strides = [operand.batch_stride, operand.row_stride, *(term.stride for of in operand.terms[:2] for term in of)]
+    repeated = len(terms) == 1 and terms[0].stride == terms[0].divisor == 1 and terms[0].modulus % width == 0
+    together = not terms or (repeated and not any(stride % width for stride in strides))
+    return f"jaxdnn::{RUNS[operand.broadcast]}" + ("" if together else " | jaxdnn::kScattered")
 
 
 def _known(spec: Any, signature: Signature) -> PointwiseCall:

@@ -7,6 +7,7 @@ multiplied on the tensor cores that compute capability 8.0 brought. The kernel i
 from collections.abc import Iterable
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
     element_epilogue,
     identity_sums,
@@ -14,7 +15,7 @@ from jaxdnn.engines.product.element_epilogue import (
     reductions_reason,
     sums_stage,
 )
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason, strided_reason
+from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
@@ -53,7 +54,7 @@ class Simt(ProductEngine):
             return "m, n or k is longer than its 32-bit index"
         if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
             return reason
-        if reason := strided_reason(product.operands):
+        if reason := affine_reason(product.operands, (product.batch, product.m, product.n)):
             return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"

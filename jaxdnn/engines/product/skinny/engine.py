@@ -6,8 +6,9 @@ The kernel is cpp/kernels/product/skinny.cuh.
 from collections.abc import Iterable
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import element_epilogue, joined, reductions_reason
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason, strided_reason
+from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
 from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
@@ -54,7 +55,7 @@ class Skinny(ProductEngine):
                     return reason
         if reason := arguments_reason(product.operands, product.results) or reductions_reason(product):
             return reason
-        if reason := strided_reason(product.operands):
+        if reason := affine_reason(product.operands, (product.batch, product.m, product.n)):
             return reason
         if not any(True for _ in self.configurations(product, target)):
             return "it has no configuration of as few thread blocks as a grid may have"

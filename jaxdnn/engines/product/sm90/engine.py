@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason, strided_reason
+from jaxdnn.engines.product.affine import affine_reason
+from jaxdnn.engines.product.problem import Product, ProductEngine, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, copied, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
@@ -64,8 +65,12 @@ class Sm90(ProductEngine):
         for which, _, copy in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
                 return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
-        if reason := arguments_reason(product.operands, product.results) or strided_reason(product.operands):
+        if reason := arguments_reason(product.operands, product.results):
             return reason
+        if reason := affine_reason(product.operands, (product.batch, product.m, product.n)):
+            return reason
+        if any(operand.gathered for operand in product.operands):
+            return "its epilogue looks an operand up by integers, and its kernels load operands ahead of the epilogue"
         if next(self.configurations(product, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
         return None
