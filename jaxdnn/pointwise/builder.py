@@ -94,6 +94,8 @@ class Builder:
             return None
         (x, y), (left, right) = arguments, literals
         match name:
+            case "lt" | "ge" if right is not None and right == 0 and kind(self.dtype(x)) == "u":
+                return self.literal(name == "ge", "bool")  # as of indices, which jax.numpy lets be negative
             case "mul" if left is not None and left == 1:
                 return y
             case "mul" | "div" if right is not None and right == 1:

@@ -1,7 +1,5 @@
 """The kernel of pointwise functions of arrays: what it plans, and its own text, run by the threads of a CPU."""
 
-import ctypes
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +9,9 @@ import jaxdnn
 from checking.calls import refusal
 from checking.cases.dtypes import BF16, F16, F32, F64
 from checking.compiler_log import kernels
-from checking.pointwise.runs import compiled_for_cpu
+from checking.pointwise.threads import run_with_threads
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
-from jaxdnn.plan import Operand, Result, Scalar, Scratch
 from jaxdnn.planning.calls import find_calls
 
 ENGINE = PointwiseEngine()
@@ -81,27 +78,6 @@ def test_configurations_compile(name, target):
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
 
 
-def run(plan, arrays, folder):
-    """The results of a plan's kernels, as C++ for the CPU."""
-    launches = "".join(
-        f'extern "C" void run{i}(void* const* arguments) {{\n'
-        f"launch({one.grid[0]}, {one.block[0]}, {one.kernel}, arguments);\n}}\n"
-        for i, one in enumerate(plan.launches)
-    )
-    library = compiled_for_cpu(f'#include "launch.h"\n{plan.unit}\n{launches}', folder)
-    operands, results = arrays
-    scratch = [np.full(size, 0xFF, np.uint8) for size in plan.scratch]
-    for i, one in enumerate(plan.launches):
-        held = []
-        for argument in one.arguments:
-            if isinstance(argument, Scalar):
-                held.append(ctypes.c_int64(argument.bits))
-            else:
-                buffers = {Operand: operands, Result: results, Scratch: scratch}[type(argument)]
-                held.append(ctypes.c_void_p(buffers[argument.index].ctypes.data + argument.offset))
-        getattr(library, f"run{i}")((ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_results(name, tmp_path):
     """With few threads along the columns, so that there are edges in both directions."""
@@ -115,7 +91,7 @@ def test_results(name, tmp_path):
     types = call.signature.operands.values()
     operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
-    run(plan, (operands, results), tmp_path)
+    run_with_threads(plan, (operands, results), tmp_path)
     expected = call.spec.evaluate(*map(jnp.asarray, operands))
     approximate = 2.0**-15 if call.problem.approximate else 0.0
     for got, want, result in zip(results, expected, call.spec.results, strict=True):

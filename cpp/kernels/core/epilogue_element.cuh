@@ -6,6 +6,7 @@
 // (`ElementTypes`, what the functor leaves of each result).
 #pragma once
 
+#include "core/affine.cuh"
 #include "core/math.cuh"
 #include "core/table.cuh"
 
@@ -41,8 +42,30 @@ struct ElementAddress {
   }
 };
 
-using ElementOperand = ElementAddress<const void*>;
+struct ElementOperand : ElementAddress<const void*> {
+  AffineTerms batch_terms, row_terms, column_terms;
+  TableIndex indices[kMostIndices];  // of a table
+
+  __device__ __forceinline__ long long offset(const ElementPlace& place) const {
+    return ElementAddress<const void*>::offset(place) + batch_terms.offset(place.batch) + row_terms.offset(place.row) +
+           column_terms.offset(place.column);
+  }
+};
 using ElementResult = ElementAddress<void*>;
+
+/// What a functor is told of an element: its place, and the tables to look up.
+struct ElementContext : ElementPlace {
+  const ElementOperand* operands;
+
+  template <class T, int kIndices>
+  __device__ __forceinline__ Table<T, kIndices> table(int k) const {
+    Table<T, kIndices> found;
+    found.data = static_cast<const T*>(operands[k].data) + operands[k].offset(*this);
+#pragma unroll
+    for (int i = 0; i < kIndices; ++i) found.indices[i] = operands[k].indices[i];
+    return found;
+  }
+};
 
 /// A value of any type that functors compute in; whoever takes it knows which.
 union ElementRegister {
@@ -135,8 +158,10 @@ __device__ __forceinline__ void load_elements(const ElementOperand* addresses, c
                                               ElementRegister* to) {
   if constexpr (kIndex < Operands::kCount) {
     using T = typename ElementTypeAt<kIndex, Operands>::Type;
-    const ElementOperand& address = addresses[kIndex];
-    to[kIndex].set(widen(static_cast<const T*>(address.data)[address.offset(place)]));
+    if constexpr (!kIsLookedUp<T>) {
+      const ElementOperand& address = addresses[kIndex];
+      to[kIndex].set(widen(static_cast<const T*>(address.data)[address.offset(place)]));
+    }
     load_elements<kIndex + 1, Operands>(addresses, place, to);
   }
 }
@@ -171,7 +196,7 @@ __device__ __forceinline__ void apply_epilogue(const ElementOperand (&operands)[
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (inside[i]) Config::Epilogue::apply(sums[i], operand[i], places[i], result[i]);
+    if (inside[i]) Config::Epilogue::apply(sums[i], operand[i], ElementContext{places[i], operands}, result[i]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -186,7 +211,7 @@ __device__ __forceinline__ void apply_epilogue(const ElementOperand (&operands)[
                                                const ElementPlace& place, const Sum (&sums)[kSums]) {
   ElementRegister operand[kElementOperands<Config>], result[Config::Results::kCount];
   load_elements<0, typename Config::Operands>(operands, place, operand);
-  Config::Epilogue::apply(sums, operand, place, result);
+  Config::Epilogue::apply(sums, operand, ElementContext{place, operands}, result);
   store_elements<0, typename Config::Results, typename Config::Registers>(results, place, result);
 }
 

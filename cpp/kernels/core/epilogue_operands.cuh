@@ -1,6 +1,7 @@
 // An epilogue's operands: where they lie, and the values of them that one thread needs.
 #pragma once
 
+#include "core/affine.cuh"
 #include "core/float8.cuh"
 
 namespace jaxdnn {
@@ -42,6 +43,16 @@ struct Place {
 struct OperandAddress {
   const void* data = nullptr;
   long long row_stride = 0, column_stride = 0, batch_stride = 0;  // in elements
+  AffineTerms batch_terms, row_terms, column_terms;
+
+  __device__ __forceinline__ long long of_batch(int batch) const {
+    return batch * batch_stride + batch_terms.offset(batch);
+  }
+  __device__ __forceinline__ long long of_row(int row) const { return row * row_stride + row_terms.offset(row); }
+  /// Of columns that are `strided`.
+  __device__ __forceinline__ long long of_column(int column) const {
+    return column * column_stride + column_terms.offset(column);
+  }
 };
 
 /// A register: a value of any type of at most 32 bits, which the functor's parameters name.
@@ -209,12 +220,14 @@ struct OperandPiece {
   /// Rows `row` and `row + 8`; columns `column`, `column + 8`, ... and their right neighbours.
   __device__ __forceinline__ void fetch(const OperandAddress& address, int row, int column, int batch, int rows,
                                         int columns) {
-    const T* base = static_cast<const T*>(address.data) + batch * address.batch_stride;
-    const long long step = Operand::kColumns == Columns::strided ? address.column_stride : 1;
+    const T* base = static_cast<const T*>(address.data) + address.of_batch(batch);
+    const auto place = [&](int to) -> long long {
+      return Operand::kColumns == Columns::strided ? address.of_column(to) : to;
+    };
 #pragma unroll
     for (int r = 0; r < kRowCount; ++r) {
       const bool inside = !Operand::kByRow || row + 8 * r < rows;
-      const T* const line = base + (Operand::kByRow ? (row + 8 * r) * address.row_stride : 0);
+      const T* const line = base + (Operand::kByRow ? address.of_row(row + 8 * r) : 0);
 #pragma unroll
       for (int pair = 0; pair < kPairCount; ++pair) {
         unsigned (&to)[kWords] = words[r][pair];
@@ -226,8 +239,8 @@ struct OperandPiece {
         } else if constexpr (kPaired) {
           if (inside && first < columns) Packed<T>::load_pair(to, line + first);
         } else {
-          if (inside && first < columns) to[0] = Packed<T>::load(line + first * step);
-          if (inside && first + 1 < columns) to[1] = Packed<T>::load(line + (first + 1) * step);
+          if (inside && first < columns) to[0] = Packed<T>::load(line + place(first));
+          if (inside && first + 1 < columns) to[1] = Packed<T>::load(line + place(first + 1));
         }
       }
     }
@@ -281,12 +294,12 @@ __device__ __forceinline__ void prefetch_operands(const OperandAddress* addresse
       constexpr int kPart = (Operand::kByRow ? 128 : 32) / static_cast<int>(sizeof(T));  // elements of a line or sector
       constexpr int kParts = (kWidth + kPart - 1) / kPart;
       const OperandAddress& address = addresses[kIndex];
-      const T* const matrix = static_cast<const T*>(address.data) + batch * address.batch_stride;
+      const T* const matrix = static_cast<const T*>(address.data) + address.of_batch(batch);
       for (int i = threadIdx.x % 32; i < kParts * (Operand::kByRow ? 16 : 1); i += 32) {
         const int line = row + i / kParts, first = column + i % kParts * kPart;
         if (first >= columns || line >= rows) continue;
         if constexpr (Operand::kByRow) {
-          ptx::prefetch_to_l2(matrix + line * address.row_stride + first);
+          ptx::prefetch_to_l2(matrix + address.of_row(line) + first);
         } else {
           ptx::prefetch_to_l1(matrix + first);
         }
@@ -303,10 +316,10 @@ __device__ __forceinline__ void operands_at(const OperandAddress* addresses, con
     using Operand = typename TypeAt<kIndex, Operands>::Type;
     using T = typename Operand::Type;
     const OperandAddress& address = addresses[kIndex];
-    long long offset = place.batch * address.batch_stride;
-    if constexpr (Operand::kByRow) offset += place.row * address.row_stride;
+    long long offset = address.of_batch(place.batch);
+    if constexpr (Operand::kByRow) offset += address.of_row(place.row);
     if constexpr (Operand::kByColumn) {
-      offset += Operand::kColumns == Columns::strided ? place.column * address.column_stride : place.column;
+      offset += Operand::kColumns == Columns::strided ? address.of_column(place.column) : place.column;
     }
     to[kIndex] = Packed<T>::widen(Packed<T>::load(static_cast<const T*>(address.data) + offset));
     operands_at<kIndex + 1, Operands>(addresses, place, to);

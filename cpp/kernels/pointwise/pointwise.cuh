@@ -16,8 +16,9 @@
 
 namespace jaxdnn {
 
-/// Which coordinates an operand varies with, as bits; each may vary with the batch too, by its stride.
-enum Runs : int { kScalar = 0, kAlongColumns = 1, kAlongRows = 2, kAlongBoth = 3 };
+/// Which coordinates an operand varies with, as bits; each may vary with the batch too, by its stride. What lies along
+/// the columns and not side by side is scattered.
+enum Runs : int { kScalar = 0, kAlongColumns = 1, kAlongRows = 2, kAlongBoth = 3, kScattered = 4 };
 
 /// The reduction of a result that is stored whole.
 struct Whole {};
@@ -109,15 +110,23 @@ struct PointwiseOperands {
   /// Those that vary with rows, or (`kFixed`) those that don't.
   template <bool kFixed>
   __device__ __forceinline__ void load(const ElementOperand* addresses, const ElementPlace& place) {
-    if constexpr (kFixed == !(kRuns & kAlongRows)) {
-      own.load(static_cast<const T*>(addresses[kIndex].data) + addresses[kIndex].offset(place));
+    if constexpr (kFixed == !(kRuns & kAlongRows) && !kIsLookedUp<T>) {
+      const T* const data = static_cast<const T*>(addresses[kIndex].data);
+      if constexpr (kRuns & kScattered) {
+#pragma unroll
+        for (int i = 0; i < Config::kWidth; ++i) {
+          own.set(i, data[addresses[kIndex].offset(ElementPlace{place.row, place.column + i, place.batch})]);
+        }
+      } else {
+        own.load(data + addresses[kIndex].offset(place));
+      }
     }
     others.template load<kFixed>(addresses, place);
   }
 
   __device__ __forceinline__ void widen(const PointwiseOperands& fixed, int i, ElementRegister* to) const {
     const auto& from = kRuns & kAlongRows ? own : fixed.own;
-    to[kIndex].set(jaxdnn::widen(from.get(kRuns & kAlongColumns ? i : 0)));
+    if constexpr (!kIsLookedUp<T>) to[kIndex].set(jaxdnn::widen(from.get(kRuns & kAlongColumns ? i : 0)));
     others.widen(fixed.others, i, to);
   }
 };
@@ -235,7 +244,8 @@ __device__ __forceinline__ void pointwise(const Pointwise<Config>& call) {
       for (int i = 0; i < Config::kWidth; ++i) {
         ElementRegister operand[kElementOperands<Config>], result[Config::Results::kCount];
         operands[r].widen(fixed, i, operand);
-        Config::Epilogue::apply(nullptr, operand, ElementPlace{here, column + i, batch}, result);
+        const ElementContext context{{here, column + i, batch}, call.operands};
+        Config::Epilogue::apply(nullptr, operand, context, result);
         results.take(i, result);
       }
       results.store(call.results, ElementPlace{here, column, batch});

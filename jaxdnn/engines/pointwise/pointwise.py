@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.pointwise.problem import Pointwise
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
     MAX_GRID,
     ElementEpilogue,
@@ -23,7 +24,7 @@ from jaxdnn.engines.product.element_epilogue import (
     joined,
     reduction,
 )
-from jaxdnn.engines.product.problem import Matrix, Reduced, arguments_reason, strided_reason
+from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Reduced, arguments_reason
 from jaxdnn.engines.unit import arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Plan, Scratch
 from jaxdnn.pointwise import functor
@@ -73,12 +74,14 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
 
     def reason(self, problem: Pointwise, target: Target) -> str | None:
         for operand in problem.operands:
-            if operand.column_stride > 1:
+            if operand.column_stride > 1 and not operand.gathered:
                 return "an operand runs along the rows in memory"
         for result in problem.results:
             if isinstance(result, Reduced) and result.axes not in ((1,), (0, 1)):
                 return "a result is reduced over columns, or over the batch alone"
-        if reason := arguments_reason(problem.operands, problem.results) or strided_reason(problem.operands):
+        if reason := arguments_reason(problem.operands, problem.results):
+            return reason
+        if reason := affine_reason(problem.operands, (problem.batch, problem.rows, problem.columns)):
             return reason
         if max(problem.rows, problem.columns, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
@@ -120,7 +123,7 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
             to = (result.buffer, ctype(result.dtype))
             stages.append(axis_stage(reductions[-1], part, to, (outer, length, problem.columns), len(stages)))
         epilogue = ElementEpilogue(emitted, problem.operands, tuple(stored))
-        runs = [f"jaxdnn::{RUNS[operand.broadcast]}" for operand in problem.operands]
+        runs = [_runs(operand, config.width) for operand in problem.operands]
         types = {**epilogue.types(), "Reductions": f"jaxdnn::ElementTypes<{', '.join(reductions)}>"}
         constants = {"Runs": runs, "Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
@@ -133,6 +136,15 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         whole = joined([Stage(headers, text, (launch,), tuple(buffers)), *stages])
         unit = "".join(f'#include "{header}"\n' for header in whole.headers) + whole.text
         return Plan(unit, target.arch, whole.launches, whole.scratch)
+
+
+def _runs(operand: EpilogueOperand, width: int) -> str:
+    """How an operand runs along a thread's columns: neighbours are one vector, if they lie so in every row."""
+    terms = operand.terms[2]
+    strides = [operand.batch_stride, operand.row_stride, *(term.stride for of in operand.terms[:2] for term in of)]
+    repeated = len(terms) == 1 and terms[0].stride == terms[0].divisor == 1 and terms[0].modulus % width == 0
+    together = not terms or (repeated and not any(stride % width for stride in strides))
+    return f"jaxdnn::{RUNS[operand.broadcast]}" + ("" if together else " | jaxdnn::kScattered")
 
 
 def _strips(problem: Pointwise, knobs: PointwiseKnobs) -> int:

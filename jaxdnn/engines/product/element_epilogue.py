@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced, identity
 from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
@@ -47,7 +48,10 @@ class ElementEpilogue:
 
     def types(self) -> dict[str, str]:
         """The types of a `Config`."""
-        operands = ", ".join(ctype(operand.dtype) for operand in self.operands)
+        operands = ", ".join(
+            f"jaxdnn::LookedUp<{ctype(operand.dtype)}>" if operand.gathered else ctype(operand.dtype)
+            for operand in self.operands
+        )
         results = ", ".join(result.ctype for result in self.results)
         return {
             "Epilogue": f"jaxdnn::{self.functor.name}",
@@ -64,6 +68,7 @@ class ElementEpilogue:
             found.append(Parameter(pointer, f"operand{i}", f"operands[{i}].data", operand.buffer))
             strides = (operand.row_stride, operand.column_stride, operand.batch_stride)
             found += _strides(f"operand{i}", f"operands[{i}]", strides)
+            found += term_parameters(f"operand{i}", f"operands[{i}]", operand)
         for i, result in enumerate(self.results):
             found.append(Parameter(f"{result.ctype}*", f"result{i}", f"results[{i}].data", result.buffer))
             found += _strides(f"result{i}", f"results[{i}]", (result.row_stride, 1, result.batch_stride))

@@ -50,15 +50,11 @@ class EpilogueOperand:
     gathered: tuple[Gathered, ...] = ()
 
     @property
-    def strided(self) -> bool:
-        """Whether strides say where its elements lie."""
-        return not any(self.terms) and not self.gathered
-
-    @property
     def pairs(self) -> bool:
         """Whether pairs of columns, starting at an even one, are aligned words."""
         offset = self.buffer.offset // np.dtype(self.dtype).itemsize
-        return self.column_stride <= 1 and not (offset | self.row_stride | self.batch_stride) & 1
+        strides = [term.stride for terms in self.terms for term in terms] + [self.row_stride, self.batch_stride]
+        return self.column_stride <= 1 and not self.terms[2] and not any(one & 1 for one in (offset, *strides))
 
 
 @dataclass(frozen=True)
@@ -135,17 +131,11 @@ def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matr
     # Addresses and strides: those that are 0, and of columns those that are 1, are part of the code.
     strides = [(bool(one.batch_stride), bool(one.row_stride), one.column_stride > 1) for one in operands]
     count = sum(1 + sum(of_one) for of_one in strides) + 3 * len(results)
+    terms = [term for one in operands for of_axis in one.terms for term in of_axis]
+    count += sum(1 + (term.divisor != 1) + 2 * bool(term.modulus) for term in terms)
+    count += sum(2 * len(one.gathered) for one in operands)
     if count > (room := MAX_ARGUMENTS - OTHER_ARGUMENTS):
         return f"its epilogue's operands and results would be {count} arguments, and a launch has room for {room}"
-    return None
-
-
-def strided_reason(operands: Sequence[EpilogueOperand]) -> str | None:
-    """Why an engine can't read the operands whose kernels know nothing but strides, or None."""
-    if any(operand.gathered for operand in operands):
-        return "its epilogue looks an operand up by an integer, and its kernels read operands by strides alone"
-    if not all(operand.strided for operand in operands):
-        return "an operand of its epilogue has some of the dimensions of its batch, rows or columns and not others"
     return None
 
 

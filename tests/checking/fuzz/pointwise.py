@@ -83,6 +83,12 @@ INTEGER_BINARY = (
 BOOL_BINARY = ("{0} & {1}", "{0} | {1}", "{0} ^ {1}")
 FLOAT_CASTS = ("float32", "float32", "bfloat16", "float16", "int32", "int8", "float8_e4m3fn")
 INTEGER_CASTS = ("float32", "float32", "int32", "int8", "uint8", "bool", "bfloat16")
+TABLES = ("float32", "bfloat16", "float64", "int32", "int8")
+LOOK_UPS = (
+    "jnp.take({0}, {1}, axis=0, mode='clip')",
+    "{0}.at[{1}].get(mode='fill', fill_value=2)",
+    "{0}.at[{1} & 7].get(mode='promise_in_bounds')",
+)
 DISCONTINUOUS = (
     "floor",
     "ceil",
@@ -121,17 +127,18 @@ def draw(seed: int, number: int) -> Fuzzed:
         return options[random.integers(len(options))]
 
     def broadcast(shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an operand, which varies along all batch dimensions or along none."""
-        batch = max(0, len(shape) - 2)
-        along = [random.random() < 0.6] * batch + [random.random() < 0.6 for _ in shape[batch:]]
-        kept = tuple(size if varies else 1 for size, varies in zip(shape, along, strict=True))
-        return kept[one((0, *range(batch, len(shape) + 1))) :]
+        """The shape of an operand, which has any of the output's dimensions."""
+        kept = tuple(size if random.random() < 0.6 else 1 for size in shape)
+        return kept[random.integers(len(shape) + 1) :]
 
     shape = one(SHAPES)
     sums = [values(one(SUMS), shape, f"{number} sum {i}") for i in range(one((1, 1, 1, 2)))]
     operands = [values(one(OPERANDS), broadcast(shape), f"{number} operand {i}") for i in range(random.integers(4))]
+    tables = [values(one(TABLES), (9,), f"{number} table {i}") for i in range(random.integers(2))]
     arguments = [f"s{i}" for i in range(len(sums))] + [f"o{i}" for i in range(len(operands))]
     known = dict(zip(arguments, [array.dtype.name for array in (*sums, *operands)], strict=True))
+    operands += tables
+    arguments += [f"t{i}" for i in range(len(tables))]
     lines: list[str] = []
 
     def named(dtypes: str) -> list[str]:
@@ -141,6 +148,8 @@ def draw(seed: int, number: int) -> Fuzzed:
         if random.random() < 0.05:
             axis = random.integers(len(shape))
             return f"lax.broadcasted_iota('{one(('int32', 'float32', 'int8'))}', {shape}, {axis})"
+        if tables and named("iu") and random.random() < 0.3:
+            return one(LOOK_UPS).format("t0", one(named("iu")))
         x = one(list(known))
         x_kind = kind(known[x])
         if random.random() < 0.15 or "float8" in known[x]:
@@ -179,7 +188,10 @@ def draw(seed: int, number: int) -> Fuzzed:
         for name, array in zip(arguments, (*sums, *operands), strict=True)
     ]
     source = "\n".join([f"def f({', '.join(given)}):", *(f"    {line}" for line in lines), f"    return ({returned},)"])
-    return Fuzzed(Call(function, shape, tuple(sums), tuple(operands)), source)
+    # Dimensions are joined in any way, but for those that are reduced.
+    cuts = sorted(random.integers(len(shape) + 1, size=2).tolist())
+    groups = None if "axis=" in returned else (cuts[0], cuts[1] - cuts[0], len(shape) - cuts[1])
+    return Fuzzed(Call(function, shape, tuple(sums), tuple(operands), groups), source)
 
 
 def _function(lines: Sequence[str], arguments: Sequence[str], returned: str) -> Any:

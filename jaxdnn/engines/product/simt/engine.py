@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
     element_epilogue,
     identity_sums,
@@ -15,7 +16,7 @@ from jaxdnn.engines.product.element_epilogue import (
     reductions_reason,
     sums_stage,
 )
-from jaxdnn.engines.product.problem import Product, arguments_reason, strided_reason
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
@@ -53,7 +54,7 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
-        if reason := strided_reason(problem.operands):
+        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
             return reason
         if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
             return reason

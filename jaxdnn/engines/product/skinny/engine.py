@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import element_epilogue, joined, reductions_reason
-from jaxdnn.engines.product.problem import Product, arguments_reason, strided_reason
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
@@ -54,7 +55,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        if reason := strided_reason(problem.operands):
+        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
             return reason
         if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
             return reason

@@ -5,7 +5,8 @@ from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.product.problem import Product, arguments_reason, strided_reason
+from jaxdnn.engines.product.affine import affine_reason
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, copied, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
@@ -66,8 +67,12 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         for which, _, copy in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
                 return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
-        if reason := arguments_reason(problem.operands, problem.results) or strided_reason(problem.operands):
+        if reason := arguments_reason(problem.operands, problem.results):
             return reason
+        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
+            return reason
+        if any(operand.gathered for operand in problem.operands):
+            return "its epilogue looks an operand up by integers, and its kernels load operands ahead of the epilogue"
         if next(self.configurations(problem, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
         return None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.sm90.knobs import (
     MAX_GRID_YZ,
@@ -136,7 +137,7 @@ class Unit:
         operands = []
         for operand in product.operands:
             columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
-            if operand.column_stride > 1:
+            if operand.column_stride > 1 or operand.terms[2]:
                 columns = "strided"
             operands.append(f"EpilogueOperand<{operand.dtype}, Broadcast::{operand.broadcast}, Columns::{columns}>")
         results = [
@@ -167,6 +168,7 @@ class Unit:
                 if stride:
                     argument = Scalar("int64", stride)
                     found.append(Parameter("long long", f"operand{i}_{name}", f"operands[{i}].{name}", argument))
+            found += term_parameters(f"operand{i}", f"operands[{i}]", operand)
         return found
 
     def result_parameters(
