@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.graph import Graph, Node, UnsupportedOperation
@@ -89,7 +90,9 @@ def capture(
         return function(*arrays)
 
     try:
-        jaxpr, returned = jax.make_jaxpr(called, return_shape=True)(*avals)
+        # What is computed of one element has no mesh; with one, JAX puts changes of sharding into derivatives.
+        with use_abstract_mesh(AbstractMesh((), ())):
+            jaxpr, returned = jax.make_jaxpr(called, return_shape=True)(*avals)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in zip(names, avals, strict=True))
         raise (TypeError if isinstance(error, TypeError) else ValueError)(

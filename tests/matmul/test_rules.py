@@ -60,7 +60,7 @@ def test_gradients_are_products_of_the_same_kind():
     given, cotangents = with_cotangents(case)
     jaxpr = jax.make_jaxpr(lambda *arrays: jax.vjp(case.call, *arrays)[1](*cotangents))(*given)
     specs = [e.params["spec"] for e in jaxpr.eqns if e.primitive.name == "jaxdnn_matmul"]
-    assert [len(spec.outputs) for spec in specs] == [2, 1, 1]
+    assert [len(spec.results) for spec in specs] == [2, 1, 1]
     assert [spec.epilogue is None for spec in specs] == [False, True, True]
     assert not [e for e in jaxpr.eqns if e.primitive.name == "transpose"]
 
@@ -69,7 +69,7 @@ def test_relu_saves_nothing_it_can_do_without():
     """The derivative of a sum with an operand needs no sums."""
     jaxpr = jax.make_jaxpr(lambda *arrays: jax.vjp(BIAS.call, *arrays)[0])(*BIAS.primals())
     (spec,) = [e.params["spec"] for e in jaxpr.eqns if e.primitive.name == "jaxdnn_matmul"]
-    assert len(spec.outputs) == 1
+    assert len(spec.results) == 1
 
 
 BIAS = product((3, 4), (4, 2), epilogue="bias", extras=(((2,), F32),))

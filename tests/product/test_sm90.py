@@ -203,7 +203,7 @@ def test_operands_that_do_not_run_along_k_are_transposed():
 
 def test_operands_that_tma_refuses_are_copied():
     product = CASES["small"].product()
-    plan = ENGINE.build(next(ENGINE.configurations(product, H100)), product, H100, "matmul")
+    plan = ENGINE.build(next(ENGINE.configurations(product, H100)), product, H100)
     assert [launch.kernel for launch in plan.launches] == ["product_copy_a", "product_copy_b", "product_sm90"]
     assert plan.scratch == (3 * 33 * 72 * 2, 3 * 72 * 48 * 2)
     assert "kTransposes = true" not in plan.unit

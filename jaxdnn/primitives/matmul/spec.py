@@ -95,13 +95,19 @@ class MatmulSpec(FusedSpec):
         return {"a": a, **dict.fromkeys(self.rhs, b)}, y, frozenset(a) - frozenset(y)
 
     def flops(self, signature: Signature) -> int:
-        sizes = self.dimensions.sizes(*(signature.operands[name].shape for name in ("a", self.rhs[0])))
-        return 2 * len(self.rhs) * math.prod(sizes.values())
+        sizes = self.dimensions.sizes(*self._shapes(signature))
+        mapped = next(iter(signature.results.values())).shape[: len(self.batch)]
+        return 2 * len(self.rhs) * math.prod((*mapped, *sizes.values()))
+
+    def _shapes(self, signature: Signature) -> list[tuple[int, ...]]:
+        """Those of a and of b, without mapped axes."""
+        mapped = {name: sum(axes) for name, axes in self.carries.items()}
+        return [signature.operands[name].shape[mapped[name] :] for name in ("a", self.rhs[0])]
 
     def problem(self, signature: Signature) -> Product | str:
         if signature.reason:
             return signature.reason
-        shapes = [signature.operands[name].shape for name in ("a", self.rhs[0])]
+        shapes = self._shapes(signature)
         fused = self.fused_problem(signature, self.dimensions.shape(*shapes))
         if isinstance(fused, str):
             return fused
