@@ -12,7 +12,6 @@ from jax import lax
 
 from jaxdnn.pointwise import Index, Program
 from jaxdnn.primitives._define import weakly_typed
-from jaxdnn.primitives.fused.traced import located
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +90,7 @@ def apply_after(
     sums: Sequence[jax.Array], operands: Sequence[jax.Array], epilogue: Callable[..., Any] | None, dtype: str
 ) -> Any:
     """The epilogue as a JAX function of its own. What it leaves in the sums' shape and dtype is rounded to `dtype`."""
-    returned = sums[0] if epilogue is None else located(epilogue)(*sums, *operands)
+    returned = sums[0] if epilogue is None else epilogue(*sums, *operands)
 
     def rounded(leaf: Any) -> Any:
         return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf

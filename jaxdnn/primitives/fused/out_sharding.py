@@ -11,6 +11,7 @@ from jaxdnn.config import current_options
 from jaxdnn.planning.select import NoEngineError
 from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name
 from jaxdnn.primitives.fused.epilogue import apply_after, checked_operands
+from jaxdnn.primitives.fused.traced import located
 
 
 def sharded_product(
@@ -31,7 +32,8 @@ def sharded_product(
         )
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
     sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
-    y = apply_after([sums], operands, epilogue, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
+    function = epilogue and located(epilogue)
+    y = apply_after([sums], operands, function, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
