@@ -6,12 +6,13 @@ import jax
 import pytest
 from pointwise_runs import Call, Compiled
 from pointwise_tolerance import check
+from test_pointwise_affine import LOADS
 from test_pointwise_layout import CASES
 from test_pointwise_runs import TABLE
 
 from jaxdnn import _native
 
-CALLS = {**TABLE, **CASES}
+CALLS = {**TABLE, **CASES, **LOADS}
 PORTION = 40
 NAMES = [list(CALLS)[start : start + PORTION] for start in range(0, len(CALLS), PORTION)]
 
