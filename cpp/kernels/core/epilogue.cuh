@@ -73,8 +73,8 @@ struct ResultWriter {
       OperandPieces<0, Operands, kFetched / 8> values;
       values.fetch(operands, row + lane / 4, first, batch, rows, columns);
       if constexpr (kSharedBytes > 0) {
-        if (lane == 0) ptx::bulk_wait_read<Config::kSlots - 1>();
-        ptx::warp_sync();
+        if (lane == 0) ptx::cp_async_bulk_wait_group_read<Config::kSlots - 1>();
+        ptx::bar_warp_sync();
       }
 #pragma unroll
       for (int step = 0; step < kColumns / 16; ++step) {
@@ -106,11 +106,11 @@ struct ResultWriter {
         partials.add(out, results, row + lane / 4, first + step * 16, batch, rows, columns);
       }
       if constexpr (kSharedBytes > 0) {
-        ptx::async_proxy_fence();
-        ptx::warp_sync();
+        ptx::fence_proxy_async();
+        ptx::bar_warp_sync();
         if (lane == 0) {
           send<0>(slots, left, row, batch);
-          ptx::bulk_commit();
+          ptx::cp_async_bulk_commit_group();
         }
         slot = slot + 1 == Config::kSlots ? 0 : slot + 1;
       }
@@ -121,7 +121,7 @@ struct ResultWriter {
   /// After the last tile: the copy engine has to have read the slots before the block goes, and its shared memory.
   __device__ __forceinline__ void finish() const {
     if constexpr (kSharedBytes > 0) {
-      if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();
+      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
     }
   }
 
@@ -160,7 +160,7 @@ struct ResultWriter {
         send<kResult + 1>(base, column, row, batch);
       } else {
         using Slot = ResultSlot<T, kColumns>;
-        ptx::tensor_store(results[kResult].map, base + slot * Slot::kBytes, column, row, batch);
+        ptx::cp_async_bulk_tensor_store(results[kResult].map, base + slot * Slot::kBytes, column, row, batch);
         send<kResult + 1>(base + Config::kSlots * Slot::kBytes, column, row, batch);
       }
     }

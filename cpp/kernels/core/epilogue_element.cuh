@@ -78,14 +78,14 @@ union ElementRegister {
 };
 
 /// The exact value of an element, in the register type that functors compute in.
-__device__ __forceinline__ float widen(float16 x) { return ptx::float_of_half(x.bits); }
-__device__ __forceinline__ float widen(bfloat16 x) { return ptx::float_of_bits(static_cast<unsigned>(x.bits) << 16); }
+__device__ __forceinline__ float widen(float16 x) { return ptx::cvt_f32_f16(x.bits); }
+__device__ __forceinline__ float widen(bfloat16 x) { return ptx::mov_f32(static_cast<unsigned>(x.bits) << 16); }
 /// Half of what a float16 is: the same exponent, and two bits of the mantissa.
-__device__ __forceinline__ float widen(float8_e5m2 x) { return ptx::float_of_half(static_cast<unsigned>(x.bits) << 8); }
+__device__ __forceinline__ float widen(float8_e5m2 x) { return ptx::cvt_f32_f16(static_cast<unsigned>(x.bits) << 8); }
 /// As a float16 the bits say 2^-8 of the value; and all of them set are the one NaN.
 __device__ __forceinline__ float widen(float8_e4m3fn x) {
   const unsigned magnitude = x.bits & 0x7f;
-  const float value = 256.0f * ptx::float_of_half(magnitude << 7 | (x.bits & 0x80u) << 8);
+  const float value = 256.0f * ptx::cvt_f32_f16(magnitude << 7 | (x.bits & 0x80u) << 8);
   return magnitude == 0x7f ? math::not_a_number<float>() : value;
 }
 template <class T>
@@ -110,9 +110,9 @@ __device__ __forceinline__ T narrow(Register value) {
   } else if constexpr (kIsFloat8<T>) {
     const float rounded = round_to<T>(value);
     if constexpr (is_same<T, float8_e5m2>) {
-      return {static_cast<unsigned char>(ptx::half_of_float(rounded) >> 8)};
+      return {static_cast<unsigned char>(ptx::cvt_rn_f16_f32(rounded) >> 8)};
     } else {
-      const unsigned half = ptx::half_of_float(rounded * 0x1p-8f);
+      const unsigned half = ptx::cvt_rn_f16_f32(rounded * 0x1p-8f);
       return {static_cast<unsigned char>((half >> 7 & 0x7f) | (half >> 8 & 0x80))};
     }
   } else if constexpr (kIsNarrow<T>) {

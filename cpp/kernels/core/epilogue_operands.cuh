@@ -107,11 +107,11 @@ struct Packed {
   static __device__ __forceinline__ Register widen(unsigned bits) {
     Register value;
     if constexpr (is_same<T, float>) {
-      value.real = ptx::float_of_bits(bits);
+      value.real = ptx::mov_f32(bits);
     } else if constexpr (is_same<T, bfloat16>) {
-      value.real = ptx::float_of_bits(bits << 16);
+      value.real = ptx::mov_f32(bits << 16);
     } else if constexpr (is_same<T, float16>) {
-      value.real = ptx::float_of_half(bits & 0xffff);
+      value.real = ptx::cvt_f32_f16(bits & 0xffff);
     } else if constexpr (is_float8<T>) {
       value.real = float_of_float8<T>(bits & 0xff);
     } else if constexpr (is_same<T, bool>) {
@@ -126,12 +126,12 @@ struct Packed {
   static __device__ __forceinline__ void round(const Register& left, const Register& right, unsigned (&words)[kWords]) {
     const Type first = left, second = right;
     if constexpr (is_same<T, float>) {
-      words[0] = ptx::bits_of_float(first);
-      words[1] = ptx::bits_of_float(second);
+      words[0] = ptx::mov_b32(first);
+      words[1] = ptx::mov_b32(second);
     } else if constexpr (is_same<T, bfloat16>) {
-      words[0] = ptx::bfloats_of_floats(first, second);
+      words[0] = ptx::cvt_rn_bf16x2_f32(first, second);
     } else if constexpr (is_same<T, float16>) {
-      words[0] = ptx::halves_of_floats(first, second);
+      words[0] = ptx::cvt_rn_f16x2_f32(first, second);
     } else if constexpr (is_float8<T>) {
       words[0] = float8s_of_floats<T>(first, second);
     } else if constexpr (kBytes == 4) {
@@ -145,45 +145,21 @@ struct Packed {
 
   static __device__ __forceinline__ unsigned load(const T* address) {
     unsigned word;
-    if constexpr (kBytes == 4) {
-      ptx::load_4(&word, address);
-    } else if constexpr (kBytes == 2) {
-      ptx::load_2(&word, address);
-    } else {
-      ptx::load_1(&word, address);
-    }
+    ptx::ld_global<kBytes>(&word, address);
     return word;
   }
 
   static __device__ __forceinline__ void load_pair(unsigned (&words)[kWords], const T* address) {
-    if constexpr (kBytes == 4) {
-      ptx::load_8(words, address);
-    } else if constexpr (kBytes == 2) {
-      ptx::load_4(words, address);
-    } else {
-      ptx::load_2(words, address);
-    }
+    ptx::ld_global<2 * kBytes>(words, address);
   }
 
   /// The left one of a pair.
   static __device__ __forceinline__ void store(T* address, const unsigned* words) {
-    if constexpr (kBytes == 4) {
-      ptx::store_4(address, words);
-    } else if constexpr (kBytes == 2) {
-      ptx::store_2(address, words);
-    } else {
-      ptx::store_1(address, words);
-    }
+    ptx::st_global<kBytes>(address, words);
   }
 
   static __device__ __forceinline__ void store_pair(T* address, const unsigned (&words)[kWords]) {
-    if constexpr (kBytes == 4) {
-      ptx::store_8(address, words);
-    } else if constexpr (kBytes == 2) {
-      ptx::store_4(address, words);
-    } else {
-      ptx::store_2(address, words);
-    }
+    ptx::st_global<2 * kBytes>(address, words);
   }
 
   static __device__ __forceinline__ unsigned right(const unsigned (&words)[kWords]) {
@@ -286,9 +262,9 @@ __device__ __forceinline__ void prefetch_operands(const OperandAddress* addresse
         const int line = row + i / kParts, first = column + i % kParts * kPart;
         if (first >= columns || line >= rows) continue;
         if constexpr (Operand::kByRow) {
-          ptx::prefetch_to_l2(matrix + line * address.row_stride + first);
+          ptx::prefetch_global_l2(matrix + line * address.row_stride + first);
         } else {
-          ptx::prefetch_to_l1(matrix + first);
+          ptx::prefetch_global_l1(matrix + first);
         }
       }
     }

@@ -54,10 +54,10 @@ struct Reduced {
   /// Combined with the value of the lane whose number differs in the bit `mask`.
   static __device__ __forceinline__ Type across(Type mine, Type given, int mask) {
     if constexpr (is_same<Type, float>) {
-      return combine(mine, ptx::shuffle_xor(given, mask));
+      return combine(mine, ptx::shfl_sync_bfly(given, mask));
     } else {
-      const float bits = ptx::float_of_bits(static_cast<unsigned>(given));
-      return combine(mine, static_cast<Type>(ptx::bits_of_float(ptx::shuffle_xor(bits, mask))));
+      const float bits = ptx::mov_f32(static_cast<unsigned>(given));
+      return combine(mine, static_cast<Type>(ptx::mov_b32(ptx::shfl_sync_bfly(bits, mask))));
     }
   }
 };

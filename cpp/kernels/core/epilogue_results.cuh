@@ -2,9 +2,10 @@
 // engine, or straight from registers.
 #pragma once
 
-#include "core/barrier.cuh"
 #include "core/epilogue_operands.cuh"
-#include "core/tma.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
 
@@ -52,7 +53,7 @@ struct ResultSlot {
         Packed<T>::round(values[i / 2][i % 2][0], values[i / 2][i % 2][1], word);
         words[i] = word[0];
       }
-      ptx::store_matrices(slot + place(lane % 16, 2 * step + lane / 16), words);
+      ptx::stmatrix_x4(slot + place(lane % 16, 2 * step + lane / 16), words);
     } else {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
@@ -63,9 +64,9 @@ struct ResultSlot {
           const int row = lane / 4 + 8 * r;
           if constexpr (sizeof(T) == 4) {
             const unsigned address = slot + place(row, 4 * step + 2 * pair + lane % 4 / 2);
-            ptx::store_shared_8(address + lane % 2 * 8, words[0], words[1]);
+            ptx::st_shared<8>(address + lane % 2 * 8, words);
           } else {
-            ptx::store_shared_2(slot + place(row, step) + 8 * pair + lane % 4 * 2, words[0]);
+            ptx::st_shared<2>(slot + place(row, step) + 8 * pair + lane % 4 * 2, words);
           }
         }
       }

@@ -4,7 +4,8 @@
 // of a float32 one.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
 
 namespace jaxdnn {
 
@@ -29,18 +30,18 @@ template <class T, class Compute>
 __device__ __forceinline__ unsigned round_to_16_bits(Compute value) {
   if constexpr (is_same<T, float16>) {
     if constexpr (is_same<Compute, double>) {
-      return ptx::half_of_double(value);
+      return ptx::cvt_rn_f16_f64(value);
     } else {
-      return ptx::half_of_float(value);
+      return ptx::cvt_rn_f16_f32(value);
     }
   } else if constexpr (is_same<Compute, double>) {
     // Rounding to float32 first would round twice. Rounding to odd there (toward zero, with the last bit set when
     // anything was lost) keeps enough for the second rounding to be the right one.
-    const float truncated = ptx::float_toward_zero(value);
+    const float truncated = ptx::cvt_rz_f32_f64(value);
     const unsigned lost = static_cast<double>(truncated) != value ? 1u : 0u;
-    return ptx::bfloat_of_float(ptx::float_of_bits(ptx::bits_of_float(truncated) | lost));
+    return ptx::cvt_rn_bf16_f32(ptx::mov_f32(ptx::mov_b32(truncated) | lost));
   } else {
-    return ptx::bfloat_of_float(value);
+    return ptx::cvt_rn_bf16_f32(value);
   }
 }
 
@@ -64,10 +65,7 @@ struct Vector {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const char* address = reinterpret_cast<const char*>(source) + chunk * kChunkBytes;
-      if constexpr (kChunkBytes == 16) ptx::load_16(words + chunk * kChunkWords, address);
-      if constexpr (kChunkBytes == 8) ptx::load_8(words, address);
-      if constexpr (kChunkBytes == 4) ptx::load_4(words, address);
-      if constexpr (kChunkBytes == 2) ptx::load_2(words, address);
+      ptx::ld_global<kChunkBytes>(words + chunk * kChunkWords, address);
     }
   }
 
@@ -75,10 +73,7 @@ struct Vector {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       char* address = reinterpret_cast<char*>(destination) + chunk * kChunkBytes;
-      if constexpr (kChunkBytes == 16) ptx::store_16(address, words + chunk * kChunkWords);
-      if constexpr (kChunkBytes == 8) ptx::store_8(address, words);
-      if constexpr (kChunkBytes == 4) ptx::store_4(address, words);
-      if constexpr (kChunkBytes == 2) ptx::store_2(address, words);
+      ptx::st_global<kChunkBytes>(address, words + chunk * kChunkWords);
     }
   }
 
@@ -94,13 +89,13 @@ struct Vector {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if constexpr (is_same<T, double>) {
-        values[i] = ptx::double_of_bits(words[2 * i], words[2 * i + 1]);
+        values[i] = ptx::mov_f64(words[2 * i], words[2 * i + 1]);
       } else if constexpr (is_same<T, float>) {
-        values[i] = ptx::float_of_bits(words[i]);
+        values[i] = ptx::mov_f32(words[i]);
       } else if constexpr (is_same<T, bfloat16>) {
-        values[i] = ptx::float_of_bits(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+        values[i] = ptx::mov_f32(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
       } else {
-        values[i] = ptx::float_of_half(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu);
+        values[i] = ptx::cvt_f32_f16(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu);
       }
     }
   }
@@ -110,10 +105,10 @@ struct Vector {
   __device__ __forceinline__ void pack(const Compute (&values)[kCount]) {
     if constexpr (is_same<T, double>) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) ptx::bits_of_double(words[2 * i], words[2 * i + 1], values[i]);
+      for (int i = 0; i < kCount; ++i) ptx::mov_b64(words[2 * i], words[2 * i + 1], values[i]);
     } else if constexpr (is_same<T, float>) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) words[i] = ptx::bits_of_float(static_cast<float>(values[i]));
+      for (int i = 0; i < kCount; ++i) words[i] = ptx::mov_b32(static_cast<float>(values[i]));
     } else if constexpr (kCount == 1) {
       words[0] = round_to_16_bits<T>(values[0]);
     } else {
@@ -122,9 +117,9 @@ struct Vector {
         if constexpr (is_same<Compute, double>) {
           words[i / 2] = round_to_16_bits<T>(values[i]) | round_to_16_bits<T>(values[i + 1]) << 16;
         } else if constexpr (is_same<T, bfloat16>) {
-          words[i / 2] = ptx::bfloats_of_floats(values[i], values[i + 1]);
+          words[i / 2] = ptx::cvt_rn_bf16x2_f32(values[i], values[i + 1]);
         } else {
-          words[i / 2] = ptx::halves_of_floats(values[i], values[i + 1]);
+          words[i / 2] = ptx::cvt_rn_f16x2_f32(values[i], values[i + 1]);
         }
       }
     }

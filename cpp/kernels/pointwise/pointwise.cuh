@@ -35,11 +35,7 @@ struct Elements {
 #pragma unroll
     for (int at = 0; at < kBytes; at += kChunkBytes) {
       const char* address = reinterpret_cast<const char*>(source) + at;
-      if constexpr (kChunkBytes == 16) ptx::load_16(words + at / 4, address);
-      if constexpr (kChunkBytes == 8) ptx::load_8(words, address);
-      if constexpr (kChunkBytes == 4) ptx::load_4(words, address);
-      if constexpr (kChunkBytes == 2) ptx::load_2(words, address);
-      if constexpr (kChunkBytes == 1) ptx::load_1(words, address);
+      ptx::ld_global<kChunkBytes>(words + at / 4, address);
     }
   }
 
@@ -47,11 +43,7 @@ struct Elements {
 #pragma unroll
     for (int at = 0; at < kBytes; at += kChunkBytes) {
       char* address = reinterpret_cast<char*>(destination) + at;
-      if constexpr (kChunkBytes == 16) ptx::store_16(address, words + at / 4);
-      if constexpr (kChunkBytes == 8) ptx::store_8(address, words);
-      if constexpr (kChunkBytes == 4) ptx::store_4(address, words);
-      if constexpr (kChunkBytes == 2) ptx::store_2(address, words);
-      if constexpr (kChunkBytes == 1) ptx::store_1(address, words);
+      ptx::st_global<kChunkBytes>(address, words + at / 4);
     }
   }
 

@@ -118,7 +118,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
     a.finish(to);
     b0.finish(to + Call::TileA::kSize);
     if constexpr (Call::kSums == 2) b1.finish(to + kSecondB);
-    if constexpr (Call::kAsync) ptx::copy_async_wait<Call::kAhead - 1>();
+    if constexpr (Call::kAsync) ptx::cp_async_wait_group<Call::kAhead - 1>();
     __syncthreads();
   };
 
@@ -135,7 +135,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
     begin(a, 0);
     begin(b0, Call::TileA::kSize);
     if constexpr (Call::kSums == 2) begin(b1, kSecondB);
-    if constexpr (Call::kAsync) ptx::copy_async_commit();
+    if constexpr (Call::kAsync) ptx::cp_async_commit_group();
   }
   wait(0);
   fetch(0, 0, 0);
@@ -149,7 +149,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
       if (step + 1 < Call::kSteps) {
         fetch(slot, step + 1, (step + 1) % 2);
       } else {
-        if constexpr (Call::kAsync) ptx::copy_async_commit();
+        if constexpr (Call::kAsync) ptx::cp_async_commit_group();
         wait(next);
         fetch(next, 0, 0);
       }
@@ -160,7 +160,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   }
 
   // What was copied past the end, zeros, may still be on its way to where the pieces will be.
-  if constexpr (Call::kAsync) ptx::copy_async_wait<0>();
+  if constexpr (Call::kAsync) ptx::cp_async_wait_group<0>();
   Sum* const piece_sums = reinterpret_cast<Sum*>(shared_memory);
 #pragma unroll 1
   for (int piece = 0; piece < Call::Multiply::kPieces; ++piece) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/vector.cuh"
+#include "ptx/math.cuh"
 
 namespace jaxdnn {
 
@@ -15,7 +16,7 @@ struct alignas(16) Quad {
   T values[16 / sizeof(T)];
 };
 
-__device__ __forceinline__ float multiply_add(float a, float b, float c) { return ptx::fused_multiply_add(a, b, c); }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return ptx::fma_rn(a, b, c); }
 __device__ __forceinline__ int multiply_add(int a, int b, int c) {
   return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b) + static_cast<unsigned>(c));
 }

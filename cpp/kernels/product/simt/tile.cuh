@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/epilogue_element.cuh"
+#include "ptx/async.cuh"
 
 namespace jaxdnn {
 
@@ -91,11 +92,9 @@ struct SimtTile {
       const int row = kAlong ? first_row + i * kPassRows : run();
       const char* const from = source + offsets[i];
       if constexpr (kAsync) {
-        const unsigned to = ptx::shared_address(tile + place) + i * kPassStep * static_cast<int>(sizeof(Element));
+        const unsigned to = ptx::cvta_to_shared(tile + place) + i * kPassStep * static_cast<int>(sizeof(Element));
         const unsigned bytes = row < depth ? kBytes : 0;
-        if constexpr (kBytes == 16) ptx::copy_async_16(to, from, bytes);
-        if constexpr (kBytes == 8) ptx::copy_async_8(to, from, bytes);
-        if constexpr (kBytes == 4) ptx::copy_async_4(to, from, bytes);
+        ptx::cp_async<kBytes>(to, from, bytes);
       } else {
         waiting[i] = {};
         if (row < depth) waiting[i] = *reinterpret_cast<const Elements*>(from);
