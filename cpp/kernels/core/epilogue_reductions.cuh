@@ -15,8 +15,7 @@ enum class Reduction { sum, max, min };
 
 /// The type that values of T, which registers hold, are reduced in.
 template <class T>
-using Accumulated =
-    typename Choice<is_same<T, float>, float, typename Choice<math::kSigned<T>, int32, uint32>::Type>::Type;
+using Accumulated = Select<is_same<T, float>, float, Select<math::kSigned<T>, int32, uint32>>;
 
 /// NaNs pass through, and integers wrap.
 template <Reduction kReduction, class T>

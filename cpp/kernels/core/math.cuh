@@ -4,7 +4,6 @@
 // CUDA's own functions are built into NVRTC, without any header. Float functions are within 4 units in the last place.
 #pragma once
 
-#include "core/vector.cuh"
 #include "ptx/math.cuh"
 
 namespace jaxdnn {
@@ -18,13 +17,10 @@ using uint16 = unsigned short;
 using uint32 = unsigned;
 using uint64 = unsigned long long;
 
-struct float8_e4m3fn {
-  unsigned char bits;
-};
-
-struct float8_e5m2 {
-  unsigned char bits;
-};
+template <class A, class B>
+inline constexpr bool is_same = false;
+template <class A>
+inline constexpr bool is_same<A, A> = true;
 
 namespace math {
 
@@ -282,30 +278,5 @@ __device__ __forceinline__ T convert(Float x) {
 }
 
 }  // namespace math
-
-/// The nearest value that T has, ties to even, in a register.
-template <class T, class Float>
-__device__ __forceinline__ float round_to(Float value) {
-  if constexpr (is_same<T, bfloat16>) {
-    return ptx::mov_f32(round_to_16_bits<T>(value) << 16);
-  } else if constexpr (is_same<T, float16>) {
-    return ptx::cvt_f32_f16(round_to_16_bits<T>(value));
-  } else {
-    constexpr bool kE4m3 = is_same<T, float8_e4m3fn>;
-    static_assert(kE4m3 || is_same<T, float8_e5m2>, "a type narrower than float");
-    constexpr int kMantissa = kE4m3 ? 3 : 2, kLeastExponent = kE4m3 ? -6 : -14;
-    constexpr float kGreatest = kE4m3 ? 448.0f : 57344.0f;
-    // Next to 1.5 * 2^(23 - kMantissa) times the power of two below it, a float has as many digits as T; `__fadd_rn`
-    // keeps the compiler from contracting the sum with the product that `value` may be.
-    const float x = static_cast<float>(value);
-    const float a = math::abs(x) < 0x1p16f ? math::abs(x) : 0x1p16f;
-    const int exponent = __float_as_int(a) & 0x7f800000, least = (kLeastExponent + 127) << 23;
-    const float anchor = __int_as_float(((exponent > least ? exponent : least) + ((23 - kMantissa) << 23)) | 0x400000);
-    const float rounded = __fadd_rn(__fadd_rn(a, anchor), -anchor);
-    const float overflow = kE4m3 ? math::not_a_number<float>() : math::infinity<float>();
-    const float result = x != x ? x : rounded <= kGreatest ? rounded : overflow;
-    return ::copysignf(result, x);
-  }
-}
 
 }  // namespace jaxdnn

@@ -16,6 +16,20 @@
 
 namespace jaxdnn {
 
+/// The sum of a register array, as a balanced tree: short dependence chains, and an error that grows logarithmically.
+template <class Compute, int kCount>
+__device__ __forceinline__ Compute tree_sum(const Compute (&values)[kCount]) {
+  Compute partial[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) partial[i] = values[i];
+#pragma unroll
+  for (int step = 1; step < kCount; step *= 2) {
+#pragma unroll
+    for (int i = 0; i + step < kCount; i += 2 * step) partial[i] += partial[i + step];
+  }
+  return partial[0];
+}
+
 /// Sum over aligned runs of `kWidth` lanes (a power of two up to 32).
 template <int kWidth, class Compute>
 __device__ __forceinline__ Compute lanes_sum(Compute value) {

@@ -9,7 +9,7 @@
 // the same tile load one part of each box each, and multicast it.
 #pragma once
 
-#include "core/math.cuh"
+#include "core/element.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 

@@ -1,49 +1,13 @@
-// Element types, and `Vector`: N neighbouring elements in registers, loaded and stored 16 bytes at a time.
+// `Vector`: N neighbouring elements in registers, loaded and stored 16 bytes at a time.
 //
 // A vector stays packed, in its array's own type, until its values are used: a bfloat16 row waits in half the registers
 // of a float32 one.
 #pragma once
 
-#include "ptx/convert.cuh"
+#include "core/element.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {
-
-using float64 = double;
-using float32 = float;
-
-struct float16 {
-  unsigned short bits;
-};
-
-struct bfloat16 {
-  unsigned short bits;
-};
-
-template <class A, class B>
-inline constexpr bool is_same = false;
-template <class A>
-inline constexpr bool is_same<A, A> = true;
-
-/// `value` rounded once, to nearest even, in the low bits of a word; doubles take `Vector::pack`'s own path.
-template <class T, class Compute>
-__device__ __forceinline__ unsigned round_to_16_bits(Compute value) {
-  if constexpr (is_same<T, float16>) {
-    if constexpr (is_same<Compute, double>) {
-      return ptx::cvt_rn_f16_f64(value);
-    } else {
-      return ptx::cvt_rn_f16_f32(value);
-    }
-  } else if constexpr (is_same<Compute, double>) {
-    // Rounding to float32 first would round twice. Rounding to odd there (toward zero, with the last bit set when
-    // anything was lost) keeps enough for the second rounding to be the right one.
-    const float truncated = ptx::cvt_rz_f32_f64(value);
-    const unsigned lost = static_cast<double>(truncated) != value ? 1u : 0u;
-    return ptx::cvt_rn_bf16_f32(ptx::mov_f32(ptx::mov_b32(truncated) | lost));
-  } else {
-    return ptx::cvt_rn_bf16_f32(value);
-  }
-}
 
 template <class T, int kCount>
 struct Vector {
@@ -54,7 +18,7 @@ struct Vector {
   static constexpr int kChunkWords = kWords / kChunks;
   static_assert((kCount & (kCount - 1)) == 0, "the elements of a vector are a power of two");
 
-  unsigned words[kWords];
+  alignas(kChunkBytes < 4 ? 4 : kChunkBytes) unsigned words[kWords];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -64,16 +28,40 @@ struct Vector {
   __device__ __forceinline__ void load(const T* source) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const char* address = reinterpret_cast<const char*>(source) + chunk * kChunkBytes;
-      ptx::ld_global<kChunkBytes>(words + chunk * kChunkWords, address);
+      ptx::ld_global<kChunkBytes>(words + chunk * kChunkWords,
+                                  reinterpret_cast<const char*>(source) + chunk * kChunkBytes);
     }
   }
 
   __device__ __forceinline__ void store(T* destination) const {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      char* address = reinterpret_cast<char*>(destination) + chunk * kChunkBytes;
-      ptx::st_global<kChunkBytes>(address, words + chunk * kChunkWords);
+      ptx::st_global<kChunkBytes>(reinterpret_cast<char*>(destination) + chunk * kChunkBytes,
+                                  words + chunk * kChunkWords);
+    }
+  }
+
+  __device__ __forceinline__ T get(int i) const {
+    T value;
+    if constexpr (sizeof(T) == 2) {
+      const unsigned bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
+      memcpy(&value, &bits, sizeof(T));
+    } else {
+      memcpy(&value, reinterpret_cast<const char*>(words) + i * sizeof(T), sizeof(T));
+    }
+    return value;
+  }
+
+  /// In order of `i`, the first one first.
+  __device__ __forceinline__ void set(int i, T value) {
+    if constexpr (sizeof(T) >= 4) {
+      memcpy(words + i * (sizeof(T) / 4), &value, sizeof(T));
+    } else {
+      unsigned bits = 0;
+      memcpy(&bits, &value, sizeof(T));
+      const unsigned at = i * sizeof(T) % 4 * 8;
+      unsigned& word = words[i * sizeof(T) / 4];
+      word = at == 0 ? bits : word | bits << at;
     }
   }
 
@@ -88,14 +76,17 @@ struct Vector {
   __device__ __forceinline__ void unpack(Compute (&values)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      // Moves that the compiler can't see through: it would otherwise compute some values twice, in more instructions.
       if constexpr (is_same<T, double>) {
         values[i] = ptx::mov_f64(words[2 * i], words[2 * i + 1]);
       } else if constexpr (is_same<T, float>) {
         values[i] = ptx::mov_f32(words[i]);
       } else if constexpr (is_same<T, bfloat16>) {
         values[i] = ptx::mov_f32(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
-      } else {
+      } else if constexpr (is_same<T, float16>) {
         values[i] = ptx::cvt_f32_f16(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu);
+      } else {
+        values[i] = widen(get(i));
       }
     }
   }
@@ -103,41 +94,26 @@ struct Vector {
   /// Rounds once.
   template <class Compute>
   __device__ __forceinline__ void pack(const Compute (&values)[kCount]) {
-    if constexpr (is_same<T, double>) {
+    // What one instruction rounds in pairs.
+    constexpr bool kPairs = kCount > 1 && is_same<Compute, float> && is_narrow_float<T>;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) ptx::mov_b64(words[2 * i], words[2 * i + 1], values[i]);
-    } else if constexpr (is_same<T, float>) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) words[i] = ptx::mov_b32(static_cast<float>(values[i]));
-    } else if constexpr (kCount == 1) {
-      words[0] = round_to_16_bits<T>(values[0]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2) {
-        if constexpr (is_same<Compute, double>) {
-          words[i / 2] = round_to_16_bits<T>(values[i]) | round_to_16_bits<T>(values[i + 1]) << 16;
-        } else if constexpr (is_same<T, bfloat16>) {
-          words[i / 2] = ptx::cvt_rn_bf16x2_f32(values[i], values[i + 1]);
-        } else {
-          words[i / 2] = ptx::cvt_rn_f16x2_f32(values[i], values[i + 1]);
-        }
+    for (int i = 0; i < kCount; i += kPairs ? 2 : 1) {
+      if constexpr (is_same<T, double>) {
+        ptx::mov_b64(words[2 * i], words[2 * i + 1], values[i]);
+      } else if constexpr (is_same<T, float>) {
+        words[i] = ptx::mov_b32(static_cast<float>(values[i]));
+      } else if constexpr (!kPairs) {
+        set(i, narrow<T>(values[i]));
+      } else if constexpr (is_same<T, bfloat16>) {
+        words[i / 2] = ptx::cvt_rn_bf16x2_f32(values[i], values[i + 1]);
+      } else if constexpr (is_same<T, float16>) {
+        words[i / 2] = ptx::cvt_rn_f16x2_f32(values[i], values[i + 1]);
+      } else {
+        const unsigned pair = round_to_8_bits<T>(values[i], values[i + 1]);
+        words[i / 4] = i % 4 == 0 ? pair : words[i / 4] | pair << 16;
       }
     }
   }
 };
-
-/// The sum of a register array, as a balanced tree: short dependence chains, and an error that grows logarithmically.
-template <class Compute, int kCount>
-__device__ __forceinline__ Compute tree_sum(const Compute (&values)[kCount]) {
-  Compute partial[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) partial[i] = values[i];
-#pragma unroll
-  for (int step = 1; step < kCount; step *= 2) {
-#pragma unroll
-    for (int i = 0; i + step < kCount; i += 2 * step) partial[i] += partial[i + step];
-  }
-  return partial[0];
-}
 
 }  // namespace jaxdnn

@@ -27,6 +27,7 @@
 #include "core/pipeline_tma.cuh"
 #include "core/tile.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
@@ -34,8 +35,8 @@ template <class Config>
 struct ProductSkinny {
   const TensorMap* wide[Config::kSums] = {};
   const TensorMap* narrow = nullptr;
-  ElementOperand operands[kElementOperands<Config>];
-  ElementResult results[Config::Results::kCount];
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[Config::Results::kCount];
   int rows = 0;     // of wide
   int columns = 0;  // of narrow
   int k = 0;
@@ -201,7 +202,7 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
     constexpr int kStep = Config::kSplits * Call::kMultiplying;
 #pragma unroll 1
     for (int start = split * Call::kMultiplying + threadIdx.x; start < count; start += kTogether * kStep) {
-      ElementPlace places[kTogether];
+      Coordinate places[kTogether];
       bool inside[kTogether];
       Sum totals[kTogether][Config::kSums];
 #pragma unroll
@@ -209,8 +210,7 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
         const int element = start + i * kStep;
         const int wide = Config::kSwapped ? element / Config::kNarrow : element % Config::kTile;
         const int narrow = Config::kSwapped ? element % Config::kNarrow : element / Config::kTile;
-        places[i] =
-            Config::kSwapped ? ElementPlace{row + wide, narrow, batch} : ElementPlace{narrow, row + wide, batch};
+        places[i] = Config::kSwapped ? Coordinate{row + wide, narrow, batch} : Coordinate{narrow, row + wide, batch};
         inside[i] = element < count && narrow < call.columns && row + wide < call.rows;
         if (inside[i]) skinny_sums<Config>(sums, totals[i], narrow * Call::kPitch + wide);
       }

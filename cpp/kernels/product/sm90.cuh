@@ -41,6 +41,7 @@
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
 
 namespace jaxdnn {
 

@@ -46,7 +46,6 @@ LARGEST_VECTOR = {1: 32, 2: 32, 4: 32, 8: 16}  # bytes of an array that a thread
 # Of 8192 x 14336 bfloat16, gelu's derivative with the sum over rows took 183 us with 32 threads along the columns and
 # 32 blocks for each multiprocessor, 195 with 128 and 16; that of silu(gate) * up 285 and 290.
 MOST_ACROSS = 32
-RUNS = {"scalar": "kScalar", "row": "kAlongColumns", "column": "kAlongRows", "full": "kAlongBoth"}
 
 
 @dataclass(frozen=True)
@@ -206,9 +205,8 @@ class Pointwise:
             to = (result.buffer, ctype(result.dtype))
             stages.append(axis_stage(reductions[-1], part, to, (outer, length, call.columns), len(stages)))
         epilogue = ElementEpilogue(emitted, call.operands, tuple(stored))
-        runs = [f"jaxdnn::{RUNS[operand.broadcast]}" for operand in call.operands]
-        types = {**epilogue.types(), "Reductions": f"jaxdnn::ElementTypes<{', '.join(reductions)}>"}
-        constants = {"Runs": runs, "Width": config.width, "Across": config.across, "Rows": config.rows}
+        types = {**epilogue.types(), "Reductions": f"jaxdnn::TypeList<{', '.join(reductions)}>"}
+        constants = {"Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
         found += numbers(rows=call.rows, columns=call.columns, chunk=chunk, chunks=chunks, strips=call.strips(config))
         entry = entry_text("pointwise", "jaxdnn::Pointwise<Config>", str(THREADS), found)

@@ -47,13 +47,16 @@ class ElementEpilogue:
 
     def types(self) -> dict[str, str]:
         """The types of a `Config`."""
-        operands = ", ".join(ctype(operand.dtype) for operand in self.operands)
+        operands = ", ".join(
+            f"jaxdnn::EpilogueOperand<{ctype(operand.dtype)}, jaxdnn::Broadcast::{operand.broadcast}>"
+            for operand in self.operands
+        )
         results = ", ".join(result.ctype for result in self.results)
         return {
             "Epilogue": f"jaxdnn::{self.functor.name}",
-            "Operands": f"jaxdnn::ElementTypes<{operands}>",
-            "Results": f"jaxdnn::ElementTypes<{results}>",
-            "Registers": f"jaxdnn::ElementTypes<{', '.join(map(ctype, self.functor.results))}>",
+            "Operands": f"jaxdnn::TypeList<{operands}>",
+            "Results": f"jaxdnn::TypeList<{results}>",
+            "Registers": f"jaxdnn::TypeList<{', '.join(map(ctype, self.functor.results))}>",
         }
 
     def parameters(self) -> list[Parameter]:
