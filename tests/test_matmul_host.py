@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from native_tools import run_python
 from product_calls import ProductCase, check, run
-from test_product_simt import CASES, reductions
+from test_matmul_simt import CASES, reductions
 
 import jaxdnn
 from jaxdnn import _native, device

@@ -7,7 +7,7 @@ import jax
 import pytest
 from compiler_log import REGISTERS, kernels, launch_bounds
 from product_calls import ProductCase, check, run
-from test_product_simt import gated, gelu, reductions, several
+from test_matmul_simt import gated, gelu, reductions, several
 
 from jaxdnn import _native, device
 from jaxdnn.engines.product.skinny.engine import Skinny
