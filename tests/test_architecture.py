@@ -198,3 +198,10 @@ def test_kernels_include_nothing_from_outside():
                 assert "<" not in line, f"{path.name}: {line}"
                 included = line.split('"')[1]
                 assert (kernels / included).exists() or (path.parent / included).exists(), f"{path.name}: {line}"
+
+
+def test_instructions_include_no_more_than_instructions():
+    for path in sorted((ROOT / "cpp" / "kernels" / "ptx").glob("*.cuh")):
+        for line in path.read_text().splitlines():
+            if line.lstrip().startswith("#include"):
+                assert line.startswith('#include "ptx/'), f"{path.name}: {line}"

@@ -5,7 +5,7 @@
 namespace jaxdnn {
 namespace {
 
-// The names in lines like `#include "core/ptx.cuh"`.
+// The names in lines like `#include "core/math.cuh"`.
 std::vector<std::string> quoted_includes(std::string_view source) {
   std::vector<std::string> names;
   while (!source.empty()) {

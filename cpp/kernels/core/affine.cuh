@@ -3,8 +3,6 @@
 // their numbers are arguments: a kernel is not compiled again because a size changed.
 #pragma once
 
-#include "core/vector.cuh"
-
 namespace jaxdnn {
 
 /// x / d for 0 <= x < 2^31 and 1 <= d < 2^31, as x * multiplier >> shift; jaxdnn/engines/product/affine.py says why.

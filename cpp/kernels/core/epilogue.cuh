@@ -1,6 +1,6 @@
 // What happens to a sum between the multiply's registers and memory: the epilogue's operands in, its results out.
 //
-// An epilogue is a functor that Python emits: `Epilogue::apply(sum, operand, place, result)` computes one element of
+// An epilogue is a functor that Python emits: `Epilogue::apply(sum, operand, at, result)` computes one element of
 // each result. Floats come widened exactly to float32, integers as they are; results leave rounded once to their own
 // types. Each warp works on 16 rows x `kColumns` at a time: the operands are fetched 32 columns at a time, the functor
 // runs on each element, and the results go out through the warp's own slots of shared memory and the copy engine, or
@@ -41,7 +41,7 @@ struct ResultWriter {
   using Sum = typename Config::Sum;
   static constexpr int kColumns = Config::kStoreColumns;
   static constexpr int kFetched = Config::kTensorStore ? 32 : 16;  // columns of operands that wait in registers
-  static constexpr int kOperands = Operands::kCount > 0 ? Operands::kCount : 1;
+  static constexpr int kOperands = Operands::kArray;
   static constexpr int kResults = Results::kCount;
   static constexpr int kSharedBytes = Config::kTensorStore ? ResultSlots<Results, kColumns, Config::kSlots>::kBytes : 0;
 
@@ -73,8 +73,8 @@ struct ResultWriter {
       OperandPieces<0, Operands, kFetched / 8> values;
       values.fetch(operands, row + lane / 4, first, batch, rows, columns);
       if constexpr (kSharedBytes > 0) {
-        if (lane == 0) ptx::bulk_wait_read<Config::kSlots - 1>();
-        ptx::warp_sync();
+        if (lane == 0) ptx::cp_async_bulk_wait_group_read<Config::kSlots - 1>();
+        ptx::bar_warp_sync();
       }
 #pragma unroll
       for (int step = 0; step < kColumns / 16; ++step) {
@@ -83,19 +83,19 @@ struct ResultWriter {
         }
         Patch out[kResults];
         Sum sum[8][Config::kSums];
-        Register operand[8][kOperands], result[8][kResults];
-        const Place place{row + lane / 4, first + step * 16, batch};
+        RegisterOf<4> operand[8][kOperands], result[8][kResults];
+        const Coordinate at{row + lane / 4, first + step * 16, batch};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int index = (piece * kColumns + step * 16 + i / 4 * 8) / 2 + i / 2 % 2 * 2 + i % 2;
 #pragma unroll
           for (int s = 0; s < Config::kSums; ++s) sum[i][s] = sums[s * (kWidth / 2) + index];
           values.values(i / 2 % 2, (step * 2 + i / 4) % (kFetched / 8), i % 2, operand[i]);
-          if constexpr (!Config::kLongEpilogue) apply(sum[i], operand[i], place, i, result[i]);
+          if constexpr (!Config::kLongEpilogue) apply(sum[i], operand[i], at, i, result[i]);
         }
         if constexpr (Config::kLongEpilogue) {
 #pragma unroll 1
-          for (int i = 0; i < 8; ++i) apply(sum[i], operand[i], place, i, result[i]);
+          for (int i = 0; i < 8; ++i) apply(sum[i], operand[i], at, i, result[i]);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -106,11 +106,11 @@ struct ResultWriter {
         partials.add(out, results, row + lane / 4, first + step * 16, batch, rows, columns);
       }
       if constexpr (kSharedBytes > 0) {
-        ptx::async_proxy_fence();
-        ptx::warp_sync();
+        ptx::fence_proxy_async();
+        ptx::bar_warp_sync();
         if (lane == 0) {
           send<0>(slots, left, row, batch);
-          ptx::bulk_commit();
+          ptx::cp_async_bulk_commit_group();
         }
         slot = slot + 1 == Config::kSlots ? 0 : slot + 1;
       }
@@ -121,23 +121,24 @@ struct ResultWriter {
   /// After the last tile: the copy engine has to have read the slots before the block goes, and its shared memory.
   __device__ __forceinline__ void finish() const {
     if constexpr (kSharedBytes > 0) {
-      if (threadIdx.x % 32 == 0) ptx::bulk_wait_read<0>();
+      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
     }
   }
 
  private:
   /// The functor, for element `i` of the patch whose first one is at `first`.
-  static __device__ __forceinline__ void apply(const Sum (&sum)[Config::kSums], const Register (&operand)[kOperands],
-                                               const Place& first, int i, Register (&result)[kResults]) {
-    const Place place{first.row + i / 2 % 2 * 8, first.column + i / 4 * 8 + i % 2, first.batch};
-    Config::Epilogue::apply(sum, operand, place, result);
+  static __device__ __forceinline__ void apply(const Sum (&sum)[Config::kSums],
+                                               const RegisterOf<4> (&operand)[kOperands], const Coordinate& first,
+                                               int i, RegisterOf<4> (&result)[kResults]) {
+    const Coordinate at{first.row + i / 2 % 2 * 8, first.column + i / 4 * 8 + i % 2, first.batch};
+    Config::Epilogue::apply(sum, operand, at, result);
   }
 
   template <int kResult>
   __device__ __forceinline__ void put(const Patch (&out)[kResults], int step, int row, int column, int batch,
                                       unsigned base = 0) const {
     if constexpr (kResult < kResults) {
-      using T = typename TypeAt<kResult, Results>::Type;
+      using T = TypeAt<kResult, Results>;
       if constexpr (is_reduced<T>) {
         put<kResult + 1>(out, step, row, column, batch, base);
       } else if constexpr (Config::kTensorStore) {
@@ -155,12 +156,12 @@ struct ResultWriter {
   template <int kResult>
   __device__ __forceinline__ void send(unsigned base, int column, int row, int batch) const {
     if constexpr (kResult < kResults) {
-      using T = typename TypeAt<kResult, Results>::Type;
+      using T = TypeAt<kResult, Results>;
       if constexpr (is_reduced<T>) {
         send<kResult + 1>(base, column, row, batch);
       } else {
         using Slot = ResultSlot<T, kColumns>;
-        ptx::tensor_store(results[kResult].map, base + slot * Slot::kBytes, column, row, batch);
+        ptx::cp_async_bulk_tensor_store(results[kResult].map, base + slot * Slot::kBytes, column, row, batch);
         send<kResult + 1>(base + Config::kSlots * Slot::kBytes, column, row, batch);
       }
     }

@@ -15,8 +15,7 @@ enum class Reduction { sum, max, min };
 
 /// The type that values of T, which registers hold, are reduced in.
 template <class T>
-using Accumulated =
-    typename Choice<is_same<T, float>, float, typename Choice<math::kSigned<T>, int32, uint32>::Type>::Type;
+using Accumulated = Select<is_same<T, float>, float, Select<math::kSigned<T>, int32, uint32>>;
 
 /// NaNs pass through, and integers wrap.
 template <Reduction kReduction, class T>
@@ -54,10 +53,10 @@ struct Reduced {
   /// Combined with the value of the lane whose number differs in the bit `mask`.
   static __device__ __forceinline__ Type across(Type mine, Type given, int mask) {
     if constexpr (is_same<Type, float>) {
-      return combine(mine, ptx::shuffle_xor(given, mask));
+      return combine(mine, ptx::shfl_sync_bfly(given, mask));
     } else {
-      const float bits = ptx::float_of_bits(static_cast<unsigned>(given));
-      return combine(mine, static_cast<Type>(ptx::bits_of_float(ptx::shuffle_xor(bits, mask))));
+      const float bits = ptx::mov_f32(static_cast<unsigned>(given));
+      return combine(mine, static_cast<Type>(ptx::mov_b32(ptx::shfl_sync_bfly(bits, mask))));
     }
   }
 };

@@ -2,32 +2,24 @@
 // engine, or straight from registers.
 #pragma once
 
-#include "core/barrier.cuh"
 #include "core/epilogue_operands.cuh"
-#include "core/tma.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
 
-struct ResultAddress {
-  const TensorMap* map = nullptr;  // of boxes of 16 rows x kColumns, when the copy engine stores
-  void* data = nullptr;            // else
-};
-
-/// Rounds one element of each result.
-template <int kIndex, class Results>
-__device__ __forceinline__ void store_results(const ResultAddress* addresses, long long offset,
-                                              const Register* values) {
-  if constexpr (kIndex < Results::kCount) {
-    using T = typename TypeAt<kIndex, Results>::Type;
-    unsigned words[Packed<T>::kWords];
-    Packed<T>::round(values[kIndex], values[kIndex], words);
-    Packed<T>::store(static_cast<T*>(addresses[kIndex].data) + offset, words);
-    store_results<kIndex + 1, Results>(addresses, offset, values);
-  }
+/// A pair of neighbouring values of a result, rounded.
+template <class T>
+__device__ __forceinline__ Vector<T, 2> rounded_pair(const RegisterOf<4> (&pair)[2]) {
+  const Held<T> values[2] = {pair[0], pair[1]};
+  Vector<T, 2> vector;
+  vector.pack(values);
+  return vector;
 }
 
 /// A thread's 2 x 2 x 2 values of 16 columns: two column pairs, two rows, two neighbours.
-using Patch = Register[2][2][2];
+using Patch = RegisterOf<4>[2][2][2];
 
 /// One result's piece of 16 rows in shared memory, swizzled as its tensor map says: by the length of its rows. The
 /// pattern repeats every 1024 bytes at most, to which slots are aligned.
@@ -47,25 +39,20 @@ struct ResultSlot {
     if constexpr (sizeof(T) == 2) {
       unsigned words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        unsigned word[1];
-        Packed<T>::round(values[i / 2][i % 2][0], values[i / 2][i % 2][1], word);
-        words[i] = word[0];
-      }
-      ptx::store_matrices(slot + place(lane % 16, 2 * step + lane / 16), words);
+      for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(values[i / 2][i % 2]).words[0];
+      ptx::stmatrix_x4(slot + place(lane % 16, 2 * step + lane / 16), words);
     } else {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          unsigned words[Packed<T>::kWords];
-          Packed<T>::round(values[pair][r][0], values[pair][r][1], words);
+          const Vector<T, 2> rounded = rounded_pair<T>(values[pair][r]);
           const int row = lane / 4 + 8 * r;
           if constexpr (sizeof(T) == 4) {
             const unsigned address = slot + place(row, 4 * step + 2 * pair + lane % 4 / 2);
-            ptx::store_shared_8(address + lane % 2 * 8, words[0], words[1]);
+            ptx::st_shared<8>(address + lane % 2 * 8, rounded.words);
           } else {
-            ptx::store_shared_2(slot + place(row, step) + 8 * pair + lane % 4 * 2, words[0]);
+            ptx::st_shared<2>(slot + place(row, step) + 8 * pair + lane % 4 * 2, rounded.words);
           }
         }
       }
@@ -83,15 +70,16 @@ __device__ __forceinline__ void store_direct(T* matrix, int row, int column, int
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const int first = column + 8 * pair;
-      unsigned words[Packed<T>::kWords];
-      Packed<T>::round(values[pair][r][0], values[pair][r][1], words);
+      const Vector<T, 2> rounded = rounded_pair<T>(values[pair][r]);
       if (row + 8 * r >= rows || first >= columns) continue;
       if constexpr (kPairs) {
-        Packed<T>::store_pair(line + first, words);
+        rounded.store(line + first);
       } else {
-        Packed<T>::store(line + first, words);
-        const unsigned right = Packed<T>::right(words);
-        if (first + 1 < columns) Packed<T>::store(line + first + 1, &right);
+        Vector<T, 1> left, right;
+        left.set(0, rounded.get(0));
+        right.set(0, rounded.get(1));
+        left.store(line + first);
+        if (first + 1 < columns) right.store(line + first + 1);
       }
     }
   }

@@ -4,8 +4,7 @@
 // CUDA's own functions are built into NVRTC, without any header. Float functions are within 4 units in the last place.
 #pragma once
 
-#include "core/ptx_math.cuh"
-#include "core/vector.cuh"
+#include "ptx/math.cuh"
 
 namespace jaxdnn {
 
@@ -18,13 +17,10 @@ using uint16 = unsigned short;
 using uint32 = unsigned;
 using uint64 = unsigned long long;
 
-struct float8_e4m3fn {
-  unsigned char bits;
-};
-
-struct float8_e5m2 {
-  unsigned char bits;
-};
+template <class A, class B>
+inline constexpr bool is_same = false;
+template <class A>
+inline constexpr bool is_same<A, A> = true;
 
 namespace math {
 
@@ -88,9 +84,9 @@ JAXDNN_BINARY(atan2, ::atan2f, ::atan2)
 #undef JAXDNN_BINARY
 
 /// NaN if either argument is.
-__device__ __forceinline__ float maximum(float x, float y) { return ptx::maximum(x, y); }
+__device__ __forceinline__ float maximum(float x, float y) { return ptx::max_nan(x, y); }
 __device__ __forceinline__ double maximum(double x, double y) { return x > y || x != x ? x : y; }
-__device__ __forceinline__ float minimum(float x, float y) { return ptx::minimum(x, y); }
+__device__ __forceinline__ float minimum(float x, float y) { return ptx::min_nan(x, y); }
 __device__ __forceinline__ double minimum(double x, double y) { return x < y || x != x ? x : y; }
 
 __device__ __forceinline__ float divide(float x, float y) { return x / y; }
@@ -103,7 +99,7 @@ __device__ __forceinline__ double sign(double x) { return x > 0 ? 1.0 : x < 0 ? 
 __device__ __forceinline__ bool is_finite(float x) { return abs(x) < infinity<float>(); }
 __device__ __forceinline__ bool is_finite(double x) { return abs(x) < infinity<double>(); }
 
-__device__ __forceinline__ float logistic(float x) { return ptx::approximate_reciprocal(1.0f + exp(-x)); }
+__device__ __forceinline__ float logistic(float x) { return ptx::rcp_approx_ftz(1.0f + exp(-x)); }
 __device__ __forceinline__ double logistic(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 /// CUDA's own in half the instructions, of which ptxas would begin those of all elements before it ends the first: 1 KB
@@ -121,18 +117,16 @@ __device__ __forceinline__ float expm1(float x) {
 __device__ __forceinline__ double expm1(double x) { return ::expm1(x); }
 
 /// 1 + tanh(x), without the cancellation near zero, in a third of the instructions. gelu is made of this.
-__device__ __forceinline__ float one_plus_tanh(float x) {
-  return ptx::approximate_reciprocal(0.5f + 0.5f * exp(-2.0f * x));
-}
+__device__ __forceinline__ float one_plus_tanh(float x) { return ptx::rcp_approx_ftz(0.5f + 0.5f * exp(-2.0f * x)); }
 __device__ __forceinline__ double one_plus_tanh(double x) { return 2.0 / (1.0 + exp(-2.0 * x)); }
 
 /// For results of 16 bits or fewer, a third of the instructions: the right values for x (1 + e), |e| <= 2^-24, which is
 /// 2^-17 off at most.
 __device__ __forceinline__ float approximate_logistic(float x) {
-  return ptx::approximate_reciprocal(1.0f + ptx::approximate_exp2(-1.442695041f * x));
+  return ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(-1.442695041f * x));
 }
 __device__ __forceinline__ float approximate_one_plus_tanh(float x) {
-  return ptx::approximate_reciprocal(0.5f + 0.5f * ptx::approximate_exp2(-2.885390082f * x));
+  return ptx::rcp_approx_ftz(0.5f + 0.5f * ptx::ex2_approx_ftz(-2.885390082f * x));
 }
 __device__ __forceinline__ float approximate_tanh(float x) {
   // Near zero the series, to the seventh power; elsewhere the difference is 2^-22 off, of at least 2^-3.
@@ -144,7 +138,7 @@ __device__ __forceinline__ float approximate_tanh(float x) {
 /// Half the instructions of CUDA's own. The exact gelu is made of this.
 __device__ __forceinline__ float erfc(float x) {
   const float a = abs(x) > 11.0f ? 11.0f : abs(x);
-  const float s = ptx::approximate_reciprocal(1.0f + 0.5f * a), t = s - 0.5f;
+  const float s = ptx::rcp_approx_ftz(1.0f + 0.5f * a), t = s - 0.5f;
   // exp(a^2) erfc(a) / s in t, 0 <= a <= 10.2: a minimax fit, weighted for the relative error
   float p = -0.059170138f;
   p = p * t + 0.04830111f;
@@ -284,30 +278,5 @@ __device__ __forceinline__ T convert(Float x) {
 }
 
 }  // namespace math
-
-/// The nearest value that T has, ties to even, in a register.
-template <class T, class Float>
-__device__ __forceinline__ float round_to(Float value) {
-  if constexpr (is_same<T, bfloat16>) {
-    return ptx::float_of_bits(round_to_16_bits<T>(value) << 16);
-  } else if constexpr (is_same<T, float16>) {
-    return ptx::float_of_half(round_to_16_bits<T>(value));
-  } else {
-    constexpr bool kE4m3 = is_same<T, float8_e4m3fn>;
-    static_assert(kE4m3 || is_same<T, float8_e5m2>, "a type narrower than float");
-    constexpr int kMantissa = kE4m3 ? 3 : 2, kLeastExponent = kE4m3 ? -6 : -14;
-    constexpr float kGreatest = kE4m3 ? 448.0f : 57344.0f;
-    // Next to 1.5 * 2^(23 - kMantissa) times the power of two below it, a float has as many digits as T; `__fadd_rn`
-    // keeps the compiler from contracting the sum with the product that `value` may be.
-    const float x = static_cast<float>(value);
-    const float a = math::abs(x) < 0x1p16f ? math::abs(x) : 0x1p16f;
-    const int exponent = __float_as_int(a) & 0x7f800000, least = (kLeastExponent + 127) << 23;
-    const float anchor = __int_as_float(((exponent > least ? exponent : least) + ((23 - kMantissa) << 23)) | 0x400000);
-    const float rounded = __fadd_rn(__fadd_rn(a, anchor), -anchor);
-    const float overflow = kE4m3 ? math::not_a_number<float>() : math::infinity<float>();
-    const float result = x != x ? x : rounded <= kGreatest ? rounded : overflow;
-    return ::copysignf(result, x);
-  }
-}
 
 }  // namespace jaxdnn

@@ -9,15 +9,32 @@
 // The order of additions depends on the launch's shape alone, so results are the same bits on every run.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
+
+/// The sum of a register array, as a balanced tree: short dependence chains, and an error that grows logarithmically.
+template <class Compute, int kCount>
+__device__ __forceinline__ Compute tree_sum(const Compute (&values)[kCount]) {
+  Compute partial[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) partial[i] = values[i];
+#pragma unroll
+  for (int step = 1; step < kCount; step *= 2) {
+#pragma unroll
+    for (int i = 0; i + step < kCount; i += 2 * step) partial[i] += partial[i + step];
+  }
+  return partial[0];
+}
 
 /// Sum over aligned runs of `kWidth` lanes (a power of two up to 32).
 template <int kWidth, class Compute>
 __device__ __forceinline__ Compute lanes_sum(Compute value) {
 #pragma unroll
-  for (int mask = kWidth / 2; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
+  for (int mask = kWidth / 2; mask > 0; mask /= 2) value += ptx::shfl_sync_bfly(value, mask);
   return value;
 }
 
@@ -44,8 +61,8 @@ struct TeamSum {
   __device__ __forceinline__ void start() const {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kCluster > 1) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
+      ptx::barrier_cluster_arrive();
+      ptx::barrier_cluster_wait();
     }
 #endif
   }
@@ -59,10 +76,12 @@ struct TeamSum {
 #pragma unroll
       for (int i = 0; i < kValues; ++i) {
         const unsigned mine = first + i * kValueBytes + threadIdx.x % kWidth * kBytes;
-        Compute sum = ptx::load_shared<Compute>(mine);
+        Compute sum, other;
+        ptx::ld_shared(sum, mine);
 #pragma unroll
         for (int slot = kWidth; slot < kSlots; slot += kWidth) {
-          sum += ptx::load_shared<Compute>(mine + slot * kBytes);
+          ptx::ld_shared(other, mine + slot * kBytes);
+          sum += other;
         }
         values[i] = lanes_sum<kWidth>(sum);
       }
@@ -79,20 +98,20 @@ struct TeamSum {
     if constexpr (kCluster == 1) {
       if (lane == 0) {
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) ptx::store_shared(first + i * kValueBytes + warp * kBytes, values[i]);
+        for (int i = 0; i < kValues; ++i) ptx::st_shared(first + i * kValueBytes + warp * kBytes, values[i]);
       }
-      ptx::barrier(1 + threadIdx.x / kThreads, kThreads);
+      ptx::barrier_sync(1 + threadIdx.x / kThreads, kThreads);
     } else {
 #if __CUDA_ARCH__ >= 900
       if (lane < kCluster) {
-        const unsigned mine = first + (ptx::cluster_rank() * kWarps + warp) * kBytes;
+        const unsigned mine = first + (ptx::cluster_ctarank() * kWarps + warp) * kBytes;
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
-          ptx::store_cluster(ptx::address_in_block(mine + i * kValueBytes, lane), values[i]);
+          ptx::st_shared_cluster(ptx::mapa(mine + i * kValueBytes, lane), values[i]);
         }
       }
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
+      ptx::barrier_cluster_arrive();
+      ptx::barrier_cluster_wait();
 #endif
     }
     return first;
@@ -106,9 +125,9 @@ template <int kWidth, class Compute>
 __device__ __forceinline__ void lanes_moments(Compute& mean, Compute& squares, Compute count) {
 #pragma unroll
   for (int mask = kWidth / 2; mask > 0; mask /= 2) {
-    const Compute other = ptx::shuffle_xor(mean, mask);
+    const Compute other = ptx::shfl_sync_bfly(mean, mask);
     const Compute apart = other - mean;
-    squares += ptx::shuffle_xor(squares, mask);
+    squares += ptx::shfl_sync_bfly(squares, mask);
     squares += apart * apart * (count * static_cast<Compute>(0.5));
     mean = (mean + other) * static_cast<Compute>(0.5);
     count += count;
@@ -122,8 +141,8 @@ __device__ __forceinline__ void team_moments(Sum& sum, Compute& mean, Compute& s
   if constexpr (Sum::kSlots > 1) {
     const Compute values[2] = {mean, squares};
     const unsigned mine = sum.exchange(values) + threadIdx.x % Sum::kSlots * Sum::kBytes;
-    mean = ptx::load_shared<Compute>(mine);
-    squares = ptx::load_shared<Compute>(mine + Sum::kValueBytes);
+    ptx::ld_shared(mean, mine);
+    ptx::ld_shared(squares, mine + Sum::kValueBytes);
     lanes_moments<Sum::kSlots>(mean, squares, static_cast<Compute>(count * Sum::kLanes));
   }
 }

@@ -23,16 +23,6 @@ struct TableIndex {
 
 constexpr int kMostIndices = 3;  // of a table; `MAX_INDICES` in jaxdnn/engines/product/affine.py
 
-/// In a list of operands: one that the functor looks up itself, and that nothing loads before.
-template <class T>
-struct LookedUp {
-  T element;
-};
-template <class T>
-inline constexpr bool kIsLookedUp = false;
-template <class T>
-inline constexpr bool kIsLookedUp<LookedUp<T>> = true;
-
 /// The elements that `kIndices` integers choose from, for one element of the result.
 template <class T, int kIndices>
 struct Table {

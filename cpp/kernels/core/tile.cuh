@@ -9,14 +9,35 @@
 // the same tile load one part of each box each, and multicast it.
 #pragma once
 
-#include "core/tma.cuh"
-#include "core/wgmma.cuh"
+#include "core/element.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace jaxdnn {
+
+/// What the tensor cores take elements of T for.
+template <class T>
+constexpr ptx::WgmmaType wgmma_type() {
+  if constexpr (is_same<T, bfloat16>) {
+    return ptx::WgmmaType::bf16;
+  } else if constexpr (is_same<T, float16>) {
+    return ptx::WgmmaType::f16;
+  } else if constexpr (is_same<T, float32>) {
+    return ptx::WgmmaType::tf32;
+  } else if constexpr (is_same<T, float8_e4m3fn>) {
+    return ptx::WgmmaType::e4m3;
+  } else if constexpr (is_same<T, float8_e5m2>) {
+    return ptx::WgmmaType::e5m2;
+  } else {
+    static_assert(is_same<T, int8>, "the tensor cores don't multiply this type");
+    return ptx::WgmmaType::s8;
+  }
+}
 
 /// `kOnce` says that no other block reads the tile.
 template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false>
 struct OperandTile {
+  static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
   static constexpr int kDepth = 128 / kBytesOfT;  // elements of K
   static constexpr int kBytes = kExtent * 128;
@@ -63,11 +84,11 @@ struct OperandTile {
   static __device__ __forceinline__ void box(const TensorMap* map, unsigned destination, unsigned barrier,
                                              unsigned short blocks, int x, int y, int z) {
     if constexpr (kOnce) {
-      ptx::tensor_load_once(destination, map, barrier, x, y, z);
+      ptx::cp_async_bulk_tensor_load_evict_first(destination, map, barrier, x, y, z);
     } else if constexpr (kSharers > 1) {
-      ptx::tensor_load_multicast(destination, map, barrier, blocks, x, y, z);
+      ptx::cp_async_bulk_tensor_load_multicast(destination, map, barrier, blocks, x, y, z);
     } else {
-      ptx::tensor_load(destination, map, barrier, x, y, z);
+      ptx::cp_async_bulk_tensor_load(destination, map, barrier, x, y, z);
     }
   }
 };

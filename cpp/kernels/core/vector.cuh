@@ -1,48 +1,13 @@
-// Element types, and `Vector`: N neighbouring elements in registers, loaded and stored 16 bytes at a time.
+// `Vector`: N neighbouring elements in registers, loaded and stored 16 bytes at a time.
 //
 // A vector stays packed, in its array's own type, until its values are used: a bfloat16 row waits in half the registers
 // of a float32 one.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "core/element.cuh"
+#include "ptx/memory.cuh"
 
 namespace jaxdnn {
-
-using float64 = double;
-using float32 = float;
-
-struct float16 {
-  unsigned short bits;
-};
-
-struct bfloat16 {
-  unsigned short bits;
-};
-
-template <class A, class B>
-inline constexpr bool is_same = false;
-template <class A>
-inline constexpr bool is_same<A, A> = true;
-
-/// `value` rounded once, to nearest even, in the low bits of a word; doubles take `Vector::pack`'s own path.
-template <class T, class Compute>
-__device__ __forceinline__ unsigned round_to_16_bits(Compute value) {
-  if constexpr (is_same<T, float16>) {
-    if constexpr (is_same<Compute, double>) {
-      return ptx::half_of_double(value);
-    } else {
-      return ptx::half_of_float(value);
-    }
-  } else if constexpr (is_same<Compute, double>) {
-    // Rounding to float32 first would round twice. Rounding to odd there (toward zero, with the last bit set when
-    // anything was lost) keeps enough for the second rounding to be the right one.
-    const float truncated = ptx::float_toward_zero(value);
-    const unsigned lost = static_cast<double>(truncated) != value ? 1u : 0u;
-    return ptx::bfloat_of_float(ptx::float_of_bits(ptx::bits_of_float(truncated) | lost));
-  } else {
-    return ptx::bfloat_of_float(value);
-  }
-}
 
 template <class T, int kCount>
 struct Vector {
@@ -53,7 +18,7 @@ struct Vector {
   static constexpr int kChunkWords = kWords / kChunks;
   static_assert((kCount & (kCount - 1)) == 0, "the elements of a vector are a power of two");
 
-  unsigned words[kWords];
+  alignas(kChunkBytes < 4 ? 4 : kChunkBytes) unsigned words[kWords];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -63,22 +28,40 @@ struct Vector {
   __device__ __forceinline__ void load(const T* source) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const char* address = reinterpret_cast<const char*>(source) + chunk * kChunkBytes;
-      if constexpr (kChunkBytes == 16) ptx::load_16(words + chunk * kChunkWords, address);
-      if constexpr (kChunkBytes == 8) ptx::load_8(words, address);
-      if constexpr (kChunkBytes == 4) ptx::load_4(words, address);
-      if constexpr (kChunkBytes == 2) ptx::load_2(words, address);
+      ptx::ld_global<kChunkBytes>(words + chunk * kChunkWords,
+                                  reinterpret_cast<const char*>(source) + chunk * kChunkBytes);
     }
   }
 
   __device__ __forceinline__ void store(T* destination) const {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      char* address = reinterpret_cast<char*>(destination) + chunk * kChunkBytes;
-      if constexpr (kChunkBytes == 16) ptx::store_16(address, words + chunk * kChunkWords);
-      if constexpr (kChunkBytes == 8) ptx::store_8(address, words);
-      if constexpr (kChunkBytes == 4) ptx::store_4(address, words);
-      if constexpr (kChunkBytes == 2) ptx::store_2(address, words);
+      ptx::st_global<kChunkBytes>(reinterpret_cast<char*>(destination) + chunk * kChunkBytes,
+                                  words + chunk * kChunkWords);
+    }
+  }
+
+  __device__ __forceinline__ T get(int i) const {
+    T value;
+    if constexpr (sizeof(T) == 2) {
+      const unsigned bits = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
+      memcpy(&value, &bits, sizeof(T));
+    } else {
+      memcpy(&value, reinterpret_cast<const char*>(words) + i * sizeof(T), sizeof(T));
+    }
+    return value;
+  }
+
+  /// In order of `i`, the first one first.
+  __device__ __forceinline__ void set(int i, T value) {
+    if constexpr (sizeof(T) >= 4) {
+      memcpy(words + i * (sizeof(T) / 4), &value, sizeof(T));
+    } else {
+      unsigned bits = 0;
+      memcpy(&bits, &value, sizeof(T));
+      const unsigned at = i * sizeof(T) % 4 * 8;
+      unsigned& word = words[i * sizeof(T) / 4];
+      word = at == 0 ? bits : word | bits << at;
     }
   }
 
@@ -93,14 +76,17 @@ struct Vector {
   __device__ __forceinline__ void unpack(Compute (&values)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      // Moves that the compiler can't see through: it would otherwise compute some values twice, in more instructions.
       if constexpr (is_same<T, double>) {
-        values[i] = ptx::double_of_bits(words[2 * i], words[2 * i + 1]);
+        values[i] = ptx::mov_f64(words[2 * i], words[2 * i + 1]);
       } else if constexpr (is_same<T, float>) {
-        values[i] = ptx::float_of_bits(words[i]);
+        values[i] = ptx::mov_f32(words[i]);
       } else if constexpr (is_same<T, bfloat16>) {
-        values[i] = ptx::float_of_bits(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+        values[i] = ptx::mov_f32(i % 2 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+      } else if constexpr (is_same<T, float16>) {
+        values[i] = ptx::cvt_f32_f16(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu);
       } else {
-        values[i] = ptx::float_of_half(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu);
+        values[i] = widen(get(i));
       }
     }
   }
@@ -108,41 +94,26 @@ struct Vector {
   /// Rounds once.
   template <class Compute>
   __device__ __forceinline__ void pack(const Compute (&values)[kCount]) {
-    if constexpr (is_same<T, double>) {
+    // What one instruction rounds in pairs.
+    constexpr bool kPairs = kCount > 1 && is_same<Compute, float> && is_narrow_float<T>;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) ptx::bits_of_double(words[2 * i], words[2 * i + 1], values[i]);
-    } else if constexpr (is_same<T, float>) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) words[i] = ptx::bits_of_float(static_cast<float>(values[i]));
-    } else if constexpr (kCount == 1) {
-      words[0] = round_to_16_bits<T>(values[0]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2) {
-        if constexpr (is_same<Compute, double>) {
-          words[i / 2] = round_to_16_bits<T>(values[i]) | round_to_16_bits<T>(values[i + 1]) << 16;
-        } else if constexpr (is_same<T, bfloat16>) {
-          words[i / 2] = ptx::bfloats_of_floats(values[i], values[i + 1]);
-        } else {
-          words[i / 2] = ptx::halves_of_floats(values[i], values[i + 1]);
-        }
+    for (int i = 0; i < kCount; i += kPairs ? 2 : 1) {
+      if constexpr (is_same<T, double>) {
+        ptx::mov_b64(words[2 * i], words[2 * i + 1], values[i]);
+      } else if constexpr (is_same<T, float>) {
+        words[i] = ptx::mov_b32(static_cast<float>(values[i]));
+      } else if constexpr (!kPairs) {
+        set(i, narrow<T>(values[i]));
+      } else if constexpr (is_same<T, bfloat16>) {
+        words[i / 2] = ptx::cvt_rn_bf16x2_f32(values[i], values[i + 1]);
+      } else if constexpr (is_same<T, float16>) {
+        words[i / 2] = ptx::cvt_rn_f16x2_f32(values[i], values[i + 1]);
+      } else {
+        const unsigned pair = round_to_8_bits<T>(values[i], values[i + 1]);
+        words[i / 4] = i % 4 == 0 ? pair : words[i / 4] | pair << 16;
       }
     }
   }
 };
-
-/// The sum of a register array, as a balanced tree: short dependence chains, and an error that grows logarithmically.
-template <class Compute, int kCount>
-__device__ __forceinline__ Compute tree_sum(const Compute (&values)[kCount]) {
-  Compute partial[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) partial[i] = values[i];
-#pragma unroll
-  for (int step = 1; step < kCount; step *= 2) {
-#pragma unroll
-    for (int i = 0; i + step < kCount; i += 2 * step) partial[i] += partial[i + step];
-  }
-  return partial[0];
-}
 
 }  // namespace jaxdnn

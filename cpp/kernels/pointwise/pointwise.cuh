@@ -12,86 +12,24 @@
 // the sum over rows, 8192 x 14336 bfloat16, takes 183 us on an H200, where a copy of as many bytes takes 171.
 #pragma once
 
-#include "core/epilogue_element.cuh"
+#include "core/vector.cuh"
 
 namespace jaxdnn {
-
-/// Which coordinates an operand varies with, as bits; each may vary with the batch too, by its stride. What lies along
-/// the columns and not side by side is scattered.
-enum Runs : int { kScalar = 0, kAlongColumns = 1, kAlongRows = 2, kAlongBoth = 3, kScattered = 4 };
 
 /// The reduction of a result that is stored whole.
 struct Whole {};
 
-/// Neighbouring elements as they lie in memory, moved 16 bytes at a time.
-template <class T, int kCount>
-struct Elements {
-  static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
-  static constexpr int kChunkBytes = kBytes < 16 ? kBytes : 16;
-  static constexpr int kWords = kBytes < 4 ? 1 : kBytes / 4;
-
-  unsigned words[kWords];
-
-  __device__ __forceinline__ void load(const T* source) {
-#pragma unroll
-    for (int at = 0; at < kBytes; at += kChunkBytes) {
-      const char* address = reinterpret_cast<const char*>(source) + at;
-      if constexpr (kChunkBytes == 16) ptx::load_16(words + at / 4, address);
-      if constexpr (kChunkBytes == 8) ptx::load_8(words, address);
-      if constexpr (kChunkBytes == 4) ptx::load_4(words, address);
-      if constexpr (kChunkBytes == 2) ptx::load_2(words, address);
-      if constexpr (kChunkBytes == 1) ptx::load_1(words, address);
-    }
-  }
-
-  __device__ __forceinline__ void store(T* destination) const {
-#pragma unroll
-    for (int at = 0; at < kBytes; at += kChunkBytes) {
-      char* address = reinterpret_cast<char*>(destination) + at;
-      if constexpr (kChunkBytes == 16) ptx::store_16(address, words + at / 4);
-      if constexpr (kChunkBytes == 8) ptx::store_8(address, words);
-      if constexpr (kChunkBytes == 4) ptx::store_4(address, words);
-      if constexpr (kChunkBytes == 2) ptx::store_2(address, words);
-      if constexpr (kChunkBytes == 1) ptx::store_1(address, words);
-    }
-  }
-
-  __device__ __forceinline__ T get(int i) const {
-    T value;
-    if constexpr (sizeof(T) >= 4) {
-      memcpy(&value, words + i * (sizeof(T) / 4), sizeof(T));
-    } else {
-      const unsigned bits = words[i * sizeof(T) / 4] >> i * sizeof(T) % 4 * 8;
-      memcpy(&value, &bits, sizeof(T));
-    }
-    return value;
-  }
-
-  /// In order of `i`, the first one first.
-  __device__ __forceinline__ void set(int i, T value) {
-    if constexpr (sizeof(T) >= 4) {
-      memcpy(words + i * (sizeof(T) / 4), &value, sizeof(T));
-    } else {
-      unsigned bits = 0;
-      memcpy(&bits, &value, sizeof(T));
-      const unsigned at = i * sizeof(T) % 4 * 8;
-      unsigned& word = words[i * sizeof(T) / 4];
-      word = at == 0 ? bits : word | bits << at;
-    }
-  }
-};
-
-/// Config has: Epilogue (the functor), Operands and Results (`ElementTypes`, as they lie in memory), Registers
-/// (`ElementTypes`, what the functor leaves of each result), kRuns (of each operand), Reductions (`ElementTypes` of
-/// `Whole` or a reduction of product/reduce_axis.cuh), kWidth, kAcross, kRows.
+/// Config has: Epilogue (the functor), Operands (of `EpilogueOperand`), Results (as they lie in memory), Registers
+/// (what the functor leaves of each result), Reductions (each `Whole` or a reduction of product/reduce_axis.cuh),
+/// kWidth, kAcross, kRows.
 template <class Config>
 struct Pointwise {
   static constexpr int kThreads = 256;
   static constexpr int kDown = kThreads / Config::kAcross;
   static constexpr int kColumns = Config::kAcross * Config::kWidth;
 
-  ElementOperand operands[kElementOperands<Config>];
-  ElementResult results[Config::Results::kCount];  // of a reduction: its parts
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[Config::Results::kCount];  // of a reduction: its parts
   int rows = 0, columns = 0;
   int chunk = 1;   // rows of a block
   int chunks = 1;  // of a matrix
@@ -101,21 +39,21 @@ struct Pointwise {
 /// What a thread holds of the operands from `kIndex` on.
 template <class Config, int kIndex = 0, bool kEnd = kIndex == Config::Operands::kCount>
 struct PointwiseOperands {
-  static constexpr int kRuns = Config::kRuns[kIndex];
-  using T = typename ElementTypeAt<kIndex, typename Config::Operands>::Type;
+  using Operand = TypeAt<kIndex, typename Config::Operands>;
+  using T = typename Operand::Type;
 
-  Elements<T, kRuns & kAlongColumns ? Config::kWidth : 1> own;
+  Vector<T, Operand::kByColumn ? Config::kWidth : 1> own;
   PointwiseOperands<Config, kIndex + 1> others;
 
   /// Those that vary with rows, or (`kFixed`) those that don't.
   template <bool kFixed>
-  __device__ __forceinline__ void load(const ElementOperand* addresses, const ElementPlace& place) {
-    if constexpr (kFixed == !(kRuns & kAlongRows) && !kIsLookedUp<T>) {
+  __device__ __forceinline__ void load(const OperandAddress* addresses, const Coordinate& place) {
+    if constexpr (kFixed == !Operand::kByRow && !Operand::kIsTable) {
       const T* const data = static_cast<const T*>(addresses[kIndex].data);
-      if constexpr (kRuns & kScattered) {
+      if constexpr (Operand::kByColumn && Operand::kColumns == Columns::strided) {
 #pragma unroll
         for (int i = 0; i < Config::kWidth; ++i) {
-          own.set(i, data[addresses[kIndex].offset(ElementPlace{place.row, place.column + i, place.batch})]);
+          own.set(i, data[addresses[kIndex].offset(Coordinate{place.row, place.column + i, place.batch})]);
         }
       } else {
         own.load(data + addresses[kIndex].offset(place));
@@ -124,29 +62,29 @@ struct PointwiseOperands {
     others.template load<kFixed>(addresses, place);
   }
 
-  __device__ __forceinline__ void widen(const PointwiseOperands& fixed, int i, ElementRegister* to) const {
-    const auto& from = kRuns & kAlongRows ? own : fixed.own;
-    if constexpr (!kIsLookedUp<T>) to[kIndex].set(jaxdnn::widen(from.get(kRuns & kAlongColumns ? i : 0)));
+  __device__ __forceinline__ void widen(const PointwiseOperands& fixed, int i, Register* to) const {
+    const auto& from = Operand::kByRow ? own : fixed.own;
+    if constexpr (!Operand::kIsTable) to[kIndex].set(jaxdnn::widen(from.get(Operand::kByColumn ? i : 0)));
     others.widen(fixed.others, i, to);
   }
 };
 template <class Config, int kIndex>
 struct PointwiseOperands<Config, kIndex, true> {
   template <bool kFixed>
-  __device__ __forceinline__ void load(const ElementOperand*, const ElementPlace&) {}
-  __device__ __forceinline__ void widen(const PointwiseOperands&, int, ElementRegister*) const {}
+  __device__ __forceinline__ void load(const OperandAddress*, const Coordinate&) {}
+  __device__ __forceinline__ void widen(const PointwiseOperands&, int, Register*) const {}
 };
 
 /// What a thread holds of the results from `kIndex` on: of a row, if they are stored whole; else of all its rows.
 template <class Config, int kIndex = 0, bool kEnd = kIndex == Config::Results::kCount>
 struct PointwiseResults {
-  using T = typename ElementTypeAt<kIndex, typename Config::Results>::Type;
-  using From = typename ElementTypeAt<kIndex, typename Config::Registers>::Type;
-  using Reduction = typename ElementTypeAt<kIndex, typename Config::Reductions>::Type;
+  using T = TypeAt<kIndex, typename Config::Results>;
+  using From = TypeAt<kIndex, typename Config::Registers>;
+  using Reduction = TypeAt<kIndex, typename Config::Reductions>;
   static constexpr bool kWhole = is_same<Reduction, Whole>;
   static constexpr int kWidth = Config::kWidth;
 
-  Elements<T, kWhole ? kWidth : 1> own;
+  Vector<T, kWhole ? kWidth : 1> own;
   T parts[kWhole ? 1 : kWidth];
   PointwiseResults<Config, kIndex + 1> others;
 
@@ -158,7 +96,7 @@ struct PointwiseResults {
     others.clear();
   }
 
-  __device__ __forceinline__ void take(int i, const ElementRegister* from) {
+  __device__ __forceinline__ void take(int i, const Register* from) {
     const From value = from[kIndex];
     if constexpr (kWhole) {
       own.set(i, narrow<T>(value));
@@ -168,13 +106,13 @@ struct PointwiseResults {
     others.take(i, from);
   }
 
-  __device__ __forceinline__ void store(const ElementResult* addresses, const ElementPlace& place) const {
+  __device__ __forceinline__ void store(const ResultAddress* addresses, const Coordinate& place) const {
     if constexpr (kWhole) own.store(static_cast<T*>(addresses[kIndex].data) + addresses[kIndex].offset(place));
     others.store(addresses, place);
   }
 
   /// By all threads: leaves the block's part of each reduction in row `place.row` of its scratch memory.
-  __device__ __forceinline__ void finish(const ElementResult* addresses, const ElementPlace& place, bool inside) {
+  __device__ __forceinline__ void finish(const ResultAddress* addresses, const Coordinate& place, bool inside) {
     if constexpr (!kWhole) {
       constexpr int kAcross = Config::kAcross, kDown = Pointwise<Config>::kDown;
       const int x = threadIdx.x % kAcross, y = threadIdx.x / kAcross;
@@ -197,7 +135,7 @@ struct PointwiseResults {
         for (int i = 0; i < kWidth; ++i) parts[i] = shared[i][y][x];
       }
       if (y == 0 && inside) {
-        Elements<T, kWidth> part;
+        Vector<T, kWidth> part;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) part.set(i, parts[i]);
         part.store(static_cast<T*>(addresses[kIndex].data) + addresses[kIndex].offset(place));
@@ -209,9 +147,9 @@ struct PointwiseResults {
 template <class Config, int kIndex>
 struct PointwiseResults<Config, kIndex, true> {
   __device__ __forceinline__ void clear() {}
-  __device__ __forceinline__ void take(int, const ElementRegister*) {}
-  __device__ __forceinline__ void store(const ElementResult*, const ElementPlace&) const {}
-  __device__ __forceinline__ void finish(const ElementResult*, const ElementPlace&, bool) {}
+  __device__ __forceinline__ void take(int, const Register*) {}
+  __device__ __forceinline__ void store(const ResultAddress*, const Coordinate&) const {}
+  __device__ __forceinline__ void finish(const ResultAddress*, const Coordinate&, bool) {}
 };
 
 template <class Config>
@@ -228,12 +166,12 @@ __device__ __forceinline__ void pointwise(const Pointwise<Config>& call) {
   PointwiseOperands<Config> fixed, operands[kRows];
   PointwiseResults<Config> results;
   results.clear();
-  if (inside) fixed.template load<true>(call.operands, ElementPlace{0, column, batch});
+  if (inside) fixed.template load<true>(call.operands, Coordinate{0, column, batch});
 #pragma unroll 1
   for (int row = chunk * call.chunk + threadIdx.x / Config::kAcross; row < last; row += kRows * kDown) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const ElementPlace place{row + r * kDown, column, batch};
+      const Coordinate place{row + r * kDown, column, batch};
       if (place.row < last) operands[r].template load<false>(call.operands, place);
     }
 #pragma unroll
@@ -242,16 +180,16 @@ __device__ __forceinline__ void pointwise(const Pointwise<Config>& call) {
       if (here >= last) continue;
 #pragma unroll
       for (int i = 0; i < Config::kWidth; ++i) {
-        ElementRegister operand[kElementOperands<Config>], result[Config::Results::kCount];
+        Register operand[Config::Operands::kArray], result[Config::Results::kCount];
         operands[r].widen(fixed, i, operand);
         const ElementContext context{{here, column + i, batch}, call.operands};
         Config::Epilogue::apply(nullptr, operand, context, result);
         results.take(i, result);
       }
-      results.store(call.results, ElementPlace{here, column, batch});
+      results.store(call.results, Coordinate{here, column, batch});
     }
   }
-  results.finish(call.results, ElementPlace{chunk, column, batch}, inside);
+  results.finish(call.results, Coordinate{chunk, column, batch}, inside);
 }
 
 }  // namespace jaxdnn

@@ -33,15 +33,13 @@ struct ProductCopy {
     if (row >= rows || column >= columns) return word;
     const unsigned char* const address = matrix + row * from_row + static_cast<long long>(column) * Config::kBytes;
     if constexpr (Config::kWords) {
-      ptx::load_4(&word, address);
+      ptx::ld_global<4>(&word, address);
     } else {
 #pragma unroll
       for (int i = 0; i < kSide; ++i) {
         unsigned element = 0;
         if (column + i < columns) {
-          if constexpr (Config::kBytes == 1) ptx::load_1(&element, address + i);
-          if constexpr (Config::kBytes == 2) ptx::load_2(&element, address + 2 * i);
-          if constexpr (Config::kBytes == 4) ptx::load_4(&element, address);
+          ptx::ld_global<Config::kBytes>(&element, address + Config::kBytes * i);
         }
         word |= element << 8 * Config::kBytes * i;
       }
@@ -100,8 +98,8 @@ __device__ __forceinline__ void product_copy(const ProductCopy<Config>& call) {
       for (int j = 0; j < kSide; ++j) {
         const int line = column + (y + 8 * i) * kSide + j;
         if (line >= call.columns) continue;
-        ptx::store_4(to + line * call.to_row + static_cast<long long>(row + x * kSide) * Config::kBytes,
-                     &shared[j][y + 8 * i][x]);
+        ptx::st_global<4>(to + line * call.to_row + static_cast<long long>(row + x * kSide) * Config::kBytes,
+                          &shared[j][y + 8 * i][x]);
       }
     }
   } else {
@@ -112,8 +110,8 @@ __device__ __forceinline__ void product_copy(const ProductCopy<Config>& call) {
       for (int j = 0; j < kSide; ++j) {
         const int line = row + (y + 8 * i) * kSide + j;
         if (line >= call.rows) continue;
-        ptx::store_4(to + line * call.to_row + static_cast<long long>(column + x * kSide) * Config::kBytes,
-                     &words[i][j]);
+        ptx::st_global<4>(to + line * call.to_row + static_cast<long long>(column + x * kSide) * Config::kBytes,
+                          &words[i][j]);
       }
     }
   }

@@ -51,11 +51,10 @@ __device__ __forceinline__ void product_reduce(const ProductReduce<Config>& call
       if (y < half) shared[y][x] = Reduced::combine(shared[y][x], shared[y + half][x]);
     }
     if (y == 0 && column < call.kept) {
-      Register total;
-      static_cast<typename Packed<T>::Type&>(total) = static_cast<typename Packed<T>::Type>(shared[0][x]);
-      unsigned words[Packed<T>::kWords];
-      Packed<T>::round(total, total, words);
-      Packed<T>::store(call.result + outer * call.kept + column, words);
+      const Held<T> total[1] = {static_cast<Held<T>>(shared[0][x])};
+      Vector<T, 1> rounded;
+      rounded.pack(total);
+      rounded.store(call.result + outer * call.kept + column);
     }
     __syncthreads();
   }

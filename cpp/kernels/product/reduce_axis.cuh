@@ -19,7 +19,7 @@ struct SumOf {
   static __device__ __forceinline__ T identity() { return 0; }
   /// Integers wrap.
   static __device__ __forceinline__ T combine(T a, T b) {
-    if constexpr (kIsFloating<T>) {
+    if constexpr (is_floating<T>) {
       return a + b;
     } else {
       return math::add(a, b);
@@ -32,7 +32,7 @@ template <class T>
 struct MaximumOf {
   using Type = T;
   static __device__ __forceinline__ T identity() {
-    if constexpr (kIsFloating<T>) {
+    if constexpr (is_floating<T>) {
       return -math::infinity<T>();
     } else {
       return math::kLowest<T>;
@@ -45,7 +45,7 @@ template <class T>
 struct MinimumOf {
   using Type = T;
   static __device__ __forceinline__ T identity() {
-    if constexpr (kIsFloating<T>) {
+    if constexpr (is_floating<T>) {
       return math::infinity<T>();
     } else {
       return math::kHighest<T>;

@@ -26,31 +26,22 @@
 
 namespace jaxdnn {
 
-template <bool kFirst, class First, class Second>
-struct Either {
-  using Type = First;
-};
-template <class First, class Second>
-struct Either<false, First, Second> {
-  using Type = Second;
-};
-
 template <class Config>
 struct ProductSimt {
   using Sum = typename Config::Sum;
   static constexpr int kSums = Config::kSums;
   static constexpr bool kDouble = is_same<Sum, double>, kHalf = Config::kHalf;
-  using TensorTile = typename Either<kDouble, DoubleTile<Config>, HalfTile<Config>>::Type;
-  using Multiply = typename Either<kDouble || kHalf, TensorTile, FmaTile<Config>>::Type;
-  using Element = typename Either<kHalf, typename Config::A, Sum>::Type;  // of the tiles in shared memory
-  using Offset = typename Either<Config::kFar, long long, unsigned>::Type;
+  using TensorTile = Select<kDouble, DoubleTile<Config>, HalfTile<Config>>;
+  using Multiply = Select<kDouble || kHalf, TensorTile, FmaTile<Config>>;
+  using Element = Select<kHalf, typename Config::A, Sum>;  // of the tiles in shared memory
+  using Offset = Select<Config::kFar, long long, unsigned>;
 
   const typename Config::A* a = nullptr;
   const typename Config::B* b[kSums] = {};
   long long a_stride = 0, a_batch = 0;  // elements between memory's rows, and between matrices
   long long b_stride[kSums] = {}, b_batch[kSums] = {};
-  ElementOperand operands[kElementOperands<Config>];
-  ElementResult results[Config::Results::kCount];
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, k = 0, batches = 1;
   int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
   int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (product/sums.cuh)
@@ -118,7 +109,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
     a.finish(to);
     b0.finish(to + Call::TileA::kSize);
     if constexpr (Call::kSums == 2) b1.finish(to + kSecondB);
-    if constexpr (Call::kAsync) ptx::copy_async_wait<Call::kAhead - 1>();
+    if constexpr (Call::kAsync) ptx::cp_async_wait_group<Call::kAhead - 1>();
     __syncthreads();
   };
 
@@ -135,7 +126,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
     begin(a, 0);
     begin(b0, Call::TileA::kSize);
     if constexpr (Call::kSums == 2) begin(b1, kSecondB);
-    if constexpr (Call::kAsync) ptx::copy_async_commit();
+    if constexpr (Call::kAsync) ptx::cp_async_commit_group();
   }
   wait(0);
   fetch(0, 0, 0);
@@ -149,7 +140,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
       if (step + 1 < Call::kSteps) {
         fetch(slot, step + 1, (step + 1) % 2);
       } else {
-        if constexpr (Call::kAsync) ptx::copy_async_commit();
+        if constexpr (Call::kAsync) ptx::cp_async_commit_group();
         wait(next);
         fetch(next, 0, 0);
       }
@@ -160,7 +151,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   }
 
   // What was copied past the end, zeros, may still be on its way to where the pieces will be.
-  if constexpr (Call::kAsync) ptx::copy_async_wait<0>();
+  if constexpr (Call::kAsync) ptx::cp_async_wait_group<0>();
   Sum* const piece_sums = reinterpret_cast<Sum*>(shared_memory);
 #pragma unroll 1
   for (int piece = 0; piece < Call::Multiply::kPieces; ++piece) {

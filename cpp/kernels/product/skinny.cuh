@@ -23,31 +23,20 @@
 // of 31.9, 16 x 4096 x 4096 11.5 instead of 12.1 and 8.1 instead of 8.6; where wide stays in L2, the same time.
 #pragma once
 
-#include "core/barrier.cuh"
 #include "core/epilogue_element.cuh"
+#include "core/pipeline_tma.cuh"
 #include "core/tile.cuh"
-#include "core/wgmma_narrow.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
-namespace ptx {
-
-/// A word of the shared memory of any block of the cluster (`address_in_block`).
-__device__ __forceinline__ void load_cluster(float& value, unsigned address) {
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-}
-
-__device__ __forceinline__ void load_cluster(int& value, unsigned address) {
-  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-}
-
-}  // namespace ptx
-
 template <class Config>
 struct ProductSkinny {
   const TensorMap* wide[Config::kSums] = {};
   const TensorMap* narrow = nullptr;
-  ElementOperand operands[kElementOperands<Config>];
-  ElementResult results[Config::Results::kCount];
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[Config::Results::kCount];
   int rows = 0;     // of wide
   int columns = 0;  // of narrow
   int k = 0;
@@ -83,7 +72,7 @@ __device__ __forceinline__ void skinny_produce(const ProductSkinny<Config>& call
     const unsigned full = barriers.full(position.stage), stage = shared + position.stage * Call::kStageBytes;
     const int k = block * Call::WideTile::kDepth;
     mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
-    ptx::mbarrier_arrive_expect(full, Call::kStageBytes);
+    ptx::mbarrier_arrive_expect_tx(full, Call::kStageBytes);
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) {
       Call::WideTile::load(call.wide[i], stage + i * Call::WideTile::kBytes, full, 0, 1, k, row,
@@ -101,7 +90,7 @@ __device__ __forceinline__ void skinny_multiply(unsigned shared, typename Config
   using Call = ProductSkinny<Config>;
   using Sum = typename Call::Sum;
   const typename Call::Barriers barriers{shared + Call::kBarriersAt};
-  const int warp = ptx::uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const int warp = ptx::shfl_sync_idx(threadIdx.x / 32), lane = threadIdx.x % 32;
   const unsigned long long wide = Call::WideTile::descriptor(shared) + Call::WideTile::block(warp / 4);
   const unsigned long long narrow = Call::NarrowTile::descriptor(shared + Config::kSums * Call::WideTile::kBytes);
   constexpr int kRegisters = Config::kNarrow / 2;
@@ -116,29 +105,29 @@ __device__ __forceinline__ void skinny_multiply(unsigned shared, typename Config
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      Wgmma<Config::kNarrow>::template multiply<typename Config::Wide, typename Config::Narrow, Config::kAlongWide,
-                                                Config::kAlongNarrow>(
+      ptx::Wgmma<Config::kNarrow>::template mma_async<Call::WideTile::kType, Call::NarrowTile::kType,
+                                                      Config::kAlongWide, Config::kAlongNarrow>(
           sums, wide + (offset + Call::WideTile::step(step)), narrow + (offset + Call::NarrowTile::step(step)),
           (!Call::kPromotes && block > 0) || step > 0);
     }
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
     if constexpr (Call::kPromotes) {
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       if (lane == 0) ptx::mbarrier_arrive(barriers.empty(position.stage));
-      ptx::keep_in_place(sums);
+      ptx::warpgroup_fence_operand(sums);
 #pragma unroll
       for (int i = 0; i < kRegisters; ++i) promoted[i] += sums[i];
     } else {
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait_group<1>();
       if (block > 0 && lane == 0) ptx::mbarrier_arrive(barriers.empty(previous));
       previous = position.stage;
     }
     position.advance();
   }
-  ptx::wgmma_wait<0>();
-  ptx::keep_in_place(sums);
+  ptx::wgmma_wait_group<0>();
+  ptx::warpgroup_fence_operand(sums);
 
-  ptx::barrier(1, Call::kMultiplying);  // nobody reads the stages any more
+  ptx::barrier_sync(1, Call::kMultiplying);  // nobody reads the stages any more
 #pragma unroll
   for (int i = 0; i < kRegisters; ++i) {
     const int row = warp * 16 + lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -160,7 +149,7 @@ __device__ __forceinline__ void skinny_sums(const typename Config::Sum* from,
       Sum parts[Config::kSplits];
 #pragma unroll
       for (int split = 0; split < Config::kSplits; ++split) {
-        ptx::load_cluster(parts[split], ptx::address_in_block(ptx::shared_address(own), split));
+        ptx::ld_shared_cluster(parts[split], ptx::mapa(ptx::cvta_to_shared(own), split));
       }
       sums[s] = parts[0];
 #pragma unroll
@@ -181,10 +170,10 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
   using Sum = typename Call::Sum;
   constexpr int kTogether = 4;  // elements of a thread whose memory accesses overlap
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const unsigned shared = ptx::shared_address(shared_memory);
+  const unsigned shared = ptx::cvta_to_shared(shared_memory);
   Sum* const sums = reinterpret_cast<Sum*>(shared_memory);
   if (threadIdx.x == Call::kMultiplying) {
-    ptx::tensor_map_prefetch(call.narrow);
+    ptx::prefetch_tensormap(call.narrow);
     typename Call::Barriers{shared + Call::kBarriersAt}.init(4 * Call::kGroups);
   }
   __syncthreads();
@@ -194,18 +183,18 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
   const long long parts = (call.k + Call::WideTile::kDepth - 1) / Call::WideTile::kDepth;
   const int first = static_cast<int>(parts * split / Config::kSplits);
   const int last = static_cast<int>(parts * (split + 1) / Config::kSplits);
-  const bool multiplies = ptx::uniform(threadIdx.x / 32) < 4 * Call::kGroups;
+  const bool multiplies = ptx::shfl_sync_idx(threadIdx.x / 32) < 4 * Call::kGroups;
   if (multiplies) {
     skinny_multiply<Config>(shared, sums, last - first);
   } else if (threadIdx.x == Call::kMultiplying) {
     skinny_produce(call, shared, row, batch, first, last);
   }
   if constexpr (Config::kSplits > 1) {
-    ptx::warp_sync();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::bar_warp_sync();
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
   } else if (multiplies) {
-    ptx::barrier(1, Call::kMultiplying);
+    ptx::barrier_sync(1, Call::kMultiplying);
   }
 
   if (multiplies) {
@@ -213,7 +202,7 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
     constexpr int kStep = Config::kSplits * Call::kMultiplying;
 #pragma unroll 1
     for (int start = split * Call::kMultiplying + threadIdx.x; start < count; start += kTogether * kStep) {
-      ElementPlace places[kTogether];
+      Coordinate places[kTogether];
       bool inside[kTogether];
       Sum totals[kTogether][Config::kSums];
 #pragma unroll
@@ -221,8 +210,7 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
         const int element = start + i * kStep;
         const int wide = Config::kSwapped ? element / Config::kNarrow : element % Config::kTile;
         const int narrow = Config::kSwapped ? element % Config::kNarrow : element / Config::kTile;
-        places[i] =
-            Config::kSwapped ? ElementPlace{row + wide, narrow, batch} : ElementPlace{narrow, row + wide, batch};
+        places[i] = Config::kSwapped ? Coordinate{row + wide, narrow, batch} : Coordinate{narrow, row + wide, batch};
         inside[i] = element < count && narrow < call.columns && row + wide < call.rows;
         if (inside[i]) skinny_sums<Config>(sums, totals[i], narrow * Call::kPitch + wide);
       }
@@ -231,8 +219,8 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
   }
   // No block leaves while others of its cluster may still read its sums.
   if constexpr (Config::kSplits > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
   }
 }
 

@@ -36,10 +36,12 @@
 // clocks of the multiplies, exactly; 8% more at 128 x 192 (the widest with promotion), 4% less at 256 x 192.
 #pragma once
 
-#include "core/barrier.cuh"
 #include "core/epilogue.cuh"
+#include "core/pipeline_tma.cuh"
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
 
 namespace jaxdnn {
 
@@ -102,7 +104,7 @@ struct ProductBlock {
     stride = gridDim.x / Call::kCluster;
     const int depth = Call::ATile::kDepth * call.splits;
     depth_blocks = (call.k + depth - 1) / depth;
-    const int rank = Call::kCluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+    const int rank = Call::kCluster > 1 ? static_cast<int>(ptx::cluster_ctarank()) : 0;
     cluster_row = rank % Config::kClusterM;
     cluster_column = rank / Config::kClusterM;
   }
@@ -120,9 +122,9 @@ struct ProductBlock {
     unsigned short a_blocks = 0;
 #pragma unroll
     for (int i = 0; i < Config::kClusterN; ++i) a_blocks |= 1 << (cluster_row + i * Config::kClusterM);
-    ptx::tensor_map_prefetch(call.a);
+    ptx::prefetch_tensormap(call.a);
 #pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) ptx::tensor_map_prefetch(call.b[i]);
+    for (int i = 0; i < Config::kSums; ++i) ptx::prefetch_tensormap(call.b[i]);
     const unsigned short b_blocks = ((1 << Config::kClusterM) - 1) << (cluster_column * Config::kClusterM);
     StagePosition<Config::kStages> position;
     for (unsigned index = first; index < tiles; index += stride) {
@@ -135,7 +137,7 @@ struct ProductBlock {
         const unsigned stage = shared + position.stage * Call::kStageBytes;
         const int k = k_first + block * Call::ATile::kDepth;
         mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
-        ptx::mbarrier_arrive_expect(full, Call::kStageBytes);
+        ptx::mbarrier_arrive_expect_tx(full, Call::kStageBytes);
         Call::ATile::load(call.a, stage, full, cluster_column, a_blocks, k, row, batch * call.a_batched);
 #pragma unroll
         for (int i = 0; i < Config::kSums; ++i) {
@@ -157,7 +159,7 @@ struct ProductBlock {
       const int rank = lane < Config::kClusterN
                            ? cluster_row + lane * Config::kClusterM
                            : cluster_column * Config::kClusterM + other + (other >= cluster_row ? 1 : 0);
-      ptx::mbarrier_arrive_at(barriers.empty(stage), rank);
+      ptx::mbarrier_arrive_cluster(barriers.empty(stage), rank);
     }
   }
 
@@ -173,7 +175,7 @@ struct ProductBlock {
   /// to += from.
   template <int kRegisters>
   static __device__ __forceinline__ void promote(float (&to)[kRegisters], float (&from)[kRegisters]) {
-    ptx::keep_in_place(from);
+    ptx::warpgroup_fence_operand(from);
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) to[i] += from[i];
   }
@@ -183,9 +185,9 @@ struct ProductBlock {
     constexpr int kBlocks = Call::kRows / 64;
     constexpr bool kPromotes = Config::kPromotion > 0;
     static_assert(!kPromotes || kBlocks == 1, "there are registers for 64 rows of sums twice");
-    using Multiply = Wgmma<Config::kTileN>;
+    using Multiply = ptx::Wgmma<Config::kTileN>;
     using Sum = typename Config::Sum;
-    const int warp = ptx::uniform(threadIdx.x / 32 % 4);
+    const int warp = ptx::shfl_sync_idx(threadIdx.x / 32 % 4);
     ResultWriter<Config> writer{call.operands, call.results, call.m, call.n,
                                 shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
     const int own_rows = Config::kPingpong ? 0 : consumer * Call::kRows;
@@ -206,7 +208,7 @@ struct ProductBlock {
     for (; index < tiles; index += step) {
       Sum sums[kBlocks][Config::kTileN / 2];
       Sum promoted[kPromotes ? Config::kTileN / 2 : 1] = {};
-      if constexpr (Config::kPingpong) ptx::barrier(1 + consumer, 256);
+      if constexpr (Config::kPingpong) ptx::barrier_sync(1 + consumer, 256);
       int previous = 0;
       int starts = 0;  // the first block of K in `sums`
       int promotion = Config::kPromotion - consumer * Config::kPromotion / Config::kConsumers;  // the first block after
@@ -218,22 +220,22 @@ struct ProductBlock {
         for (int i = 0; i < Call::ATile::kSteps; ++i) {
 #pragma unroll
           for (int rows = 0; rows < kBlocks; ++rows) {
-            Multiply::template multiply<typename Config::A, typename Config::B, Config::kAlongM, Config::kAlongN>(
+            Multiply::template mma_async<Call::ATile::kType, Call::BTile::kType, Config::kAlongM, Config::kAlongN>(
                 sums[rows], a_first + (offset + Call::ATile::block(rows) + Call::ATile::step(i)),
                 b_first + (offset + Call::BTile::step(i)), block > starts || i > 0);
           }
         }
-        ptx::wgmma_commit();
+        ptx::wgmma_commit_group();
         if constexpr (Config::Operands::kCount > 0) {
           if (block == 0) prefetch(writer, own_rows + warp * 16, order[index]);
         }
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait_group<1>();
         if (block > starts) release(previous);
         previous = position.stage;
         position.advance();
         if constexpr (kPromotes) {
           if (block + 1 == promotion && promotion < depth_blocks) {
-            ptx::wgmma_wait<0>();
+            ptx::wgmma_wait_group<0>();
             release(previous);
             promote(promoted, sums[0]);
             starts = promotion;
@@ -245,9 +247,9 @@ struct ProductBlock {
         ptx::barrier_arrive(2 - consumer, 256);
         position.advance(depth_blocks);
       }
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
 #pragma unroll
-      for (int rows = 0; rows < kBlocks; ++rows) ptx::keep_in_place(sums[rows]);
+      for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(sums[rows]);
       release(previous);
       if constexpr (kPromotes) promote(sums[0], promoted);
 
@@ -265,26 +267,26 @@ template <class Config>
 __device__ __forceinline__ void product_sm90(const ProductSm90<Config>& call) {
   using Call = ProductSm90<Config>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const ProductBlock<Config> block(call, ptx::shared_address(shared_memory));
+  const ProductBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
   if (threadIdx.x == 0) block.barriers.init(4 * (Config::kPingpong ? 1 : Config::kConsumers) * Call::kPeers);
   __syncthreads();
   if constexpr (Call::kCluster > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
   }
 
-  const int group = ptx::uniform(threadIdx.x / 128);
+  const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
   if (group == Config::kConsumers) {
-    if constexpr (Config::kConsumers > 1) ptx::release_registers<Call::kProducerRegisters>();
+    if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_dec<Call::kProducerRegisters>();
     if (threadIdx.x == Config::kConsumers * 128) block.produce();
   } else {
-    if constexpr (Config::kConsumers > 1) ptx::take_registers<Call::kConsumerRegisters>();
+    if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
     block.consume(group);
   }
   // No block leaves while others of its cluster may still arrive at its barriers.
   if constexpr (Call::kCluster > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
   }
 }
 

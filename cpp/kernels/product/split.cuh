@@ -7,19 +7,18 @@
 // Bytes: 4 a sum and split, mostly from L2, and the operands and results. Memory bounds it.
 #pragma once
 
-#include "core/epilogue.cuh"
+#include "core/epilogue_element.cuh"
+#include "core/epilogue_reductions.cuh"
 
 namespace jaxdnn {
 
 template <class Config>
 struct ProductSplit {
-  static constexpr int kOperands = Config::Operands::kCount > 0 ? Config::Operands::kCount : 1;
-  static constexpr int kResults = Config::Results::kCount;
   static constexpr int kThreads = 256;
 
   const typename Config::Sum* sums[Config::kSums] = {};  // [batch, split, m, n]
-  OperandAddress operands[kOperands];
-  ResultAddress results[kResults];
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, splits = 1;
 };
 
@@ -32,7 +31,6 @@ __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) 
   for (int row = blockIdx.y; row < call.m; row += gridDim.y) {
     const long long element = static_cast<long long>(row) * call.n + column;
     typename Config::Sum sum[Config::kSums];
-    Register operand[ProductSplit<Config>::kOperands], result[ProductSplit<Config>::kResults];
 #pragma unroll
     for (int s = 0; s < Config::kSums; ++s) {
       const typename Config::Sum* from = call.sums[s] + batch * call.splits * matrix + element;
@@ -40,10 +38,7 @@ __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) 
 #pragma unroll 4
       for (int split = 1; split < call.splits; ++split) sum[s] = combine<Reduction::sum>(sum[s], from[split * matrix]);
     }
-    const Place place{row, column, batch};
-    operands_at<0, typename Config::Operands>(call.operands, place, operand);
-    Config::Epilogue::apply(sum, operand, place, result);
-    store_results<0, typename Config::Results>(call.results, batch * matrix + element, result);
+    apply_epilogue<Config>(call.operands, call.results, {row, column, batch}, sum);
   }
 }
 

@@ -17,8 +17,8 @@ struct ProductSums {
   static constexpr int kThreads = 256;
 
   const Sum* sums[Config::kSums] = {};  // [batch, split, m, n]
-  ElementOperand operands[kElementOperands<Config>];
-  ElementResult results[Config::Results::kCount];
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[Config::Results::kCount];
   long long elements = 0;  // of all results' matrices
   int m = 0, n = 0, splits = 1;
 };
@@ -32,13 +32,15 @@ __device__ __forceinline__ void product_sums(const ProductSums<Config>& call) {
   using Sum = typename Config::Sum;
   const long long element = static_cast<long long>(blockIdx.x) * ProductSums<Config>::kThreads + threadIdx.x;
   if (element >= call.elements) return;
-  const long long line = element / call.n, batch = line / call.m;
-  const long long row = line - batch * call.m, column = element - line * call.n;
+  const long long line = element / call.n;
+  const int batch = static_cast<int>(line / call.m),
+            row = static_cast<int>(line - static_cast<long long>(batch) * call.m);
+  const int column = static_cast<int>(element - line * call.n);
   const long long matrix = static_cast<long long>(call.m) * call.n;
   Sum sums[Config::kSums];
 #pragma unroll
   for (int s = 0; s < Config::kSums; ++s) {
-    const Sum* from = call.sums[s] + batch * call.splits * matrix + row * call.n + column;
+    const Sum* from = call.sums[s] + batch * call.splits * matrix + static_cast<long long>(row) * call.n + column;
     sums[s] = from[0];
 #pragma unroll 4
     for (int split = 1; split < call.splits; ++split) sums[s] = add_sums(sums[s], from[split * matrix]);

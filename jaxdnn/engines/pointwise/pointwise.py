@@ -35,7 +35,6 @@ LARGEST_VECTOR = {1: 32, 2: 32, 4: 32, 8: 16}  # bytes of an array that a thread
 # Of 8192 x 14336 bfloat16, gelu's derivative with the sum over rows took 183 us with 32 threads along the columns and
 # 32 blocks for each multiprocessor, 195 with 128 and 16; that of silu(gate) * up 285 and 290.
 MOST_ACROSS = 32
-RUNS = {"scalar": "kScalar", "row": "kAlongColumns", "column": "kAlongRows", "full": "kAlongBoth"}
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,10 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
             reductions.append(reduction(result, ctype(register)))
             to = (result.buffer, ctype(result.dtype))
             stages.append(axis_stage(reductions[-1], part, to, (outer, length, problem.columns), len(stages)))
-        epilogue = ElementEpilogue(emitted, problem.operands, tuple(stored))
-        runs = [_runs(operand, config.width) for operand in problem.operands]
-        types = {**epilogue.types(), "Reductions": f"jaxdnn::ElementTypes<{', '.join(reductions)}>"}
-        constants = {"Runs": runs, "Width": config.width, "Across": config.across, "Rows": config.rows}
+        scattered = tuple(i for i, operand in enumerate(problem.operands) if _scattered(operand, config.width))
+        epilogue = ElementEpilogue(emitted, problem.operands, tuple(stored), scattered)
+        types = {**epilogue.types(), "Reductions": f"jaxdnn::TypeList<{', '.join(reductions)}>"}
+        constants = {"Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
         strips = _strips(problem, config)
         found += numbers(rows=problem.rows, columns=problem.columns, chunk=chunk, chunks=chunks, strips=strips)
@@ -138,13 +137,12 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         return Plan(unit, target.arch, whole.launches, whole.scratch)
 
 
-def _runs(operand: EpilogueOperand, width: int) -> str:
-    """How an operand runs along a thread's columns: neighbours are one vector, if they lie so in every row."""
+def _scattered(operand: EpilogueOperand, width: int) -> bool:
+    """Whether a thread's neighbouring columns are not side by side in every row, as a vector."""
     terms = operand.terms[2]
     strides = [operand.batch_stride, operand.row_stride, *(term.stride for of in operand.terms[:2] for term in of)]
     repeated = len(terms) == 1 and terms[0].stride == terms[0].divisor == 1 and terms[0].modulus % width == 0
-    together = not terms or (repeated and not any(stride % width for stride in strides))
-    return f"jaxdnn::{RUNS[operand.broadcast]}" + ("" if together else " | jaxdnn::kScattered")
+    return bool(terms) and not (repeated and not any(stride % width for stride in strides))
 
 
 def _strips(problem: Pointwise, knobs: PointwiseKnobs) -> int:

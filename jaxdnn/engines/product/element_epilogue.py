@@ -36,11 +36,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class ElementEpilogue:
-    """A functor, and where its operands and results lie."""
+    """A functor, and where its operands and results lie.
+
+    Attributes:
+      functor, operands, results: as they are named.
+      scattered: numbers of operands of which a thread's neighbouring columns are no vector.
+    """
 
     functor: Functor
     operands: tuple[EpilogueOperand, ...]
     results: tuple[Stored, ...]
+    scattered: tuple[int, ...] = ()
 
     def text(self) -> str:
         """The functor's definition."""
@@ -49,16 +55,22 @@ class ElementEpilogue:
     def types(self) -> dict[str, str]:
         """The types of a `Config`."""
         operands = ", ".join(
-            f"jaxdnn::LookedUp<{ctype(operand.dtype)}>" if operand.gathered else ctype(operand.dtype)
-            for operand in self.operands
+            f"jaxdnn::EpilogueOperand<{ctype(operand.dtype)}, jaxdnn::Broadcast::{operand.broadcast}{columns}>"
+            for operand, columns in zip(self.operands, self._columns(), strict=True)
         )
         results = ", ".join(result.ctype for result in self.results)
         return {
             "Epilogue": f"jaxdnn::{self.functor.name}",
-            "Operands": f"jaxdnn::ElementTypes<{operands}>",
-            "Results": f"jaxdnn::ElementTypes<{results}>",
-            "Registers": f"jaxdnn::ElementTypes<{', '.join(map(ctype, self.functor.results))}>",
+            "Operands": f"jaxdnn::TypeList<{operands}>",
+            "Results": f"jaxdnn::TypeList<{results}>",
+            "Registers": f"jaxdnn::TypeList<{', '.join(map(ctype, self.functor.results))}>",
         }
+
+    def _columns(self) -> list[str]:
+        """How each operand's columns lie, where that is not one by one."""
+        tables = ("table" if operand.gathered else "" for operand in self.operands)
+        ways = [way or ("strided" if i in self.scattered else "") for i, way in enumerate(tables)]
+        return [f", jaxdnn::Columns::{way}" if way else "" for way in ways]
 
     def parameters(self) -> list[Parameter]:
         """The addresses, with those strides that are not zero."""

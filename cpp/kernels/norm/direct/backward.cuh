@@ -30,7 +30,7 @@
 // (benchmarks/results/norm_kernels.md).
 #pragma once
 
-#include "core/pipeline.cuh"
+#include "core/pipeline_async.cuh"
 #include "core/reduce.cuh"
 #include "norm/direct/row.cuh"
 
@@ -105,7 +105,7 @@ __device__ __forceinline__ void write_share(Compute (&sums)[Config::kVectors][Co
       for (int i = 0; i < kVector; ++i) {
         Compute value = sums[v][i];
 #pragma unroll
-        for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shuffle_xor(value, mask);
+        for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shfl_sync_bfly(value, mask);
         if (writes) combine[part * Call::kTeamColumns + team.column(v) + i] = value;
       }
     }
@@ -132,7 +132,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
   constexpr bool kHold = Config::kHold || !kRing;
 
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  const unsigned shared = ptx::shared_address(shared_memory);
+  const unsigned shared = ptx::cvta_to_shared(shared_memory);
   const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
   typename Call::Sums team_sum(shared, team.team);
   team_sum.start();
@@ -162,7 +162,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
   const auto fetch = [&](long long row, int stage) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) fetch_vector(row, stage, v);
-    ptx::copy_async_commit();
+    ptx::cp_async_commit_group();
   };
 
   // A row's statistics and their cotangents, loaded one row ahead. Rows that don't exist are all zeros.
@@ -233,12 +233,12 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
         // Rounded, so that both passes see the same g, and g - m1 is exactly 0 in a row of one column.
         g[i] = dy[i];
         if constexpr (Config::kScale && Config::kDX) {
-          g[i] = ptx::multiply(dy[i], Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i]);
+          g[i] = ptx::mul_rn(dy[i], Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i]);
         }
       }
     };
 
-    if constexpr (kRing) ptx::copy_async_wait<kStages - 1>();
+    if constexpr (kRing) ptx::cp_async_wait_group<kStages - 1>();
     if constexpr (kHold) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) load(v);
@@ -319,12 +319,12 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
         if (valid && team.holds(v)) rounded.store(d_x + offset + team.column(v));
       }
     }
-    if constexpr (kRing && !kHold && Config::kDX) ptx::copy_async_commit();
+    if constexpr (kRing && !kHold && Config::kDX) ptx::cp_async_commit_group();
     if constexpr (kRing && !kHold && !Config::kDX) fetch(row + kStages * team.row_stride, stage);
     if constexpr (kRing) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 
-  if constexpr (kRing) ptx::copy_async_wait<0>();
+  if constexpr (kRing) ptx::cp_async_wait_group<0>();
   if constexpr (kMeasure) return;
   Compute* const combine = reinterpret_cast<Compute*>(shared_memory + Call::kRowsAt);
   const long long share = (team.group * call.blocks_per_group + team.block) * columns;

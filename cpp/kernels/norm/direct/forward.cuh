@@ -26,7 +26,7 @@
 // (benchmarks/results/norm_kernels.md).
 #pragma once
 
-#include "core/pipeline.cuh"
+#include "core/pipeline_async.cuh"
 #include "core/reduce.cuh"
 #include "norm/direct/row.cuh"
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
   constexpr bool kStoresSum = Config::kStoreSum && Config::kStep != Step::apply;
 
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  const unsigned shared = ptx::shared_address(shared_memory);
+  const unsigned shared = ptx::cvta_to_shared(shared_memory);
   const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
   typename Call::Sums team_sum(shared, team.team);
   team_sum.start();
@@ -151,7 +151,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
         residual_ring.fetch(stage, v, residual + offset + team.column(v), active);
       }
     }
-    ptx::copy_async_commit();
+    ptx::cp_async_commit_group();
   };
   if constexpr (kRing) {
 #pragma unroll
@@ -169,7 +169,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
 
     Vector<X, kVector> loaded[kVectors];
     Vector<Residual, kVector> added[kAdds ? kVectors : 1];
-    if constexpr (kRing) ptx::copy_async_wait<kStages - 1>();
+    if constexpr (kRing) ptx::cp_async_wait_group<kStages - 1>();
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (kRing) {
@@ -191,8 +191,8 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
       if (team.lane == 0 && later < call.rows) {
         const long long from = later * columns + team.first;
         const unsigned count = team.end - team.first;
-        ptx::prefetch_to_l2(x + from, count * sizeof(X));
-        if constexpr (kAdds) ptx::prefetch_to_l2(residual + from, count * sizeof(Residual));
+        ptx::cp_async_bulk_prefetch_l2(x + from, count * sizeof(X));
+        if constexpr (kAdds) ptx::cp_async_bulk_prefetch_l2(residual + from, count * sizeof(Residual));
       }
     }
 #endif

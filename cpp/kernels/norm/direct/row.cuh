@@ -12,7 +12,8 @@
 // of which the first writes each part's sums to memory (`Step::measure`) and the second reads them (`Step::apply`).
 #pragma once
 
-#include "core/pipeline.cuh"
+#include "core/pipeline_async.cuh"
+#include "ptx/math.cuh"
 
 namespace jaxdnn {
 
@@ -65,16 +66,14 @@ struct RowTeam {
 template <class Compute>
 __device__ __forceinline__ Compute mean_of(Compute sum, Compute count, Compute inverse) {
   const Compute quotient = sum * inverse;
-  const Compute rest = ptx::fused_multiply_add(-quotient, count, sum);
+  const Compute rest = ptx::fma_rn(-quotient, count, sum);
   // An infinite sum leaves no rest.
-  return rest == rest ? ptx::fused_multiply_add(rest, inverse, quotient) : quotient;
+  return rest == rest ? ptx::fma_rn(rest, inverse, quotient) : quotient;
 }
 
-__device__ __forceinline__ float reciprocal_square_root(float value) { return ptx::reciprocal_square_root(value); }
+__device__ __forceinline__ float reciprocal_square_root(float value) { return ptx::rsqrt_approx(value); }
 
-__device__ __forceinline__ double reciprocal_square_root(double value) {
-  return ptx::reciprocal(ptx::square_root(value));
-}
+__device__ __forceinline__ double reciprocal_square_root(double value) { return ptx::rcp_rn(ptx::sqrt_rn(value)); }
 
 /// Where a thread finds its columns of a parameter, row after row.
 enum class Place { registers, shared, memory };

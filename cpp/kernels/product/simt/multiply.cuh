@@ -7,15 +7,11 @@
 #pragma once
 
 #include "core/vector.cuh"
+#include "ptx/math.cuh"
 
 namespace jaxdnn {
 
-template <class T>
-struct alignas(16) Quad {
-  T values[16 / sizeof(T)];
-};
-
-__device__ __forceinline__ float multiply_add(float a, float b, float c) { return ptx::fused_multiply_add(a, b, c); }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return ptx::fma_rn(a, b, c); }
 __device__ __forceinline__ int multiply_add(int a, int b, int c) {
   return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b) + static_cast<unsigned>(c));
 }
@@ -50,9 +46,9 @@ struct FmaTile {
   static __device__ __forceinline__ void load(const Sum* from, Sum (&to)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
-      const Quad<Sum> quad = *reinterpret_cast<const Quad<Sum>*>(from + i / 4 * kStep);
+      const Vector<Sum, 4> four = *reinterpret_cast<const Vector<Sum, 4>*>(from + i / 4 * kStep);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) to[i + j] = quad.values[j];
+      for (int j = 0; j < 4; ++j) to[i + j] = four.get(j);
     }
   }
 
@@ -85,7 +81,9 @@ struct FmaTile {
       if (i == piece) {
 #pragma unroll
         for (int j = 0; j < kColumns; j += 4) {
-          *reinterpret_cast<Quad<Sum>*>(to + j * 4) = {sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]};
+          Vector<Sum, 4> four;
+          four.pack({sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]});
+          *reinterpret_cast<Vector<Sum, 4>*>(to + j * 4) = four;
         }
       }
     }

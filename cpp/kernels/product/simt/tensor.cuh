@@ -6,65 +6,9 @@
 #pragma once
 
 #include "core/vector.cuh"
+#include "ptx/mma.cuh"
 
 namespace jaxdnn {
-namespace ptx {
-
-/// 16 x 8 += 16 x 4 times 4 x 8. Lane 4 g + t has a: rows g and g + 8 of column t; b: row t of column g; c: columns 2 t
-/// and 2 t + 1 of row g, then of g + 8.
-__device__ __forceinline__ void multiply_16x8x4(double (&c)[4], const double (&a)[2], double b) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-               : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-               : "d"(a[0]), "d"(a[1]), "d"(b));
-#else
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                 : "+d"(c[2 * i]), "+d"(c[2 * i + 1])
-                 : "d"(a[i]), "d"(b));
-  }
-#endif
-}
-
-/// 16 x 8 += 16 x 16 times 16 x 8. Lane 4 g + t has pairs of neighbours along K: of a, columns 2 t of rows g and g + 8,
-/// then columns 2 t + 8; of b, rows 2 t and 2 t + 8 of column g.
-template <class T>
-__device__ __forceinline__ void multiply_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  if constexpr (is_same<T, bfloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
-}
-
-/// Four 8 x 8 matrices of 16-bit elements; lane i's `address` is row i % 8 of matrix i / 8. Lane 4 g + t gets columns 2
-/// t and 2 t + 1 of row g, or of the transposed matrix.
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrices(unsigned (&words)[4], unsigned address) {
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
-                 : "memory");
-  }
-}
-
-}  // namespace ptx
-
 /// The sums of a warp.
 template <class Config>
 struct WarpSums {
@@ -126,7 +70,7 @@ struct DoubleTile : WarpSums<Config> {
     for (int i = 0; i < Sums::kTall; ++i) {
 #pragma unroll
       for (int j = 0; j < Sums::kWide; ++j) {
-        ptx::multiply_16x8x4(this->sums[i][j], rows[buffer][i], columns[buffer][j]);
+        ptx::mma_m16n8k4_f64(this->sums[i][j], rows[buffer][i], columns[buffer][j]);
       }
     }
   }
@@ -151,7 +95,7 @@ struct HalfTile : WarpSums<Config> {
     for (int i = 0; i < Sums::kTall; ++i) {
       const int place =
           TileA::kAlongExtent ? TileA::place_of(trans_row + i * 16, trans_row_k) : TileA::place_of(row + i * 16, row_k);
-      ptx::load_matrices<TileA::kAlongExtent>(rows[buffer][i], ptx::shared_address(a + place));
+      ptx::ldmatrix_x4<TileA::kAlongExtent>(rows[buffer][i], ptx::cvta_to_shared(a + place));
     }
     // Of b's, the second and fourth are the later k, the third and fourth the right columns.
     const int column = this->column0 + lane % 8 + lane / 16 * 8, column_k = first + lane / 8 % 2 * 8;
@@ -161,7 +105,7 @@ struct HalfTile : WarpSums<Config> {
       const int place = TileB::kAlongExtent ? TileB::place_of(trans_column + i * 8, trans_column_k)
                                             : TileB::place_of(column + i * 8, column_k);
       unsigned words[4];
-      ptx::load_matrices<TileB::kAlongExtent>(words, ptx::shared_address(b + place));
+      ptx::ldmatrix_x4<TileB::kAlongExtent>(words, ptx::cvta_to_shared(b + place));
 #pragma unroll
       for (int j = 0; j < 4; ++j) columns[buffer][i + j / 2][j % 2] = words[j];
     }
@@ -172,7 +116,11 @@ struct HalfTile : WarpSums<Config> {
     for (int i = 0; i < Sums::kTall; ++i) {
 #pragma unroll
       for (int j = 0; j < Sums::kWide; ++j) {
-        ptx::multiply_16x8x16<T>(this->sums[i][j], rows[buffer][i], columns[buffer][j]);
+        if constexpr (is_same<T, bfloat16>) {
+          ptx::mma_m16n8k16_bf16(this->sums[i][j], rows[buffer][i], columns[buffer][j]);
+        } else {
+          ptx::mma_m16n8k16_f16(this->sums[i][j], rows[buffer][i], columns[buffer][j]);
+        }
       }
     }
   }

@@ -2,7 +2,8 @@
 // that they are multiplied in.
 #pragma once
 
-#include "core/epilogue_element.cuh"
+#include "core/vector.cuh"
+#include "ptx/async.cuh"
 
 namespace jaxdnn {
 
@@ -46,10 +47,7 @@ struct SimtTile {
     }
   }
 
-  struct alignas(kBytes) Elements {
-    T values[kVector];
-  };
-  Elements waiting[kAsync ? 1 : kPasses];
+  Vector<T, kVector> waiting[kAsync ? 1 : kPasses];
 
   /// `matrix` is the first element; memory's rows lie `stride` apart. The tile starts at `first` of `extent`, `k` of K.
   __device__ __forceinline__ SimtTile(const T* matrix, long long stride, int first, int extent, int k) {
@@ -91,14 +89,18 @@ struct SimtTile {
       const int row = kAlong ? first_row + i * kPassRows : run();
       const char* const from = source + offsets[i];
       if constexpr (kAsync) {
-        const unsigned to = ptx::shared_address(tile + place) + i * kPassStep * static_cast<int>(sizeof(Element));
+        const unsigned to = ptx::cvta_to_shared(tile + place) + i * kPassStep * static_cast<int>(sizeof(Element));
         const unsigned bytes = row < depth ? kBytes : 0;
-        if constexpr (kBytes == 16) ptx::copy_async_16(to, from, bytes);
-        if constexpr (kBytes == 8) ptx::copy_async_8(to, from, bytes);
-        if constexpr (kBytes == 4) ptx::copy_async_4(to, from, bytes);
+        ptx::cp_async<kBytes>(to, from, bytes);
       } else {
-        waiting[i] = {};
-        if (row < depth) waiting[i] = *reinterpret_cast<const Elements*>(from);
+        waiting[i].clear();
+        if (row < depth) {
+          if constexpr (kBytes >= 4) {
+            waiting[i] = *reinterpret_cast<const Vector<T, kVector>*>(from);
+          } else {
+            waiting[i].load(reinterpret_cast<const T*>(from));
+          }
+        }
       }
     }
     if (part == parts - 1) source += step;
@@ -111,7 +113,7 @@ struct SimtTile {
       for (int i = 0; i < kPasses; ++i) {
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          tile[place + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].values[j]);
+          tile[place + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].get(j));
         }
       }
     }

@@ -8,7 +8,7 @@ from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 
-NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that core/wgmma_narrow.cuh has
+NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that ptx/wgmma.cuh has
 
 
 @dataclass(frozen=True)

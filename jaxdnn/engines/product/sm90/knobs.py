@@ -11,7 +11,7 @@ from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
-TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that core/wgmma.cuh has
+TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 MAX_GRID_YZ = 65535
 
 

@@ -263,7 +263,7 @@ class Unit:
         first = replace(product, results=matrices, operands=(), program=store)
         self.multiply(first, functor(store, "Store"), "Config", {})
         epilogue = functor(product.program)
-        types = self.traits(product, epilogue)
+        types = {**self.traits(product, epilogue), "Registers": f"TypeList<{', '.join(epilogue.results)}>"}
         self.texts += [epilogue.source, struct_text("SplitConfig", types, {"Sums": sums})]
         found = [
             Parameter(f"const {product.accumulator}*", f"sums{i}", f"sums[{i}]", matrix.buffer)
@@ -271,6 +271,13 @@ class Unit:
         ]
         found += self.operand_parameters(product)
         found += self.result_parameters(product, replace(knobs, store="direct"), product.batch, {})
+        for i, result in enumerate(product.stored):
+            strides = {"row": result.row_stride, "batch": result.batch_stride}
+            found += [
+                Parameter("long long", f"result{i}_{name}", f"results[{i}].{name}_stride", Scalar("int64", stride))
+                for name, stride in strides.items()
+            ]
+            found.append(Parameter("long long", "", f"results[{i}].column_stride", 1))
         found += numbers(m=m, n=n, splits=knobs.split_k)
         grid = (ceil(n / SPLIT_THREADS), min(m, MAX_GRID_YZ), product.batch)
         shape = {"grid": grid, "block": (SPLIT_THREADS, 1, 1)}

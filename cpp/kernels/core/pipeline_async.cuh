@@ -11,6 +11,7 @@
 #pragma once
 
 #include "core/vector.cuh"
+#include "ptx/async.cuh"
 
 namespace jaxdnn {
 
@@ -28,27 +29,27 @@ struct Ring {
 
   /// Starts the copy of one vector, or clears its slot. The source is not read when `active` is false.
   __device__ __forceinline__ void fetch(int stage, int vector, const T* source, bool active) const {
-    const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
-    const char* address = reinterpret_cast<const char*>(source);
+    if constexpr (kStages > 0) {
+      const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
+      const char* address = reinterpret_cast<const char*>(source);
 #pragma unroll
-    for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
-      const unsigned destination = slot + chunk * kThreads * Element::kChunkBytes;
-      const char* from = address + chunk * Element::kChunkBytes;
-      if constexpr (Element::kChunkBytes == 16) ptx::copy_async_16(destination, from, active ? 16 : 0);
-      if constexpr (Element::kChunkBytes == 8) ptx::copy_async_8(destination, from, active ? 8 : 0);
-      if constexpr (Element::kChunkBytes == 4) ptx::copy_async_4(destination, from, active ? 4 : 0);
+      for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
+        const unsigned destination = slot + chunk * kThreads * Element::kChunkBytes;
+        const char* from = address + chunk * Element::kChunkBytes;
+        ptx::cp_async<Element::kChunkBytes>(destination, from, active ? Element::kChunkBytes : 0);
+      }
     }
   }
 
   __device__ __forceinline__ void read(Element& element, int stage, int vector) const {
-    const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
+    if constexpr (kStages > 0) {
+      const unsigned slot = slots + stage * kStageBytes + vector * kVectorBytes;
 #pragma unroll
-    for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
-      const unsigned from = slot + chunk * kThreads * Element::kChunkBytes;
-      unsigned* words = element.words + chunk * Element::kChunkWords;
-      if constexpr (Element::kChunkBytes == 16) ptx::load_shared_16(words, from);
-      if constexpr (Element::kChunkBytes == 8) ptx::load_shared_8(words, from);
-      if constexpr (Element::kChunkBytes == 4) ptx::load_shared_4(words, from);
+      for (int chunk = 0; chunk < Element::kChunks; ++chunk) {
+        const unsigned from = slot + chunk * kThreads * Element::kChunkBytes;
+        unsigned* words = element.words + chunk * Element::kChunkWords;
+        ptx::ld_shared<Element::kChunkBytes>(words, from);
+      }
     }
   }
 };

@@ -1,47 +1,57 @@
 // Warp group matrix multiply (wgmma): D (64 x N) += A (64 x K) * B (K x N), issued by 128 threads together; K is 32
-// bytes.
+// bytes. Also setmaxnreg, by which a warp group takes and gives registers.
 //
-// Both operands are read from shared memory through 64-bit descriptors (core/tile.cuh); the sum is in registers. Of a
-// 64 x N sum, thread t (warp w = t / 32, lane l = t % 32) holds, for j = 0 .. N/8-1:
+// Both operands are read from shared memory through 64-bit descriptors (core/tile.cuh); the accumulator is in
+// registers. Of 64 x N, thread t (warp w = t / 32, lane l = t % 32) holds, for j = 0 .. N/8-1:
 //
 //   d[4j], d[4j+1]      row 16w + l/4,        columns 8j + 2(l%4), + 1
 //   d[4j+2], d[4j+3]    row 16w + l/4 + 8,    the same columns
 #pragma once
 
-#include "core/math.cuh"
+namespace jaxdnn::ptx {
 
-namespace jaxdnn {
-namespace ptx {
+/// Gives registers of this warp group back: `kCount` a thread from here on.
+template <int kCount>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+/// Takes registers, and waits until there are so many.
+template <int kCount>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
 
 /// Orders earlier accesses of registers and shared memory before the multiplies that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// Waits until at most `kPending` groups of multiplies are unfinished.
 template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
+__device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Keeps the compiler from moving uses of a sum across this place: it can't know that multiplies run behind its back.
+/// Keeps the compiler from moving uses of an accumulator across this point: it can't know that multiplies run behind
+/// its back.
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(float (&d)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 template <int kCount>
-__device__ __forceinline__ void keep_in_place(int (&d)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(int (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-}  // namespace ptx
+/// What is multiplied. float32 elements are cut to tf32.
+enum class WgmmaType { bf16, f16, tf32, e4m3, e5m2, s8 };
 
-/// Multiplies of `kN` columns. `accumulate` of 0 starts a sum: D = A * B. `kAlongM` and `kAlongN`: the operand's rows
-/// in memory run along M or N instead of K, which only 16-bit elements allow. float32 elements are cut to tf32. Sums of
-/// int8 are int32, and wrap.
+/// Multiplies of `kN` columns. `accumulate` of 0 starts anew: D = A * B. `kMMajor` and `kNMajor`: the operand's rows in
+/// memory run along M or N instead of K, which only 16-bit elements allow. Accumulators of int8 are int32, and wrap.
 template <int kN>
 struct Wgmma;
 
@@ -66,6 +76,12 @@ struct Wgmma;
 #define JAXDNN_LIST_TO_110(c) JAXDNN_LIST_TO_90(c), JAXDNN_LIST10(c, 9), JAXDNN_LIST10(c, 10)
 
 // The registers of N columns.
+#define JAXDNN_TEXT_OF_8 JAXDNN_TEXT4()
+#define JAXDNN_LIST_OF_8(c) JAXDNN_LIST4(c, )
+#define JAXDNN_TEXT_OF_16 JAXDNN_TEXT8()
+#define JAXDNN_LIST_OF_16(c) JAXDNN_LIST8(c, )
+#define JAXDNN_TEXT_OF_32 JAXDNN_TEXT10() ", " JAXDNN_TEXT6(1)
+#define JAXDNN_LIST_OF_32(c) JAXDNN_LIST10(c, ), JAXDNN_LIST6(c, 1)
 #define JAXDNN_TEXT_OF_64 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT2(3)
 #define JAXDNN_LIST_OF_64(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST2(c, 3)
 #define JAXDNN_TEXT_OF_96 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT8(4)
@@ -91,7 +107,7 @@ struct Wgmma;
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types \
                " {" JAXDNN_TEXT_OF_##n "}, %" #a ", %" #b ", p, 1, 1, %" #s ", %" #t ";\n}"                     \
                : JAXDNN_LIST_OF_##n("+f")                                                                       \
-               : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kAlongM ? 1 : 0), "n"(kAlongN ? 1 : 0))
+               : "l"(a_tile), "l"(b_tile), "r"(accumulate), "n"(kMMajor ? 1 : 0), "n"(kNMajor ? 1 : 0))
 
 #define JAXDNN_ISSUE_INT8(n, a, b, p)                                                               \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
@@ -99,38 +115,41 @@ struct Wgmma;
                : JAXDNN_LIST_OF_##n("+r")                                                           \
                : "l"(a_tile), "l"(b_tile), "r"(accumulate))
 
-#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                            \
-  template <>                                                                                     \
-  struct Wgmma<n> {                                                                               \
-    template <class A, class B, bool kAlongM, bool kAlongN>                                       \
-    static __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a_tile, \
-                                                    unsigned long long b_tile, int accumulate) {  \
-      if constexpr (is_same<A, bfloat16> && is_same<B, bfloat16>) {                               \
-        JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                      \
-      } else if constexpr (is_same<A, float16> && is_same<B, float16>) {                          \
-        JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                        \
-      } else if constexpr (is_same<A, float32> && is_same<B, float32>) {                          \
-        JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                         \
-      } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e4m3fn>) {              \
-        JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                        \
-      } else if constexpr (is_same<A, float8_e4m3fn> && is_same<B, float8_e5m2>) {                \
-        JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                        \
-      } else if constexpr (is_same<A, float8_e5m2> && is_same<B, float8_e4m3fn>) {                \
-        JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                        \
-      } else {                                                                                    \
-        static_assert(is_same<A, float8_e5m2> && is_same<B, float8_e5m2>, "no such instruction"); \
-        JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                        \
-      }                                                                                           \
-    }                                                                                             \
-                                                                                                  \
-    template <class A, class B, bool, bool>                                                       \
-    static __device__ __forceinline__ void multiply(int (&d)[n / 2], unsigned long long a_tile,   \
-                                                    unsigned long long b_tile, int accumulate) {  \
-      static_assert(is_same<A, int8> && is_same<B, int8>, "no such instruction");                 \
-      JAXDNN_ISSUE_INT8(n, a, b, p);                                                              \
-    }                                                                                             \
+#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                             \
+  template <>                                                                                      \
+  struct Wgmma<n> {                                                                                \
+    template <WgmmaType kA, WgmmaType kB, bool kMMajor, bool kNMajor>                              \
+    static __device__ __forceinline__ void mma_async(float (&d)[n / 2], unsigned long long a_tile, \
+                                                     unsigned long long b_tile, int accumulate) {  \
+      if constexpr (kA == WgmmaType::bf16 && kB == WgmmaType::bf16) {                              \
+        JAXDNN_ISSUE_16(n, ".f32.bf16.bf16", a, b, p, s, t);                                       \
+      } else if constexpr (kA == WgmmaType::f16 && kB == WgmmaType::f16) {                         \
+        JAXDNN_ISSUE_16(n, ".f32.f16.f16", a, b, p, s, t);                                         \
+      } else if constexpr (kA == WgmmaType::tf32 && kB == WgmmaType::tf32) {                       \
+        JAXDNN_ISSUE(n, "k8", ".f32.tf32.tf32", a, b, p);                                          \
+      } else if constexpr (kA == WgmmaType::e4m3 && kB == WgmmaType::e4m3) {                       \
+        JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e4m3", a, b, p);                                         \
+      } else if constexpr (kA == WgmmaType::e4m3 && kB == WgmmaType::e5m2) {                       \
+        JAXDNN_ISSUE(n, "k32", ".f32.e4m3.e5m2", a, b, p);                                         \
+      } else if constexpr (kA == WgmmaType::e5m2 && kB == WgmmaType::e4m3) {                       \
+        JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e4m3", a, b, p);                                         \
+      } else {                                                                                     \
+        static_assert(kA == WgmmaType::e5m2 && kB == WgmmaType::e5m2, "no such instruction");      \
+        JAXDNN_ISSUE(n, "k32", ".f32.e5m2.e5m2", a, b, p);                                         \
+      }                                                                                            \
+    }                                                                                              \
+                                                                                                   \
+    template <WgmmaType kA, WgmmaType kB, bool, bool>                                              \
+    static __device__ __forceinline__ void mma_async(int (&d)[n / 2], unsigned long long a_tile,   \
+                                                     unsigned long long b_tile, int accumulate) {  \
+      static_assert(kA == WgmmaType::s8 && kB == WgmmaType::s8, "no such instruction");            \
+      JAXDNN_ISSUE_INT8(n, a, b, p);                                                               \
+    }                                                                                              \
   }
 
+JAXDNN_WGMMA(8, 4, 5, 6, 7, 8);
+JAXDNN_WGMMA(16, 8, 9, 10, 11, 12);
+JAXDNN_WGMMA(32, 16, 17, 18, 19, 20);
 JAXDNN_WGMMA(64, 32, 33, 34, 35, 36);
 JAXDNN_WGMMA(96, 48, 49, 50, 51, 52);
 JAXDNN_WGMMA(128, 64, 65, 66, 67, 68);
@@ -139,4 +158,4 @@ JAXDNN_WGMMA(192, 96, 97, 98, 99, 100);
 JAXDNN_WGMMA(224, 112, 113, 114, 115, 116);
 JAXDNN_WGMMA(256, 128, 129, 130, 131, 132);
 
-}  // namespace jaxdnn
+}  // namespace jaxdnn::ptx

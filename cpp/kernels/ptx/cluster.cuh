@@ -1,0 +1,45 @@
+// Clusters of blocks, and the shared memory of their other blocks.
+#pragma once
+
+#if __CUDA_ARCH__ >= 900
+
+namespace jaxdnn::ptx {
+
+__device__ __forceinline__ unsigned cluster_ctarank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ void barrier_cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+/// The address, in the cluster's window, of `address` in the shared memory of block `rank`.
+__device__ __forceinline__ unsigned mapa(unsigned address, unsigned rank) {
+  unsigned mapped;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+
+__device__ __forceinline__ void st_shared_cluster(unsigned address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_cluster(unsigned address, double value) {
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_cluster(float& value, unsigned address) {
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_cluster(int& value, unsigned address) {
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+}
+
+}  // namespace jaxdnn::ptx
+
+#endif

@@ -1,0 +1,70 @@
+// The Tensor Memory Accelerator (TMA): boxes of a rank-3 tensor map to and from shared memory.
+//
+// Elements outside the tensor are read as zeros and not written, so tiles need no edge cases.
+#pragma once
+
+namespace jaxdnn {
+
+/// A CUtensorMap, passed by value as a `__grid_constant__` parameter.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+namespace ptx {
+
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned destination, const TensorMap* map, unsigned barrier,
+                                                          int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+/// Of what no other block reads: the L2 cache gives its lines up first.
+__device__ __forceinline__ void cp_async_bulk_tensor_load_evict_first(unsigned destination, const TensorMap* map,
+                                                                      unsigned barrier, int x, int y, int z) {
+  constexpr unsigned long long kEvictFirst = 0x12f0000000000000;  // what createpolicy with L2::evict_first returns
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
+      : "memory");
+}
+
+/// Writes at `destination`, and signals `barrier`, in every block of the cluster that `blocks` has a bit for.
+__device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map,
+                                                                    unsigned barrier, unsigned short blocks, int x,
+                                                                    int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(source), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Waits until all but this thread's last `kPending` groups of stores have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace ptx
+}  // namespace jaxdnn
