@@ -4,14 +4,6 @@ import re
 
 import jax
 import pytest
-<<<<<<< HEAD:tests/pointwise/test_cuda.py
-=======
-from pointwise_runs import Call, Compiled
-from pointwise_tolerance import check
-from test_pointwise_affine import LOADS
-from test_pointwise_layout import CASES
-from test_pointwise_runs import TABLE
->>>>>>> h3:tests/test_pointwise_cuda.py
 
 from checking.pointwise.layouts import LAYOUTS
 from checking.pointwise.loads import LOADS
@@ -20,11 +12,7 @@ from checking.pointwise.table import TABLE
 from checking.pointwise.tolerance import check
 from jaxdnn import _native
 
-<<<<<<< HEAD:tests/pointwise/test_cuda.py
 CALLS = {**TABLE, **LAYOUTS, **LOADS}
-=======
-CALLS = {**TABLE, **CASES, **LOADS}
->>>>>>> h3:tests/test_pointwise_cuda.py
 PORTION = 40
 NAMES = [list(CALLS)[start : start + PORTION] for start in range(0, len(CALLS), PORTION)]
 

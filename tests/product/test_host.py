@@ -9,12 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-<<<<<<< HEAD:tests/product/test_host.py
-=======
-from native_tools import run_python
-from product_calls import ProductCase, check, run
-from test_matmul_simt import CASES, reductions
->>>>>>> h3:tests/test_matmul_host.py
 
 import jaxdnn
 from checking.native_tools import run_python

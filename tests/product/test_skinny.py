@@ -5,12 +5,6 @@ from dataclasses import replace
 
 import jax
 import pytest
-<<<<<<< HEAD:tests/product/test_skinny.py
-=======
-from compiler_log import REGISTERS, kernels, launch_bounds
-from product_calls import ProductCase, check, run
-from test_matmul_simt import gated, gelu, reductions, several
->>>>>>> h3:tests/test_matmul_skinny.py
 
 from checking.compiler_log import REGISTERS, kernels, launch_bounds
 from checking.product.calls import ProductCase, check, run
