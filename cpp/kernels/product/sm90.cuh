@@ -20,15 +20,10 @@
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
 //   shared memory    | stages of (A tile | B tile) | the warps' slots for results | barriers |
 //   registers        a consumer holds its sums: 64 x kTileN / 128 a thread for each 64 rows
-//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest: 7% of the sum of 4096
-//                    positive products. With kPromotion they sum so many stages only, in as many registers again, which
-//                    are then added to the sums in float32. The consumers do that at different times, so that the
-//                    tensor cores always have work. (One half of the columns after the other, A from registers, leaves
-//                    room for 128 x 256: 5 to 20% slower than 128 x 192.)
-//                    Three consumers of 64 x 128 read an eighth more from shared memory than two of 64 x 192, in 1 to
-//                    2% less time where the power limit holds them. 8192 x 28672 x 4096 takes cuBLAS, which does not
-//                    promote, 6% less energy yet; neither promotion, nor the order of tiles, nor multicast, nor hints
-//                    to the L2 cache, nor 128 x 224 make up for it.
+//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
+//                    many stages only, in as many registers again, which are then added to the accumulator in float32.
+//                    The consumers do that at different times, so that the tensor cores always have work
+//                    (benchmarks/results/product_kernels.md)
 //
 // Flops 2 m n k, bytes (m k + k n) of operands + m n of results. For each 128 bytes of k, a tile of kTileM x kTileN
 // takes 128 (kTileM + kTileN) bytes from L2 into shared memory, and its multiplies read 128 kTileM / 64 (64 + kTileN)
