@@ -3,10 +3,13 @@
 Kernels take one structure, `call`, by reference; an entry point has the driver's plain parameters instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jaxdnn.plan import Argument, Scalar, TensorMap
+
+WIDTH = 120  # columns of a generated line
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,20 @@ def entry_text(kernel: str, call: str, bounds: str, found: Sequence[Parameter], 
         f'extern "C" __global__ void __launch_bounds__({bounds})\n'
         + signature_text(name or kernel, found)
         + f"    {call} call;\n"
-        + "".join(f"    call.{parameter.field} = {value(parameter)};\n" for parameter in found)
+        + filled(f"call.{parameter.field} = {value(parameter)};" for parameter in found)
         + f"    jaxdnn::{kernel}(call);\n}}\n"
     )
+
+
+def filled(statements: Iterable[str]) -> str:
+    """Statements, as many on a line as fit."""
+    lines: list[str] = []
+    for statement in statements:
+        if lines and len(lines[-1]) + 1 + len(statement) <= WIDTH:
+            lines[-1] += f" {statement}"
+        else:
+            lines.append(f"    {statement}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def arguments(found: Sequence[Parameter]) -> tuple[Argument, ...]:
@@ -61,20 +75,36 @@ def arguments(found: Sequence[Parameter]) -> tuple[Argument, ...]:
     return tuple(parameter.argument for parameter in found if not isinstance(parameter.argument, int))
 
 
-def struct_text(name: str, types: Mapping[str, str], constants: Mapping[str, bool | int | str | list[str]]) -> str:
-    """What a kernel is compiled with: types, and flags, integers, named values and lists of named integers."""
+Constant = bool | int | str
 
-    def constant(key: str, value: bool | int | str | list[str]) -> str:
-        match value:
-            case bool():
-                return f"bool k{key} = {str(value).lower()}"
-            case int():
-                return f"int k{key} = {value}"
-            case str():
-                return f"auto k{key} = {value}"
-            case list():
-                return f"int k{key}[] = {{{', '.join(value) or 0}}}"
 
-    lines = [f"using {key} = {value};" for key, value in types.items()]
-    lines += [f"static constexpr {constant(*item)};" for item in constants.items()]
-    return f"struct {name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"
+def struct_text(
+    name: str,
+    types: Mapping[str, str],
+    constants: Mapping[str, Constant],
+    defaults: tuple[str, Mapping[str, Constant]] = ("", {}),
+) -> str:
+    """What a kernel is compiled with: types, and flags, integers and named values.
+
+    What equals one of the `defaults`, which are the members of a struct of the kernel's header, is left to that.
+    """
+    base, given = defaults
+
+    def ctype(item: tuple[str, Constant]) -> str:
+        return {bool: "bool", int: "int"}.get(type(item[1]), "auto")
+
+    def declared(item: tuple[str, Constant]) -> str:
+        return f"k{item[0]} = {str(item[1]).lower() if isinstance(item[1], bool) else item[1]}"
+
+    lines = [filled(f"using {key} = {value};" for key, value in types.items())]
+    stated = [item for item in constants.items() if given.get(item[0]) != item[1]]
+    for kind, items in groupby(stated, ctype):
+        line = f"    static constexpr {kind} "
+        for number, one in enumerate(map(declared, items)):
+            if number and len(line) + len(one) + 3 > WIDTH:
+                lines.append(f"{line};\n")
+                line = f"    static constexpr {kind} {one}"
+            else:
+                line += f", {one}" if number else one
+        lines.append(f"{line};\n")
+    return f"struct {name}{f' : {base}' if base else ''} {{\n" + "".join(lines) + "};\n"

@@ -9,8 +9,7 @@
 //    v    8 10 12 14
 //         9 11 13 15
 //
-// An H200 that multiplies 8192 x 28672 x 4096 reads 4.1, 2.5, 2.0 and 3.1 GB from memory in groups of 2, 4, 8 and 16,
-// and 1.4 GB where L2 is told what to keep. The time differs by less than 1%: the power limit is what holds it.
+// Groups of 8 read least from memory (benchmarks/results/product_kernels.md).
 #pragma once
 
 namespace jaxdnn {

@@ -8,8 +8,8 @@
 //                    leaves a part in scratch memory [batch, chunk, column], and product/reduce_axis.cuh combines
 //                    those. All orders are fixed
 //
-// Bytes: each element read and written once, and 4 for each column of a chunk. Memory bounds it: gelu's derivative with
-// the sum over rows, 8192 x 14336 bfloat16, takes 183 us on an H200, where a copy of as many bytes takes 171.
+// Bytes: each element read and written once, and 4 for each column of a chunk. Memory bounds it
+// (benchmarks/results/product_kernels.md).
 #pragma once
 
 #include "core/vector.cuh"

@@ -50,9 +50,9 @@ struct ProductSimt {
       (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
   static constexpr int kWidth = Config::kTileN / kSums;  // columns of a result's tile
   using TileA = SimtTile<typename Config::A, Element, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
-                         Config::kAlongM, Config::kVectorA, Offset>;
-  using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads, Config::kAlongN,
-                         Config::kVectorB, Offset>;
+                         Config::kMMajorA, Config::kVectorA, Offset>;
+  using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads,
+                         Config::kNMajorB, Config::kVectorB, Offset>;
   static constexpr int kStage = TileA::kSize + TileB::kSize;
   static constexpr int kPiecePitch = Config::kTileN + 4;
   static constexpr int kPiece = Multiply::kPieceRows * kPiecePitch;

@@ -20,15 +20,10 @@
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
 //   shared memory    | stages of (A tile | B tile) | the warps' slots for results | barriers |
 //   registers        a consumer holds its sums: 64 x kTileN / 128 a thread for each 64 rows
-//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest: 7% of the sum of 4096
-//                    positive products. With kPromotion they sum so many stages only, in as many registers again, which
-//                    are then added to the sums in float32. The consumers do that at different times, so that the
-//                    tensor cores always have work. (One half of the columns after the other, A from registers, leaves
-//                    room for 128 x 256: 5 to 20% slower than 128 x 192.)
-//                    Three consumers of 64 x 128 read an eighth more from shared memory than two of 64 x 192, in 1 to
-//                    2% less time where the power limit holds them. 8192 x 28672 x 4096 takes cuBLAS, which does not
-//                    promote, 6% less energy yet; neither promotion, nor the order of tiles, nor multicast, nor hints
-//                    to the L2 cache, nor 128 x 224 make up for it.
+//   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
+//                    many stages only, in as many registers again, which are then added to the accumulator in float32.
+//                    The consumers do that at different times, so that the tensor cores always have work
+//                    (benchmarks/results/product_kernels.md)
 //
 // Flops 2 m n k, bytes (m k + k n) of operands + m n of results. For each 128 bytes of k, a tile of kTileM x kTileN
 // takes 128 (kTileM + kTileN) bytes from L2 into shared memory, and its multiplies read 128 kTileM / 64 (64 + kTileN)
@@ -45,6 +40,19 @@
 
 namespace jaxdnn {
 
+/// What a `Config` has besides A, B, Epilogue, Operands, Results, Sum, kTileM and kTileN: jaxdnn/engines/product/sm90/
+/// states only what differs, and holds the same table.
+struct ProductSm90Defaults {
+  static constexpr bool kMMajorA = false, kNMajorB = true;  // how the operands' rows run in memory; else K-major
+  static constexpr bool kPingpong = false;                  // else cooperative
+  static constexpr bool kTensorStore = true;                // by TMA, else straight from registers
+  static constexpr bool kPairedStore = true;                // pairs of columns are aligned
+  static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
+  static constexpr int kSums = 1;                           // 2: A * B and A * B'
+  static constexpr int kStages = 4, kClusterM = 1, kClusterN = 1, kConsumers = 2, kStagger = 0, kPromotion = 0;
+  static constexpr int kStoreColumns = 32, kSlots = 2;  // of a piece of results; pieces that wait for TMA
+};
+
 template <class Config>
 struct ProductSm90 {
   const TensorMap* a = nullptr;
@@ -56,10 +64,10 @@ struct ProductSm90 {
   int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
   int splits = 1;                    // of K; each split's sums are a matrix of their own (product/split.cuh)
 
-  static constexpr int kWidth = Config::kTileN / Config::kSums;                       // columns of a result's tile
-  static constexpr int kLoaded = Config::kAlongN ? (kWidth + 63) / 64 * 64 : kWidth;  // of B's, in whole chunks
-  using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kAlongM, Config::kClusterN>;
-  using BTile = OperandTile<typename Config::B, kLoaded, Config::kAlongN, Config::kClusterM>;
+  static constexpr int kWidth = Config::kTileN / Config::kSums;                        // columns of a result's tile
+  static constexpr int kLoaded = Config::kNMajorB ? (kWidth + 63) / 64 * 64 : kWidth;  // of B's, in whole chunks
+  using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN>;
+  using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, Config::kClusterM>;
   using Barriers = StageBarriers<Config::kStages>;
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
   static constexpr int kCluster = Config::kClusterM * Config::kClusterN;
@@ -220,7 +228,7 @@ struct ProductBlock {
         for (int i = 0; i < Call::ATile::kSteps; ++i) {
 #pragma unroll
           for (int rows = 0; rows < kBlocks; ++rows) {
-            Multiply::template mma_async<Call::ATile::kType, Call::BTile::kType, Config::kAlongM, Config::kAlongN>(
+            Multiply::template mma_async<Call::ATile::kType, Call::BTile::kType, Config::kMMajorA, Config::kNMajorB>(
                 sums[rows], a_first + (offset + Call::ATile::block(rows) + Call::ATile::step(i)),
                 b_first + (offset + Call::BTile::step(i)), block > starts || i > 0);
           }

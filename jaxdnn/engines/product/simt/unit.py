@@ -27,8 +27,8 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         "Sum": ctype(register_type(product.accumulator)),
     }
     constants = {
-        "AlongM": along[0],
-        "AlongN": along[1],
+        "MMajorA": along[0],
+        "NMajorB": along[1],
         "Far": far,
         "Half": unit is TENSOR,
         "Sums": sums,

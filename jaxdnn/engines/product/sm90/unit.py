@@ -32,6 +32,27 @@ from jaxdnn.pointwise.operations import kind
 COPY_THREADS = 256  # of product/copy.cuh
 SPLIT_THREADS = 256  # of product/split.cuh
 REDUCE_THREADS = 1024  # of product/reduce.cuh
+# The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
+DEFAULTS = (
+    "ProductSm90Defaults",
+    {
+        "MMajorA": False,
+        "NMajorB": True,
+        "Pingpong": False,
+        "TensorStore": True,
+        "PairedStore": True,
+        "LongEpilogue": False,
+        "Sums": 1,
+        "Stages": 4,
+        "ClusterM": 1,
+        "ClusterN": 1,
+        "Consumers": 2,
+        "Stagger": 0,
+        "Promotion": 0,
+        "StoreColumns": 32,
+        "Slots": 2,
+    },
+)
 # Seconds that ptxas takes for an operation on each element of 128 x 256.
 LENGTHS = {
     **dict.fromkeys(("sin", "cos", "tan"), 2.4),
@@ -197,8 +218,8 @@ class Unit:
         knobs = self.knobs
         batch = product.batch * knobs.split_k
         constants = {
-            "AlongM": product.a_transposed,
-            "AlongN": not product.b_transposed,
+            "MMajorA": product.a_transposed,
+            "NMajorB": not product.b_transposed,
             "Pingpong": knobs.schedule == "pingpong",
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
@@ -218,7 +239,7 @@ class Unit:
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"ProductSm90<{config}>"
         shared = shared_memory(self.product, knobs)
-        self.texts += [epilogue.source, struct_text(config, types, constants)]
+        self.texts += [epilogue.source, struct_text(config, types, constants, DEFAULTS)]
         self.texts.append(
             f"static_assert({call}::kSharedBytes == {shared}, "
             + '"the plan and the kernel disagree about shared memory");\n'
