@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxdnn
 from checking.calls import refusal
 from checking.cases.operands import OPERANDS, OperandCase
 from checking.compiler_log import kernels
@@ -124,13 +125,28 @@ def test_kernels_compile(engine, name):
     assert case is not None
     call = call_of(case, LARGE[engine][2])
     reason = refusal(ENGINES[engine], call, H100)
-    if engine == "sm90" and reason and "looks an operand up" in reason:
-        pytest.skip(reason)
     assert reason is None, reason
     for knobs in itertools.islice(ENGINES[engine].configurations(call.problem, H100), 2):
         plan = ENGINES[engine].build(knobs, call.problem, H100)
         for kernel, (_, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="there is no GPU")
+@pytest.mark.parametrize(("engine", "name"), PAIRS)
+def test_results_of_a_gpu(engine, name):
+    case, dtype = scaled(name, engine), LARGE[engine][2]
+    assert case is not None
+    a, b, *operands = case.arrays()
+    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    with jaxdnn.options(engine=engine, fallback=False):
+        got = jax.jit(lambda *arrays: jaxdnn.matmul(*arrays, epilogue=case.epilogue))(a, b, *operands)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(one, "float64") if jnp.issubdtype(one.dtype, jnp.floating) else one for one in operands]
+        want = np.asarray(case.reference(a.astype("float64"), b.astype("float64"), *wide))
+    unit = max(float(jnp.finfo(got.dtype).eps), 2e-6)
+    error = np.abs(np.asarray(got, np.float64) - want)
+    assert np.all(error <= 4 * unit * (np.abs(want) + np.sqrt(a.shape[-1]))), error.max()
 
 
 @pytest.mark.parametrize("engine", LARGE)

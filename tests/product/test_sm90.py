@@ -1,9 +1,7 @@
 """The Hopper matmul engine: what it plans and refuses, that it all compiles, and that a GPU computes what is right."""
 
-import re
 import struct
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,6 @@ from checking.product.calls import ProductCase, check, run
 from jaxdnn import _native, device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
-from jaxdnn.engines.product.sm90.unit import DEFAULTS
 from jaxdnn.plan import TensorMap
 
 ENGINE = Sm90()
@@ -341,33 +338,3 @@ def test_results_of_a_gpu(name):
                 assert np.linalg.norm(result - exact) < 2.0**-10 * np.linalg.norm(exact)
         else:
             check(one, product, results, expected)
-
-
-# ------------------------------------------------------------ the text of a unit
-
-
-def test_defaults_are_the_kernels():
-    header = (Path(__file__).parents[2] / "cpp/kernels/product/sm90.cuh").read_text()
-    name, members = DEFAULTS
-    body = header[header.index(f"struct {name} {{") :]
-    found = dict(re.findall(r"\bk(\w+) = (\w+)", body[: body.index("\n};")]))
-    assert found == {key: str(value).lower() for key, value in members.items()}
-
-
-def test_what_equals_a_default_is_not_stated():
-    product = case(4096, 4096, 4096).product()
-    unit = ENGINE.build(replace(Sm90Knobs(), tile_n=128), product, H100).unit
-    assert "struct Config : ProductSm90Defaults" in unit
-    assert "kStages" not in unit
-    assert "kClusterM = 2" in unit
-
-
-@pytest.mark.parametrize(
-    ("epilogue", "most"),
-    [(gelu, 50), (lambda sums, bias: (*saved(sums, bias), jnp.max(jnp.abs(sums))), 60)],
-    ids=["gelu", "two results and a maximum"],
-)
-def test_units_are_short(epilogue, most):
-    product = case(4096, 4096, 4096, epilogue=epilogue, operands=BIAS).product()
-    plan = ENGINE.build(next(ENGINE.configurations(product, H100)), product, H100)
-    assert len(plan.unit.splitlines()) <= most

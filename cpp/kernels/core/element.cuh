@@ -262,6 +262,11 @@ struct EpilogueOperand {
   static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
 };
 
+template <class Operands>
+inline constexpr bool has_tables = false;
+template <class... Operands>
+inline constexpr bool has_tables<TypeList<Operands...>> = (Operands::kIsTable || ...);
+
 /// Strides count elements. Those that a plan leaves at zero cost no instruction.
 template <class Pointer>
 struct Address {

@@ -79,23 +79,21 @@ struct Partial {
     for (int i = 0; i < kHeld; ++i) held[i] = R::identity();
   }
 
-  /// Adds 16 columns. `row`, `column` are of the thread's first element.
-  __device__ __forceinline__ void add(const Patch& values, const ResultAddress& address, int row, int column, int batch,
-                                      int rows, int columns) {
+  /// Adds a fragment.
+  __device__ __forceinline__ void add(const Fragment& fragment, const ResultAddress& address,
+                                      const FragmentPlace& place) {
     const int lane = threadIdx.x % 32;
-    Type masked[2][2][2];
+    Type masked[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int pair = i / 4, r = i / 2 % 2, side = i % 2;
-      const bool inside = row + 8 * r < rows && column + 8 * pair + side < columns;
-      const typename R::Source value = values[pair][r][side];
-      masked[pair][r][side] = inside ? static_cast<Type>(value) : R::identity();
+      const typename R::Source value = fragment[i];
+      masked[i] = place.has(i) ? static_cast<Type>(value) : R::identity();
     }
     if constexpr (R::kOverColumns) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         Type& to = held[i / 2 % 2 % kHeld];
-        to = R::combine(to, masked[i / 4][i / 2 % 2][i % 2]);
+        to = R::combine(to, masked[i]);
       }
     } else {
       // Eight lanes hold the same four columns. Each exchange halves the lanes that share, and the columns.
@@ -103,72 +101,70 @@ struct Partial {
       Type of_side[2];
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        const Type low = R::combine(masked[0][0][side], masked[0][1][side]);
-        const Type high = R::combine(masked[1][0][side], masked[1][1][side]);
+        const Type low = R::combine(masked[side], masked[2 + side]);
+        const Type high = R::combine(masked[4 + side], masked[6 + side]);
         of_side[side] = R::across(upper ? high : low, upper ? low : high, 16);
       }
       Type value = R::across(right ? of_side[1] : of_side[0], right ? of_side[0] : of_side[1], 8);
       value = R::across(value, value, 4);
-      column += (upper ? 8 : 0) + (right ? 1 : 0);
-      row -= lane / 4;
-      if ((lane & 4) == 0 && row < rows && column < columns) {
-        const long long part = static_cast<long long>(batch) * ((rows + 15) / 16) + row / 16;
-        static_cast<Type*>(address.data)[part * columns + column] = value;
+      const int row = place.row - lane / 4, column = place.column + (upper ? 8 : 0) + (right ? 1 : 0);
+      if ((lane & 4) == 0 && row < place.rows && column < place.columns) {
+        const long long part = static_cast<long long>(place.batch) * ((place.rows + 15) / 16) + row / 16;
+        static_cast<Type*>(address.data)[part * place.columns + column] = value;
       }
     }
   }
 
-  /// Writes what was held of a tile whose first column is `column`; `row` is the warp's first.
-  __device__ __forceinline__ void finish(const ResultAddress& address, int row, int column, int batch, int rows,
-                                         int columns) {
+  /// Writes what was held of a tile; `place` is the warp's first element there.
+  __device__ __forceinline__ void finish(const ResultAddress& address, const FragmentPlace& place) {
     if constexpr (R::kOverColumns) {
-      const int lane = threadIdx.x % 32;
+      const int lane = threadIdx.x % 32, parts = (place.columns + kWidth - 1) / kWidth;
       Type* const to = static_cast<Type*>(address.data);
-      const long long part = static_cast<long long>(batch) * ((columns + kWidth - 1) / kWidth) + column / kWidth;
+      const long long part = static_cast<long long>(place.batch) * parts + place.column / kWidth;
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
         for (int mask = R::kOverRows ? 16 : 2; mask > 0; mask /= 2) held[i] = R::across(held[i], held[i], mask);
-        const int kept = R::kOverRows ? row / 16 : row + lane / 4 + 8 * i;
-        const int count = R::kOverRows ? (rows + 15) / 16 : rows;
-        if (lane % (R::kOverRows ? 32 : 4) == 0 && kept < count && column < columns) to[part * count + kept] = held[i];
+        const int kept = R::kOverRows ? place.row / 16 : place.row + lane / 4 + 8 * i;
+        const int count = R::kOverRows ? (place.rows + 15) / 16 : place.rows;
+        if (lane % (R::kOverRows ? 32 : 4) == 0 && kept < count && place.column < place.columns) {
+          to[part * count + kept] = held[i];
+        }
       }
     }
   }
 };
 
 /// The partial reductions of all results that are reduced.
-template <int kIndex, class Results, int kWidth>
+template <class Results, int kWidth, int kIndex = 0>
 struct Partials {
-  template <class... Arguments>
-  __device__ __forceinline__ void add(Arguments&&...) {}
   __device__ __forceinline__ void clear() {}
-  __device__ __forceinline__ void finish(const ResultAddress*, int, int, int, int, int) {}
+  __device__ __forceinline__ void add(const Fragment*, const ResultAddress*, const FragmentPlace&) {}
+  __device__ __forceinline__ void finish(const ResultAddress*, const FragmentPlace&) {}
 };
 
-template <int kIndex, class First, class... Rest, int kWidth>
-struct Partials<kIndex, TypeList<First, Rest...>, kWidth> : Partials<kIndex + 1, TypeList<Rest...>, kWidth> {};
+template <class First, class... Rest, int kWidth, int kIndex>
+struct Partials<TypeList<First, Rest...>, kWidth, kIndex> : Partials<TypeList<Rest...>, kWidth, kIndex + 1> {};
 
-template <int kIndex, Reduction kReduction, class Of, bool kOverRows, bool kOverColumns, class... Rest, int kWidth>
-struct Partials<kIndex, TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest...>, kWidth> {
-  Partial<Reduced<kReduction, Of, kOverRows, kOverColumns>, kWidth> partial;
-  Partials<kIndex + 1, TypeList<Rest...>, kWidth> rest;
+template <Reduction kReduction, class Of, bool kOverRows, bool kOverColumns, class... Rest, int kWidth, int kIndex>
+struct Partials<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest...>, kWidth, kIndex> {
+  Partial<Reduced<kReduction, Of, kOverRows, kOverColumns>, kWidth> own;
+  Partials<TypeList<Rest...>, kWidth, kIndex + 1> rest;
 
   __device__ __forceinline__ void clear() {
-    partial.clear();
+    own.clear();
     rest.clear();
   }
 
-  __device__ __forceinline__ void add(const Patch* values, const ResultAddress* addresses, int row, int column,
-                                      int batch, int rows, int columns) {
-    partial.add(values[kIndex], addresses[kIndex], row, column, batch, rows, columns);
-    rest.add(values, addresses, row, column, batch, rows, columns);
+  __device__ __forceinline__ void add(const Fragment* fragments, const ResultAddress* addresses,
+                                      const FragmentPlace& place) {
+    own.add(fragments[kIndex], addresses[kIndex], place);
+    rest.add(fragments, addresses, place);
   }
 
-  __device__ __forceinline__ void finish(const ResultAddress* addresses, int row, int column, int batch, int rows,
-                                         int columns) {
-    partial.finish(addresses[kIndex], row, column, batch, rows, columns);
-    rest.finish(addresses, row, column, batch, rows, columns);
+  __device__ __forceinline__ void finish(const ResultAddress* addresses, const FragmentPlace& place) {
+    own.finish(addresses[kIndex], place);
+    rest.finish(addresses, place);
   }
 };
 

@@ -2,24 +2,21 @@
 // engine, or straight from registers.
 #pragma once
 
-#include "core/epilogue_operands.cuh"
+#include "core/fragment.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
 
-/// A pair of neighbouring values of a result, rounded.
+/// Elements 2 `pair` and 2 `pair` + 1 of a fragment, which are neighbours, rounded.
 template <class T>
-__device__ __forceinline__ Vector<T, 2> rounded_pair(const RegisterOf<4> (&pair)[2]) {
-  const Held<T> values[2] = {pair[0], pair[1]};
+__device__ __forceinline__ Vector<T, 2> rounded_pair(const Fragment& fragment, int pair) {
+  const Held<T> values[2] = {fragment[2 * pair], fragment[2 * pair + 1]};
   Vector<T, 2> vector;
   vector.pack(values);
   return vector;
 }
-
-/// A thread's 2 x 2 x 2 values of 16 columns: two column pairs, two rows, two neighbours.
-using Patch = RegisterOf<4>[2][2][2];
 
 /// One result's piece of 16 rows in shared memory, swizzled as its tensor map says: by the length of its rows. The
 /// pattern repeats every 1024 bytes at most, to which slots are aligned.
@@ -34,44 +31,41 @@ struct ResultSlot {
     return row * kRowBytes + (chunk ^ exchange) * 16;
   }
 
-  static __device__ __forceinline__ void put(unsigned slot, int step, const Patch& values) {
+  /// Writes fragment `number` of the piece.
+  static __device__ __forceinline__ void put(unsigned slot, int number, const Fragment& fragment) {
     const int lane = threadIdx.x % 32;
     if constexpr (sizeof(T) == 2) {
       unsigned words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(values[i / 2][i % 2]).words[0];
-      ptx::stmatrix_x4(slot + place(lane % 16, 2 * step + lane / 16), words);
+      for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
+      ptx::stmatrix_x4(slot + place(lane % 16, 2 * number + lane / 16), words);
     } else {
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const Vector<T, 2> rounded = rounded_pair<T>(values[pair][r]);
-          const int row = lane / 4 + 8 * r;
-          if constexpr (sizeof(T) == 4) {
-            const unsigned address = slot + place(row, 4 * step + 2 * pair + lane % 4 / 2);
-            ptx::st_shared<8>(address + lane % 2 * 8, rounded.words);
-          } else {
-            ptx::st_shared<2>(slot + place(row, step) + 8 * pair + lane % 4 * 2, rounded.words);
-          }
+      for (int i = 0; i < 4; ++i) {
+        const Vector<T, 2> rounded = rounded_pair<T>(fragment, i);
+        const int row = lane / 4 + i % 2 * 8, half = i / 2;
+        if constexpr (sizeof(T) == 4) {
+          const unsigned address = slot + place(row, 4 * number + 2 * half + lane % 4 / 2);
+          ptx::st_shared<8>(address + lane % 2 * 8, rounded.words);
+        } else {
+          ptx::st_shared<2>(slot + place(row, number) + 8 * half + lane % 4 * 2, rounded.words);
         }
       }
     }
   }
 };
 
-/// Writes 16 columns without the copy engine; `kPairs` says that pairs of columns are aligned.
+/// Writes a fragment without the copy engine; `kPairs` says that pairs of columns are aligned.
 template <class T, bool kPairs>
-__device__ __forceinline__ void store_direct(T* matrix, int row, int column, int rows, int columns,
-                                             const Patch& values) {
+__device__ __forceinline__ void store_direct(T* matrix, const FragmentPlace& place, const Fragment& fragment) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    T* const line = matrix + static_cast<long long>(row + 8 * r) * columns;
+    T* const line = matrix + static_cast<long long>(place.row + 8 * r) * place.columns;
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const int first = column + 8 * pair;
-      const Vector<T, 2> rounded = rounded_pair<T>(values[pair][r]);
-      if (row + 8 * r >= rows || first >= columns) continue;
+    for (int half = 0; half < 2; ++half) {
+      const int first = place.column + 8 * half;
+      const Vector<T, 2> rounded = rounded_pair<T>(fragment, half * 2 + r);
+      if (place.row + 8 * r >= place.rows || first >= place.columns) continue;
       if constexpr (kPairs) {
         rounded.store(line + first);
       } else {
@@ -79,7 +73,7 @@ __device__ __forceinline__ void store_direct(T* matrix, int row, int column, int
         left.set(0, rounded.get(0));
         right.set(0, rounded.get(1));
         left.store(line + first);
-        if (first + 1 < columns) right.store(line + first + 1);
+        if (first + 1 < place.columns) right.store(line + first + 1);
       }
     }
   }

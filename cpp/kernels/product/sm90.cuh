@@ -57,8 +57,8 @@ template <class Config>
 struct ProductSm90 {
   const TensorMap* a = nullptr;
   const TensorMap* b[Config::kSums] = {};
-  OperandAddress operands[ResultWriter<Config>::kOperands];
-  ResultAddress results[ResultWriter<Config>::kResults];
+  OperandAddress operands[TileEpilogue<Config>::kOperands];
+  ResultAddress results[TileEpilogue<Config>::kResults];
   int m = 0, n = 0, k = 0, batches = 1;
   int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
   int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
@@ -74,7 +74,7 @@ struct ProductSm90 {
   static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;  // blocks that a stage is shared with
   static constexpr int kStageBytes = ATile::kBytes + Config::kSums * BTile::kBytes;
   static constexpr int kSlotsAt = Config::kStages * kStageBytes;
-  static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * ResultWriter<Config>::kSharedBytes;
+  static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
   static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
@@ -172,11 +172,11 @@ struct ProductBlock {
   }
 
   /// Prefetches what the epilogue of a tile reads; by each warp, of which `first_row` is the first row in the tile.
-  __device__ __forceinline__ void prefetch(const ResultWriter<Config>& writer, int first_row,
+  __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, int first_row,
                                            const TilePosition& tile) const {
 #pragma unroll
     for (int rows = 0; rows < Call::kRows; rows += 64) {
-      writer.template prefetch<Call::kWidth>(row(tile) + first_row + rows, column(tile), tile.batch);
+      epilogue.template prefetch<Call::kWidth>(row(tile) + first_row + rows, column(tile), tile.batch);
     }
   }
 
@@ -196,8 +196,8 @@ struct ProductBlock {
     using Multiply = ptx::Wgmma<Config::kTileN>;
     using Sum = typename Config::Sum;
     const int warp = ptx::shfl_sync_idx(threadIdx.x / 32 % 4);
-    ResultWriter<Config> writer{call.operands, call.results, call.m, call.n,
-                                shared + Call::kSlotsAt + (consumer * 4 + warp) * ResultWriter<Config>::kSharedBytes};
+    TileEpilogue<Config> epilogue{call.operands, call.results, call.m, call.n,
+                                  shared + Call::kSlotsAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
     const int own_rows = Config::kPingpong ? 0 : consumer * Call::kRows;
     const unsigned long long a_first = Call::ATile::descriptor(shared) + own_rows * 128 / 16;
     const unsigned long long b_first = Call::BTile::descriptor(shared + Call::ATile::kBytes);
@@ -235,7 +235,7 @@ struct ProductBlock {
         }
         ptx::wgmma_commit_group();
         if constexpr (Config::Operands::kCount > 0) {
-          if (block == 0) prefetch(writer, own_rows + warp * 16, order[index]);
+          if (block == 0) prefetch(epilogue, own_rows + warp * 16, order[index]);
         }
         ptx::wgmma_wait_group<1>();
         if (block > starts) release(previous);
@@ -264,10 +264,10 @@ struct ProductBlock {
       const TilePosition tile = order[index];
 #pragma unroll
       for (int rows = 0; rows < kBlocks; ++rows) {
-        writer.write(sums[rows], row(tile) + own_rows + rows * 64 + warp * 16, column(tile), tile.batch);
+        epilogue.apply(sums[rows], row(tile) + own_rows + rows * 64 + warp * 16, column(tile), tile.batch);
       }
     }
-    writer.finish();
+    epilogue.finish();
   }
 };
 

@@ -71,8 +71,6 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
             return reason
         if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
             return reason
-        if any(operand.gathered for operand in problem.operands):
-            return "its epilogue looks an operand up by integers, and its kernels load operands ahead of the epilogue"
         if next(self.configurations(problem, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
         return None

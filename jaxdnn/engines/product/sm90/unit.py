@@ -158,7 +158,9 @@ class Unit:
         operands = []
         for operand in product.operands:
             columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
-            if operand.column_stride > 1 or operand.terms[2]:
+            if operand.gathered:
+                columns = "table"
+            elif operand.column_stride > 1 or operand.terms[2]:
                 columns = "strided"
             operands.append(f"EpilogueOperand<{operand.dtype}, Broadcast::{operand.broadcast}, Columns::{columns}>")
         results = [
@@ -183,7 +185,7 @@ class Unit:
         for i, operand in enumerate(product.operands):
             found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
             strides = {"row_stride": operand.row_stride, "batch_stride": operand.batch_stride}
-            if operand.column_stride > 1:
+            if operand.column_stride > 1 or operand.gathered:
                 strides["column_stride"] = operand.column_stride
             for name, stride in strides.items():
                 if stride:

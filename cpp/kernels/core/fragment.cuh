@@ -1,0 +1,191 @@
+// A fragment: 16 x 16 elements of an accumulator as the tensor cores leave them in a warp's registers, 8 a thread, and
+// what a functor makes of them.
+//
+//   element i of lane   row  lane / 4 + i / 2 % 2 * 8,   column  lane % 4 * 2 + i / 4 * 8 + i % 2
+//   registers           the accumulator of a 16 x n strip is n / 16 fragments, one after the other
+//
+// What the functor reads of its operands is fetched for some fragments at once, ahead of their use:
+//   FragmentOperands<Operands, kColumns> values;
+//   values.fetch(addresses, place);
+//   apply_to_fragment<Config>(accumulator, first, values, fragment, addresses, place, results);
+// The results stay in registers: a product stores and reduces them (core/epilogue.cuh), an attention's score goes on.
+#pragma once
+
+#include "core/vector.cuh"
+
+namespace jaxdnn {
+
+constexpr int kFragmentColumns = 16;
+
+/// A thread's elements of a fragment.
+using Fragment = RegisterOf<4>[8];
+
+/// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.
+struct FragmentPlace {
+  int row, column, batch;
+  int rows, columns;
+
+  /// Of the thread itself, in the fragment of its warp whose first element is at (row, column).
+  static __device__ __forceinline__ FragmentPlace of_lane(int row, int column, int batch, int rows, int columns) {
+    const int lane = threadIdx.x % 32;
+    return {row + lane / 4, column + lane % 4 * 2, batch, rows, columns};
+  }
+
+  __device__ __forceinline__ FragmentPlace to_the_right(int distance) const {
+    return {row, column + distance, batch, rows, columns};
+  }
+
+  /// Of element `i`.
+  __device__ __forceinline__ Coordinate at(int i) const {
+    return {row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, batch};
+  }
+
+  __device__ __forceinline__ bool has(int i) const {
+    const Coordinate element = at(i);
+    return element.row < rows && element.column < columns;
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------- operands
+
+/// The values of one operand for a thread's elements of neighbouring fragments: `kPairs` pairs of columns in two rows.
+template <class Operand, int kPairs>
+struct FragmentOperand {
+  using T = typename Operand::Type;
+  static constexpr bool kPaired = Operand::kByColumn && Operand::kColumns == Columns::pairs;
+  static constexpr int kRowCount = Operand::kByRow ? 2 : 1;
+  static constexpr int kPairCount = Operand::kByColumn ? kPairs : 1;
+  static constexpr int kVectors = Operand::kByColumn && !kPaired ? 2 : 1;
+
+  Vector<T, kPaired ? 2 : 1> vectors[kRowCount][kPairCount][kVectors];
+
+  /// Elements outside the matrix are zero.
+  __device__ __forceinline__ void fetch(const OperandAddress& address, const FragmentPlace& place) {
+    const T* base = static_cast<const T*>(address.data) + address.of_batch(place.batch);
+#pragma unroll
+    for (int r = 0; r < kRowCount; ++r) {
+      const bool inside = !Operand::kByRow || place.row + 8 * r < place.rows;
+      const T* const line = base + (Operand::kByRow ? address.of_row(place.row + 8 * r) : 0);
+#pragma unroll
+      for (int pair = 0; pair < kPairCount; ++pair) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          const int at = place.column + 8 * pair + i;
+          vectors[r][pair][i].clear();
+          if constexpr (Operand::kByColumn) {
+            const long long offset = Operand::kColumns == Columns::strided ? address.of_column(at) : at;
+            if (inside && at < place.columns) vectors[r][pair][i].load(line + offset);
+          } else {
+            if (inside) vectors[r][pair][i].load(line);
+          }
+        }
+      }
+    }
+  }
+
+  /// Of element `i` of fragment `fragment`.
+  __device__ __forceinline__ Held<T> value(int fragment, int i) const {
+    const int row = Operand::kByRow ? i / 2 % 2 : 0;
+    const int pair = Operand::kByColumn ? fragment * 2 + i / 4 : 0;
+    const auto& from = vectors[row][pair];
+    return widen(kPaired ? from[0].get(i % 2) : from[kVectors == 2 ? i % 2 : 0].get(0));
+  }
+};
+
+/// The values of all operands, for `kColumns` columns.
+template <class Operands, int kColumns, int kIndex = 0>
+struct FragmentOperands {
+  __device__ __forceinline__ void fetch(const OperandAddress*, const FragmentPlace&) {}
+  __device__ __forceinline__ void values(int, int, RegisterOf<4>*) const {}
+};
+
+template <class First, class... Rest, int kColumns, int kIndex>
+struct FragmentOperands<TypeList<First, Rest...>, kColumns, kIndex> {
+  FragmentOperand<First, kColumns / 8> own;
+  FragmentOperands<TypeList<Rest...>, kColumns, kIndex + 1> rest;
+
+  __device__ __forceinline__ void fetch(const OperandAddress* addresses, const FragmentPlace& place) {
+    if constexpr (!First::kIsTable) own.fetch(addresses[kIndex], place);
+    rest.fetch(addresses, place);
+  }
+
+  /// Of element `i` of fragment `fragment`.
+  __device__ __forceinline__ void values(int fragment, int i, RegisterOf<4>* to) const {
+    if constexpr (!First::kIsTable) to[kIndex].set(own.value(fragment, i));
+    rest.values(fragment, i, to);
+  }
+};
+
+/// Brings a warp's 16 rows x kWidth columns of all operands closer: rows, which all warps of the tile read, into the L1
+/// cache, and matrices into the L2 cache. `place` is the warp's first element.
+template <class Operands, int kWidth, int kIndex = 0>
+__device__ __forceinline__ void prefetch_operands(const OperandAddress* addresses, const FragmentPlace& place) {
+  if constexpr (kIndex < Operands::kCount) {
+    using Operand = TypeAt<kIndex, Operands>;
+    using T = typename Operand::Type;
+    if constexpr (Operand::kByColumn && Operand::kColumns <= Columns::pairs) {
+      constexpr int kPart = (Operand::kByRow ? 128 : 32) / static_cast<int>(sizeof(T));  // elements of a line or sector
+      constexpr int kParts = (kWidth + kPart - 1) / kPart;
+      const OperandAddress& address = addresses[kIndex];
+      const T* const matrix = static_cast<const T*>(address.data) + address.of_batch(place.batch);
+      for (int i = threadIdx.x % 32; i < kParts * (Operand::kByRow ? 16 : 1); i += 32) {
+        const int line = place.row + i / kParts, first = place.column + i % kParts * kPart;
+        if (first >= place.columns || line >= place.rows) continue;
+        if constexpr (Operand::kByRow) {
+          ptx::prefetch_global_l2(matrix + address.of_row(line) + first);
+        } else {
+          ptx::prefetch_global_l1(matrix + first);
+        }
+      }
+    }
+    prefetch_operands<Operands, kWidth, kIndex + 1>(addresses, place);
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------------- functor
+
+/// The functor's results for one element. Tables are looked up inside the matrix only: what is outside is never used.
+template <class Config, class Sum, int kSums, int kOperands, int kResults>
+__device__ __forceinline__ void apply_to_element(const Sum (&sum)[kSums], const RegisterOf<4> (&operand)[kOperands],
+                                                 const OperandAddress* addresses, const FragmentPlace& place, int i,
+                                                 RegisterOf<4> (&result)[kResults]) {
+  Coordinate at = place.at(i);
+  if constexpr (has_tables<typename Config::Operands>) {
+    at.row = at.row < place.rows ? at.row : place.rows - 1;
+    at.column = at.column < place.columns ? at.column : place.columns - 1;
+  }
+  Config::Epilogue::apply(sum, operand, ElementContext{at, addresses}, result);
+}
+
+/// Applies the functor to the fragment whose registers begin at `accumulator[first]`; with two accumulators, the second
+/// one's follow the first one's. Config has: Epilogue, Operands, Sum, kSums, kLongEpilogue (the functor's code stands
+/// once for 8 elements, and not for each: they pass through local memory, and the compiler takes a second instead of
+/// many).
+template <class Config, class Sum, int kRegisters, int kColumns, int kResults>
+__device__ __forceinline__ void apply_to_fragment(const Sum (&accumulator)[kRegisters], int first,
+                                                  const FragmentOperands<typename Config::Operands, kColumns>& values,
+                                                  int fragment, const OperandAddress* addresses,
+                                                  const FragmentPlace& place, Fragment (&results)[kResults]) {
+  Sum sum[8][Config::kSums];
+  RegisterOf<4> operand[8][Config::Operands::kArray], result[8][kResults];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int s = 0; s < Config::kSums; ++s) sum[i][s] = accumulator[s * (kRegisters / Config::kSums) + first + i];
+    values.values(fragment, i, operand[i]);
+    if constexpr (!Config::kLongEpilogue) {
+      apply_to_element<Config>(sum[i], operand[i], addresses, place, i, result[i]);
+    }
+  }
+  if constexpr (Config::kLongEpilogue) {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) apply_to_element<Config>(sum[i], operand[i], addresses, place, i, result[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int j = 0; j < kResults; ++j) results[j][i] = result[i][j];
+  }
+}
+
+}  // namespace jaxdnn
