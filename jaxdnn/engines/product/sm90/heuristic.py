@@ -59,7 +59,7 @@ LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
 EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
 REDUCTION_REGISTERS = 24
-LOOKUP_REGISTERS = 24  # an index of a table
+LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it is looked up by
 # What does not spill beside the most sums, two warp groups taking turns: up to two 16-bit results of these operations,
 # and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
@@ -156,7 +156,7 @@ def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
 def operand_registers(operand: EpilogueOperand) -> int:
     """Registers that hold an operand's values for 32 columns of two rows, or what it is looked up with."""
     if operand.gathered:
-        return LOOKUP_REGISTERS * len(operand.gathered)
+        return LOOKUP_REGISTERS[len(operand.gathered)]
     rows = 2 if operand.broadcast in ("column", "full") else 1
     batched = int(operand.batch_stride != 0)
     if operand.broadcast in ("scalar", "column"):
