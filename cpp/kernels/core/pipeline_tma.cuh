@@ -1,10 +1,21 @@
-// The stages of shared memory that a producer fills by TMA and consumers read.
+// A ring of stages of shared memory that one thread fills by TMA, and that warps read as they arrive.
 //
-// Each stage has two barriers: `full` completes when the bytes that its producer announced have arrived, `empty` when
-// all of its consumers have let go of it. A barrier's phase flips on each completion, and a waiter names the phase it
-// waits for.
+//   full[stage]    1 arrival, the producer's, which announces the bytes of a stage; complete when they are there
+//   empty[stage]   an arrival of each consuming warp, of each block that this one's copies write to
+//   shared memory  | stages, kStageBytes each | full 0, empty 0, full 1, ... | (the stages need not end there)
+//
+// A kernel says what a stage holds, be it one tile or several, and how it is loaded; what is loaded once has a ring of
+// one stage:
+//
+//   producer   StageWriter<Pipeline> stages{pipeline};  for each stage:  stages.fill([&](unsigned stage, unsigned full)
+//   {...}) consumer   StageReader<Pipeline> stages{pipeline};  for each stage:  stages.wait(); use; release;
+//   stages.advance()
+//
+// A barrier's phase flips on each completion, and a waiter names the phase that it waits for. Nothing is filled yet at
+// the start, so the first wait for `empty` is for the phase before the first, which counts as complete.
 #pragma once
 
+#include "core/cluster.cuh"
 #include "ptx/barrier.cuh"
 
 namespace jaxdnn {
@@ -34,24 +45,86 @@ struct StagePosition {
   }
 };
 
-/// The barriers of a ring: `full` and `empty` of each stage, side by side in shared memory.
-template <int kStages>
-struct StageBarriers {
-  static constexpr int kSharedBytes = kStages * 16;
+/// The ring. `Place` is a ClusterPlace: which blocks fill each other's stages.
+template <int kStages, int kBytes, class Place = ClusterPlace<1, 1>>
+struct TmaPipeline {
+  using Position = StagePosition<kStages>;
+  static constexpr int kStageBytes = kBytes;
+  static constexpr int kBarrierBytes = kStages * 16;
 
-  unsigned base;
+  unsigned stages, barriers;  // shared addresses
+  Place place;
 
-  __device__ __forceinline__ unsigned full(int stage) const { return base + stage * 16; }
-  __device__ __forceinline__ unsigned empty(int stage) const { return base + stage * 16 + 8; }
+  __device__ __forceinline__ TmaPipeline(unsigned stages, unsigned barriers) : stages(stages), barriers(barriers) {}
 
-  /// By one thread; `consumers` arrive at each `empty`.
-  __device__ __forceinline__ void init(unsigned consumers) const {
+  __device__ __forceinline__ unsigned stage(int index) const { return stages + index * kStageBytes; }
+  __device__ __forceinline__ unsigned full(int stage) const { return barriers + stage * 16; }
+  __device__ __forceinline__ unsigned empty(int stage) const { return barriers + stage * 16 + 8; }
+
+  /// By one thread: makes the barriers, for so many consuming warps of a block.
+  __device__ __forceinline__ void init(int warps) const {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(full(stage), 1);
-      ptx::mbarrier_init(empty(stage), consumers);
+      ptx::mbarrier_init(empty(stage), warps * Place::kSharers);
     }
     ptx::fence_mbarrier_init();
   }
+
+  /// By all threads, when one has made the barriers: waits until every block of the cluster has them.
+  __device__ __forceinline__ void open() const {
+    __syncthreads();
+    cluster_sync<Place::kBlocks>();
+  }
+
+  /// By all threads: no block leaves while others of its cluster may still arrive at its barriers.
+  __device__ __forceinline__ void close() const { cluster_sync<Place::kBlocks>(); }
+
+  /// By a consuming warp: lets go of a stage, in every block that writes to it.
+  __device__ __forceinline__ void release(int stage) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (Place::kBlocks == 1) {
+      if (lane == 0) ptx::mbarrier_arrive(empty(stage));
+    } else if (lane < Place::kSharers) {
+      ptx::mbarrier_arrive_cluster(empty(stage), place.sharer(lane));
+    }
+  }
+};
+
+/// The producer's end of a ring; one thread's.
+template <class Pipeline>
+struct StageWriter {
+  const Pipeline& pipeline;
+  typename Pipeline::Position position = {};
+
+  /// Waits until the next stage is empty, and has `load(address, barrier)` start copies of its bytes.
+  template <class Load>
+  __device__ __forceinline__ void fill(const Load& load) {
+    const unsigned full = pipeline.full(position.stage);
+    mbarrier_wait(pipeline.empty(position.stage), position.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full, Pipeline::kStageBytes);
+    load(pipeline.stage(position.stage), full);
+    position.advance();
+  }
+};
+
+/// A consumer's end: the stage that it uses, and the one before, of which multiplies may still read.
+template <class Pipeline>
+struct StageReader {
+  const Pipeline& pipeline;
+  typename Pipeline::Position position = {};
+  int previous = 0;
+
+  /// Until the stage is full.
+  __device__ __forceinline__ void wait() const { mbarrier_wait(pipeline.full(position.stage), position.parity); }
+
+  __device__ __forceinline__ void advance() {
+    previous = position.stage;
+    position.advance();
+  }
+
+  /// By a warp; the stage itself, or the one before.
+  __device__ __forceinline__ void release() const { pipeline.release(position.stage); }
+  __device__ __forceinline__ void release_previous() const { pipeline.release(previous); }
 };
 
 }  // namespace jaxdnn

@@ -34,18 +34,22 @@ constexpr ptx::WgmmaType wgmma_type() {
   }
 }
 
+constexpr int kDepthBytes = 128;  // of K in a stage
+constexpr int kChunk = 64;        // elements of a row that runs along M or N, in one box
+
 /// `kOnce` says that no other block reads the tile.
 template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false>
 struct OperandTile {
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
+  static constexpr bool kRunsAlongExtent = kAlongExtent;
   static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
-  static constexpr int kDepth = 128 / kBytesOfT;  // elements of K
-  static constexpr int kBytes = kExtent * 128;
-  static constexpr int kChunkBytes = 8192;
+  static constexpr int kDepth = kDepthBytes / kBytesOfT;  // elements of K
+  static constexpr int kBytes = kExtent * kDepthBytes;
+  static constexpr int kChunkBytes = kChunk * kDepthBytes;
   static constexpr int kSteps = 4;                                             // multiplies along K
   static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
   static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
-  static_assert(!kAlongExtent || kExtent % 64 == 0, "chunks have 64 elements");
+  static_assert(!kAlongExtent || kExtent % kChunk == 0, "a tile is made of whole chunks");
   static_assert(!kOnce || kSharers == 1, "other blocks read what is shared");
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
@@ -55,8 +59,8 @@ struct OperandTile {
     const int line = share * kLines;
     if constexpr (kAlongExtent) {
 #pragma unroll
-      for (int chunk = 0; chunk < kExtent / 64; ++chunk) {
-        box(map, tile + chunk * kChunkBytes + line * 128, barrier, blocks, start + chunk * 64, k + line, batch);
+      for (int chunk = 0; chunk < kExtent / kChunk; ++chunk) {
+        box(map, tile + chunk * kChunkBytes + line * 128, barrier, blocks, start + chunk * kChunk, k + line, batch);
       }
     } else {
       box(map, tile + line * 128, barrier, blocks, k, start + line, batch);
@@ -92,5 +96,25 @@ struct OperandTile {
     }
   }
 };
+
+/// What to add to the descriptor of a tile in the first stage to come to that in `stage`; stages take `bytes` each.
+__device__ __forceinline__ unsigned stage_offset(int stage, int bytes) { return stage * (bytes / 16); }
+
+/// Starts the multiplies of two tiles, 64 rows of A's for each accumulator. `a` and `b` are descriptors, to which
+/// `offset` is added. Unless it `accumulate`s, what is in the accumulators is replaced.
+template <class ATile, class BTile, class Sum, int kBlocks, int kRegisters>
+__device__ __forceinline__ void multiply_tiles(Sum (&sums)[kBlocks][kRegisters], unsigned long long a,
+                                               unsigned long long b, unsigned offset, bool accumulate) {
+  using Multiply = ptx::Wgmma<2 * kRegisters>;
+#pragma unroll
+  for (int i = 0; i < ATile::kSteps; ++i) {
+#pragma unroll
+    for (int rows = 0; rows < kBlocks; ++rows) {
+      Multiply::template mma_async<ATile::kType, BTile::kType, ATile::kRunsAlongExtent, BTile::kRunsAlongExtent>(
+          sums[rows], a + (offset + ATile::block(rows) + ATile::step(i)), b + (offset + BTile::step(i)),
+          accumulate || i > 0);
+    }
+  }
+}
 
 }  // namespace jaxdnn

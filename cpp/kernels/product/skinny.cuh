@@ -25,7 +25,6 @@
 #include "core/epilogue_element.cuh"
 #include "core/pipeline_tma.cuh"
 #include "core/tile.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -45,92 +44,84 @@ struct ProductSkinny {
   using Sum = typename Config::Sum;
   using WideTile = OperandTile<typename Config::Wide, Config::kTile, Config::kAlongWide, 1, Config::kOnce>;
   using NarrowTile = OperandTile<typename Config::Narrow, Config::kNarrow, Config::kAlongNarrow, 1>;
-  using Barriers = StageBarriers<Config::kStages>;
   static constexpr int kGroups = Config::kTile / 64 * Config::kSums;
   static constexpr int kMultiplying = 128 * kGroups;
   static constexpr int kThreads = kMultiplying + 32;
   static constexpr int kStageBytes = Config::kSums * WideTile::kBytes + NarrowTile::kBytes;
+  using Pipeline = TmaPipeline<Config::kStages, kStageBytes>;
   // Four words more than the rows have: the lanes of a warp that put their sums there hit different banks.
   static constexpr int kPitch = Config::kSums * Config::kTile + 4;
   static constexpr int kSumBytes = Config::kNarrow * kPitch * 4;
   static constexpr int kRingBytes = Config::kStages * kStageBytes;
   static constexpr int kBarriersAt = kRingBytes > kSumBytes ? kRingBytes : (kSumBytes + 1023) / 1024 * 1024;
-  static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
+  static constexpr int kSharedBytes = kBarriersAt + Pipeline::kBarrierBytes;
   static constexpr bool kPromotes = sizeof(typename Config::Wide) == 1 && is_same<Sum, float>;
   static_assert(sizeof(Sum) == 4 && Config::kTile % 64 == 0, "sums are words, in blocks of 64 rows");
 };
 
 /// By one thread: starts the copies of the parts of K from `first` to `last`.
 template <class Config>
-__device__ __forceinline__ void skinny_produce(const ProductSkinny<Config>& call, unsigned shared, int row, int batch,
-                                               int first, int last) {
+__device__ __forceinline__ void skinny_produce(const ProductSkinny<Config>& call,
+                                               const typename ProductSkinny<Config>::Pipeline& pipeline, int row,
+                                               int batch, int first, int last) {
   using Call = ProductSkinny<Config>;
-  const typename Call::Barriers barriers{shared + Call::kBarriersAt};
-  StagePosition<Config::kStages> position;
+  StageWriter<typename Call::Pipeline> stages{pipeline};
   for (int block = first; block < last; ++block) {
-    const unsigned full = barriers.full(position.stage), stage = shared + position.stage * Call::kStageBytes;
-    const int k = block * Call::WideTile::kDepth;
-    mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(full, Call::kStageBytes);
+    stages.fill([&](unsigned stage, unsigned full) {
+      const int k = block * Call::WideTile::kDepth;
 #pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) {
-      Call::WideTile::load(call.wide[i], stage + i * Call::WideTile::kBytes, full, 0, 1, k, row,
-                           batch * call.wide_batched);
-    }
-    Call::NarrowTile::load(call.narrow, stage + Config::kSums * Call::WideTile::kBytes, full, 0, 1, k, 0,
-                           batch * call.narrow_batched);
-    position.advance();
+      for (int i = 0; i < Config::kSums; ++i) {
+        Call::WideTile::load(call.wide[i], stage + i * Call::WideTile::kBytes, full, 0, 1, k, row,
+                             batch * call.wide_batched);
+      }
+      Call::NarrowTile::load(call.narrow, stage + Config::kSums * Call::WideTile::kBytes, full, 0, 1, k, 0,
+                             batch * call.narrow_batched);
+    });
   }
 }
 
 /// By a warp group: multiplies `blocks` parts of K for its 64 rows of wide, and leaves the sums in shared memory.
 template <class Config>
-__device__ __forceinline__ void skinny_multiply(unsigned shared, typename Config::Sum* to, int blocks) {
+__device__ __forceinline__ void skinny_multiply(const typename ProductSkinny<Config>::Pipeline& pipeline,
+                                                typename Config::Sum* to, int blocks) {
   using Call = ProductSkinny<Config>;
   using Sum = typename Call::Sum;
-  const typename Call::Barriers barriers{shared + Call::kBarriersAt};
+  using WideTile = typename Call::WideTile;
+  using NarrowTile = typename Call::NarrowTile;
   const int warp = ptx::shfl_sync_idx(threadIdx.x / 32), lane = threadIdx.x % 32;
-  const unsigned long long wide = Call::WideTile::descriptor(shared) + Call::WideTile::block(warp / 4);
-  const unsigned long long narrow = Call::NarrowTile::descriptor(shared + Config::kSums * Call::WideTile::kBytes);
+  const unsigned long long wide = WideTile::descriptor(pipeline.stages) + WideTile::block(warp / 4);
+  const unsigned long long narrow = NarrowTile::descriptor(pipeline.stages + Config::kSums * WideTile::kBytes);
   constexpr int kRegisters = Config::kNarrow / 2;
-  Sum sums[kRegisters] = {};
+  Sum sums[1][kRegisters] = {};
   Sum promoted[kRegisters] = {};
 
-  StagePosition<Config::kStages> position;
-  int previous = 0;
+  StageReader<typename Call::Pipeline> stages{pipeline};
   for (int block = 0; block < blocks; ++block) {
-    mbarrier_wait(barriers.full(position.stage), position.parity);
-    const unsigned offset = position.stage * (Call::kStageBytes / 16);
+    stages.wait();
     ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      ptx::Wgmma<Config::kNarrow>::template mma_async<Call::WideTile::kType, Call::NarrowTile::kType,
-                                                      Config::kAlongWide, Config::kAlongNarrow>(
-          sums, wide + (offset + Call::WideTile::step(step)), narrow + (offset + Call::NarrowTile::step(step)),
-          (!Call::kPromotes && block > 0) || step > 0);
-    }
+    multiply_tiles<WideTile, NarrowTile>(sums, wide, narrow, stage_offset(stages.position.stage, Call::kStageBytes),
+                                         !Call::kPromotes && block > 0);
     ptx::wgmma_commit_group();
     if constexpr (Call::kPromotes) {
       ptx::wgmma_wait_group<0>();
-      if (lane == 0) ptx::mbarrier_arrive(barriers.empty(position.stage));
-      ptx::warpgroup_fence_operand(sums);
+      stages.release();
+      ptx::warpgroup_fence_operand(sums[0]);
 #pragma unroll
-      for (int i = 0; i < kRegisters; ++i) promoted[i] += sums[i];
+      for (int i = 0; i < kRegisters; ++i) promoted[i] += sums[0][i];
     } else {
       ptx::wgmma_wait_group<1>();
-      if (block > 0 && lane == 0) ptx::mbarrier_arrive(barriers.empty(previous));
-      previous = position.stage;
+      if (block > 0) stages.release_previous();
     }
-    position.advance();
+    stages.advance();
   }
   ptx::wgmma_wait_group<0>();
-  ptx::warpgroup_fence_operand(sums);
+  ptx::warpgroup_fence_operand(sums[0]);
 
   ptx::barrier_sync(1, Call::kMultiplying);  // nobody reads the stages any more
 #pragma unroll
   for (int i = 0; i < kRegisters; ++i) {
     const int row = warp * 16 + lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    to[column * Call::kPitch + row] = Call::kPromotes ? promoted[i] : sums[i];
+    to[column * Call::kPitch + row] = Call::kPromotes ? promoted[i] : sums[0][i];
   }
 }
 
@@ -171,11 +162,12 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const unsigned shared = ptx::cvta_to_shared(shared_memory);
   Sum* const sums = reinterpret_cast<Sum*>(shared_memory);
+  const typename Call::Pipeline pipeline(shared, shared + Call::kBarriersAt);
   if (threadIdx.x == Call::kMultiplying) {
     ptx::prefetch_tensormap(call.narrow);
-    typename Call::Barriers{shared + Call::kBarriersAt}.init(4 * Call::kGroups);
+    pipeline.init(4 * Call::kGroups);
   }
-  __syncthreads();
+  pipeline.open();
 
   const int split = blockIdx.x % Config::kSplits, index = blockIdx.x / Config::kSplits;
   const int batch = index / call.tiles, row = (index - batch * call.tiles) * Config::kTile;
@@ -184,14 +176,13 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
   const int last = static_cast<int>(parts * (split + 1) / Config::kSplits);
   const bool multiplies = ptx::shfl_sync_idx(threadIdx.x / 32) < 4 * Call::kGroups;
   if (multiplies) {
-    skinny_multiply<Config>(shared, sums, last - first);
+    skinny_multiply<Config>(pipeline, sums, last - first);
   } else if (threadIdx.x == Call::kMultiplying) {
-    skinny_produce(call, shared, row, batch, first, last);
+    skinny_produce(call, pipeline, row, batch, first, last);
   }
   if constexpr (Config::kSplits > 1) {
     ptx::bar_warp_sync();
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
+    cluster_sync<Config::kSplits>();
   } else if (multiplies) {
     ptx::barrier_sync(1, Call::kMultiplying);
   }
@@ -217,10 +208,7 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
     }
   }
   // No block leaves while others of its cluster may still read its sums.
-  if constexpr (Config::kSplits > 1) {
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
-  }
+  cluster_sync<Config::kSplits>();
 }
 
 }  // namespace jaxdnn

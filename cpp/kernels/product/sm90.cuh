@@ -35,7 +35,6 @@
 #include "core/pipeline_tma.cuh"
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {
@@ -64,18 +63,17 @@ struct ProductSm90 {
   int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
   int splits = 1;                    // of K; each split's sums are a matrix of their own (product/split.cuh)
 
-  static constexpr int kWidth = Config::kTileN / Config::kSums;                        // columns of a result's tile
-  static constexpr int kLoaded = Config::kNMajorB ? (kWidth + 63) / 64 * 64 : kWidth;  // of B's, in whole chunks
+  static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
+  static constexpr int kLoaded = Config::kNMajorB ? (kWidth + kChunk - 1) / kChunk * kChunk : kWidth;  // of B's
   using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN>;
   using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, Config::kClusterM>;
-  using Barriers = StageBarriers<Config::kStages>;
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
-  static constexpr int kCluster = Config::kClusterM * Config::kClusterN;
-  static constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;  // blocks that a stage is shared with
   static constexpr int kStageBytes = ATile::kBytes + Config::kSums * BTile::kBytes;
+  using Place = ClusterPlace<Config::kClusterM, Config::kClusterN>;
+  using Pipeline = TmaPipeline<Config::kStages, kStageBytes, Place>;
   static constexpr int kSlotsAt = Config::kStages * kStageBytes;
   static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Barriers::kSharedBytes;
+  static constexpr int kSharedBytes = kBarriersAt + Pipeline::kBarrierBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
   static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 24;
@@ -89,185 +87,242 @@ struct ProductSm90 {
   static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 };
 
-/// The work of one block: which tiles, and its place in the cluster.
+/// The work of one block: which tiles, and its pipeline.
 template <class Config>
 struct ProductBlock {
   using Call = ProductSm90<Config>;
 
   const Call& call;
-  typename Call::Barriers barriers;
-  unsigned shared;
+  typename Call::Pipeline pipeline;
   TileOrder order;
   unsigned tiles, first, stride;  // of clusters
   int depth_blocks;               // stages that one tile takes; past the end of K the copy engine fills in zeros
-  int cluster_row, cluster_column;
 
-  __device__ __forceinline__ explicit ProductBlock(const Call& call, unsigned shared)
-      : call(call), barriers{shared + Call::kBarriersAt}, shared(shared) {
+  __device__ __forceinline__ ProductBlock(const Call& call, unsigned shared)
+      : call(call), pipeline(shared, shared + Call::kBarriersAt) {
     constexpr int kTallest = Config::kTileM * Config::kClusterM, kWidest = Call::kWidth * Config::kClusterN;
     order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
              static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.group)};
     tiles = order.rows * order.columns * call.batches * call.splits;
-    first = blockIdx.x / Call::kCluster;
-    stride = gridDim.x / Call::kCluster;
+    first = blockIdx.x / Call::Place::kBlocks;
+    stride = gridDim.x / Call::Place::kBlocks;
     const int depth = Call::ATile::kDepth * call.splits;
     depth_blocks = (call.k + depth - 1) / depth;
-    const int rank = Call::kCluster > 1 ? static_cast<int>(ptx::cluster_ctarank()) : 0;
-    cluster_row = rank % Config::kClusterM;
-    cluster_column = rank / Config::kClusterM;
   }
 
   __device__ __forceinline__ int row(const TilePosition& tile) const {
-    return (tile.row * Config::kClusterM + cluster_row) * Config::kTileM;
+    return (tile.row * Config::kClusterM + pipeline.place.row) * Config::kTileM;
   }
 
   __device__ __forceinline__ int column(const TilePosition& tile) const {
-    return (tile.column * Config::kClusterN + cluster_column) * Call::kWidth;
+    return (tile.column * Config::kClusterN + pipeline.place.column) * Call::kWidth;
   }
 
   /// Starts the copies of all stages of all tiles; by one thread.
-  __device__ __forceinline__ void produce() const {
-    unsigned short a_blocks = 0;
-#pragma unroll
-    for (int i = 0; i < Config::kClusterN; ++i) a_blocks |= 1 << (cluster_row + i * Config::kClusterM);
+  __device__ __forceinline__ void load() const {
+    using ATile = typename Call::ATile;
+    using BTile = typename Call::BTile;
+    const typename Call::Place& place = pipeline.place;
     ptx::prefetch_tensormap(call.a);
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) ptx::prefetch_tensormap(call.b[i]);
-    const unsigned short b_blocks = ((1 << Config::kClusterM) - 1) << (cluster_column * Config::kClusterM);
-    StagePosition<Config::kStages> position;
+    const unsigned short a_blocks = place.row_mask(), b_blocks = place.column_mask();
+    StageWriter<typename Call::Pipeline> stages{pipeline};
     for (unsigned index = first; index < tiles; index += stride) {
       const TilePosition tile = order[index];
       const int row = this->row(tile), column = this->column(tile);
       const int batch = tile.batch / call.splits;
-      const int k_first = (tile.batch - batch * call.splits) * depth_blocks * Call::ATile::kDepth;
+      const int k_first = (tile.batch - batch * call.splits) * depth_blocks * ATile::kDepth;
       for (int block = 0; block < depth_blocks; ++block) {
-        const unsigned full = barriers.full(position.stage);
-        const unsigned stage = shared + position.stage * Call::kStageBytes;
-        const int k = k_first + block * Call::ATile::kDepth;
-        mbarrier_wait(barriers.empty(position.stage), position.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full, Call::kStageBytes);
-        Call::ATile::load(call.a, stage, full, cluster_column, a_blocks, k, row, batch * call.a_batched);
+        stages.fill([&](unsigned stage, unsigned full) {
+          const int k = k_first + block * ATile::kDepth;
+          ATile::load(call.a, stage, full, place.column, a_blocks, k, row, batch * call.a_batched);
 #pragma unroll
-        for (int i = 0; i < Config::kSums; ++i) {
-          Call::BTile::load(call.b[i], stage + Call::ATile::kBytes + i * Call::BTile::kBytes, full, cluster_row,
-                            b_blocks, k, column, batch * call.b_batched);
-        }
-        position.advance();
+          for (int i = 0; i < Config::kSums; ++i) {
+            BTile::load(call.b[i], stage + ATile::kBytes + i * BTile::kBytes, full, place.row, b_blocks, k, column,
+                        batch * call.b_batched);
+          }
+        });
       }
     }
   }
+};
 
-  /// Lets go of a stage, in every block that wrote to it; by a warp.
-  __device__ __forceinline__ void release(int stage) const {
-    const int lane = threadIdx.x % 32;
-    if constexpr (Call::kCluster == 1) {
-      if (lane == 0) ptx::mbarrier_arrive(barriers.empty(stage));
-    } else if (lane < Call::kPeers) {
-      const int other = lane - Config::kClusterN;
-      const int rank = lane < Config::kClusterN
-                           ? cluster_row + lane * Config::kClusterM
-                           : cluster_column * Config::kClusterM + other + (other >= cluster_row ? 1 : 0);
-      ptx::mbarrier_arrive_cluster(barriers.empty(stage), rank);
+/// Turns at the tensor cores. With ping-pong each of two consumers takes every other tile, and multiplies while the
+/// other is in its epilogue; else all share each tile, and need no turns.
+template <bool kPingpong>
+struct PingPongTurns {
+  static constexpr int kTiles = kPingpong ? 2 : 1;  // of a round
+
+  int consumer;
+
+  /// The consumer's first tile.
+  __device__ __forceinline__ int first() const { return kPingpong ? consumer : 0; }
+
+  /// The first turn is consumer 0's.
+  __device__ __forceinline__ void start() const {
+    if constexpr (kPingpong) {
+      if (consumer == 1) ptx::barrier_arrive(1, 256);
     }
   }
 
-  /// Prefetches what the epilogue of a tile reads; by each warp, of which `first_row` is the first row in the tile.
-  __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, int first_row,
-                                           const TilePosition& tile) const {
-#pragma unroll
-    for (int rows = 0; rows < Call::kRows; rows += 64) {
-      epilogue.template prefetch<Call::kWidth>(row(tile) + first_row + rows, column(tile), tile.batch);
-    }
+  __device__ __forceinline__ void wait() const {
+    if constexpr (kPingpong) ptx::barrier_sync(1 + consumer, 256);
   }
 
-  /// to += from.
-  template <int kRegisters>
-  static __device__ __forceinline__ void promote(float (&to)[kRegisters], float (&from)[kRegisters]) {
+  __device__ __forceinline__ void pass_on() const {
+    if constexpr (kPingpong) ptx::barrier_arrive(2 - consumer, 256);
+  }
+};
+
+/// The sums of a tile in float32, to which those of the tensor cores are added every `kEvery` stages (0: never).
+template <int kEvery, int kConsumers, class Sum, int kRegisters>
+struct Promotion {
+  Sum promoted[kRegisters] = {};
+  int starts = 0;  // the first block of K in the tensor cores' sums
+  int next;        // the first block after
+
+  /// Each consumer promotes at another time.
+  __device__ __forceinline__ explicit Promotion(int consumer) : next(kEvery - consumer * kEvery / kConsumers) {}
+
+  /// Whether the sums of the blocks before `block` are to be promoted now; after the last block, `finish` does it.
+  __device__ __forceinline__ bool due(int block, int depth_blocks) const {
+    return kEvery > 0 && block == next && next < depth_blocks;
+  }
+
+  __device__ __forceinline__ void promote(Sum (&sums)[kRegisters]) {
+    add(promoted, sums);
+    starts = next;
+    next += kEvery;
+  }
+
+  /// Leaves the whole sums in `sums`.
+  __device__ __forceinline__ void finish(Sum (&sums)[kRegisters]) {
+    if constexpr (kEvery > 0) add(sums, promoted);
+  }
+
+ private:
+  static __device__ __forceinline__ void add(Sum (&to)[kRegisters], Sum (&from)[kRegisters]) {
     ptx::warpgroup_fence_operand(from);
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) to[i] += from[i];
   }
+};
 
-  /// Multiplies and writes this consumer's tiles.
-  __device__ __forceinline__ void consume(int consumer) const {
-    constexpr int kBlocks = Call::kRows / 64;
-    constexpr bool kPromotes = Config::kPromotion > 0;
-    static_assert(!kPromotes || kBlocks == 1, "there are registers for 64 rows of sums twice");
-    using Multiply = ptx::Wgmma<Config::kTileN>;
-    using Sum = typename Config::Sum;
-    const int warp = ptx::shfl_sync_idx(threadIdx.x / 32 % 4);
-    TileEpilogue<Config> epilogue{call.operands, call.results, call.m, call.n,
-                                  shared + Call::kSlotsAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
-    const int own_rows = Config::kPingpong ? 0 : consumer * Call::kRows;
-    const unsigned long long a_first = Call::ATile::descriptor(shared) + own_rows * 128 / 16;
-    const unsigned long long b_first = Call::BTile::descriptor(shared + Call::ATile::kBytes);
+/// The work of one warp group that multiplies.
+template <class Config>
+struct ProductConsumer {
+  using Call = ProductSm90<Config>;
+  using Sum = typename Config::Sum;
+  static constexpr int kBlocks = Call::kRows / 64, kRegisters = Config::kTileN / 2;
+  using Sums = Sum[kBlocks][kRegisters];
+  using Promoted = Promotion<Config::kPromotion, Config::kConsumers, Sum, kRegisters>;
+  using Turns = PingPongTurns<Config::kPingpong>;
+  static_assert(Config::kPromotion == 0 || kBlocks == 1, "there are registers for 64 rows of sums twice");
 
-    StagePosition<Config::kStages> position;
-    unsigned step = stride, index = first;
-    if constexpr (Config::kPingpong) {
-      step = 2 * stride;
-      index += consumer * stride;
-      position.advance(consumer * depth_blocks);
-      if (consumer == 1) ptx::barrier_arrive(1, 256);  // the first turn is consumer 0's
-    }
-    if constexpr (Config::kStagger > 0) {
-      if (consumer > 0 && depth_blocks > Config::kStagger) mbarrier_wait(barriers.full(Config::kStagger), 0);
-    }
-    for (; index < tiles; index += step) {
-      Sum sums[kBlocks][Config::kTileN / 2];
-      Sum promoted[kPromotes ? Config::kTileN / 2 : 1] = {};
-      if constexpr (Config::kPingpong) ptx::barrier_sync(1 + consumer, 256);
-      int previous = 0;
-      int starts = 0;  // the first block of K in `sums`
-      int promotion = Config::kPromotion - consumer * Config::kPromotion / Config::kConsumers;  // the first block after
-      for (int block = 0; block < depth_blocks; ++block) {
-        mbarrier_wait(barriers.full(position.stage), position.parity);
-        const unsigned offset = position.stage * (Call::kStageBytes / 16);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < Call::ATile::kSteps; ++i) {
-#pragma unroll
-          for (int rows = 0; rows < kBlocks; ++rows) {
-            Multiply::template mma_async<Call::ATile::kType, Call::BTile::kType, Config::kMMajorA, Config::kNMajorB>(
-                sums[rows], a_first + (offset + Call::ATile::block(rows) + Call::ATile::step(i)),
-                b_first + (offset + Call::BTile::step(i)), block > starts || i > 0);
-          }
-        }
-        ptx::wgmma_commit_group();
-        if constexpr (Config::Operands::kCount > 0) {
-          if (block == 0) prefetch(epilogue, own_rows + warp * 16, order[index]);
-        }
-        ptx::wgmma_wait_group<1>();
-        if (block > starts) release(previous);
-        previous = position.stage;
-        position.advance();
-        if constexpr (kPromotes) {
-          if (block + 1 == promotion && promotion < depth_blocks) {
-            ptx::wgmma_wait_group<0>();
-            release(previous);
-            promote(promoted, sums[0]);
-            starts = promotion;
-            promotion += Config::kPromotion;
-          }
-        }
-      }
-      if constexpr (Config::kPingpong) {
-        ptx::barrier_arrive(2 - consumer, 256);
-        position.advance(depth_blocks);
-      }
-      ptx::wgmma_wait_group<0>();
-#pragma unroll
-      for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(sums[rows]);
-      release(previous);
-      if constexpr (kPromotes) promote(sums[0], promoted);
+  const ProductBlock<Config>& block;
+  int consumer, warp;
+  int first_row;            // in the tile
+  unsigned long long a, b;  // descriptors of the first stage's tiles
+  StageReader<typename Call::Pipeline> stages;
 
-      const TilePosition tile = order[index];
+  __device__ __forceinline__ ProductConsumer(const ProductBlock<Config>& block, int consumer)
+      : block(block),
+        consumer(consumer),
+        warp(ptx::shfl_sync_idx(threadIdx.x / 32 % 4)),
+        first_row(Config::kPingpong ? 0 : consumer * Call::kRows),
+        a(Call::ATile::descriptor(block.pipeline.stages) + Call::ATile::block(first_row / 64)),
+        b(Call::BTile::descriptor(block.pipeline.stages + Call::ATile::kBytes)),
+        stages{block.pipeline} {}
+
+  /// Multiplies and writes all of this consumer's tiles.
+  __device__ __forceinline__ void consume() {
+    TileEpilogue<Config> epilogue{
+        block.call.operands, block.call.results, block.call.m, block.call.n,
+        block.pipeline.stages + Call::kSlotsAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
+    const Turns turns{consumer};
+    turns.start();
+    stagger();
+    skip(turns.first());
+    for (unsigned index = block.first + turns.first() * block.stride; index < block.tiles;
+         index += Turns::kTiles * block.stride) {
+      Sums sums;
+      Promoted promotion(consumer);
+      turns.wait();
+      multiply_tile(sums, promotion, epilogue, index);
+      turns.pass_on();
+      finish_tile(sums, promotion);
+      skip(Turns::kTiles - 1);
+
+      const TilePosition tile = block.order[index];
 #pragma unroll
       for (int rows = 0; rows < kBlocks; ++rows) {
-        epilogue.apply(sums[rows], row(tile) + own_rows + rows * 64 + warp * 16, column(tile), tile.batch);
+        epilogue.apply(sums[rows], block.row(tile) + first_row + rows * 64 + warp * 16, block.column(tile), tile.batch);
       }
     }
     epilogue.finish();
+  }
+
+ private:
+  /// Has all consumers but the first start some stages later.
+  __device__ __forceinline__ void stagger() const {
+    if constexpr (Config::kStagger > 0) {
+      if (consumer > 0 && block.depth_blocks > Config::kStagger) {
+        mbarrier_wait(block.pipeline.full(Config::kStagger), 0);
+      }
+    }
+  }
+
+  /// Passes over the stages of so many tiles, which are the other consumer's.
+  __device__ __forceinline__ void skip(int tiles) {
+    if constexpr (Config::kPingpong) stages.position.advance(tiles * block.depth_blocks);
+  }
+
+  /// Starts all multiplies of a tile; those of the last stage still run at the end.
+  __device__ __forceinline__ void multiply_tile(Sums& sums, Promoted& promotion, const TileEpilogue<Config>& epilogue,
+                                                unsigned index) {
+    for (int i = 0; i < block.depth_blocks; ++i) {
+      stages.wait();
+      multiply_stage(sums, i > promotion.starts);
+      if (i == 0) prefetch(epilogue, index);
+      ptx::wgmma_wait_group<1>();
+      if (i > promotion.starts) stages.release_previous();
+      stages.advance();
+      if (promotion.due(i + 1, block.depth_blocks)) {
+        ptx::wgmma_wait_group<0>();
+        stages.release_previous();
+        promotion.promote(sums[0]);
+      }
+    }
+  }
+
+  /// Starts the multiplies of the stage.
+  __device__ __forceinline__ void multiply_stage(Sums& sums, bool accumulate) const {
+    const unsigned offset = stage_offset(stages.position.stage, Call::kStageBytes);
+    ptx::wgmma_fence();
+    multiply_tiles<typename Call::ATile, typename Call::BTile>(sums, a, b, offset, accumulate);
+    ptx::wgmma_commit_group();
+  }
+
+  /// Waits for the last multiplies of a tile.
+  __device__ __forceinline__ void finish_tile(Sums& sums, Promoted& promotion) const {
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(sums[rows]);
+    stages.release_previous();
+    promotion.finish(sums[0]);
+  }
+
+  /// Prefetches what the epilogue of a tile reads, while the tile is multiplied.
+  __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, unsigned index) const {
+    if constexpr (Config::Operands::kCount > 0) {
+      const TilePosition tile = block.order[index];
+#pragma unroll
+      for (int rows = 0; rows < Call::kRows; rows += 64) {
+        epilogue.template prefetch<Call::kWidth>(block.row(tile) + first_row + warp * 16 + rows, block.column(tile),
+                                                 tile.batch);
+      }
+    }
   }
 };
 
@@ -276,26 +331,18 @@ __device__ __forceinline__ void product_sm90(const ProductSm90<Config>& call) {
   using Call = ProductSm90<Config>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ProductBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
-  if (threadIdx.x == 0) block.barriers.init(4 * (Config::kPingpong ? 1 : Config::kConsumers) * Call::kPeers);
-  __syncthreads();
-  if constexpr (Call::kCluster > 1) {
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
-  }
+  if (threadIdx.x == 0) block.pipeline.init(4 * (Config::kPingpong ? 1 : Config::kConsumers));
+  block.pipeline.open();
 
   const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
   if (group == Config::kConsumers) {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_dec<Call::kProducerRegisters>();
-    if (threadIdx.x == Config::kConsumers * 128) block.produce();
+    if (threadIdx.x == Config::kConsumers * 128) block.load();
   } else {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
-    block.consume(group);
+    ProductConsumer<Config>(block, group).consume();
   }
-  // No block leaves while others of its cluster may still arrive at its barriers.
-  if constexpr (Call::kCluster > 1) {
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
-  }
+  block.pipeline.close();
 }
 
 }  // namespace jaxdnn
