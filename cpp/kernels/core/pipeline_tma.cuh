@@ -2,14 +2,13 @@
 //
 //   full[stage]    1 arrival, the producer's, which announces the bytes of a stage; complete when they are there
 //   empty[stage]   an arrival of each consuming warp, of each block that this one's copies write to
-//   shared memory  | stages, kStageBytes each | full 0, empty 0, full 1, ... | (the stages need not end there)
+//   shared memory  | stages, kStageBytes each |, and elsewhere | full 0, empty 0, full 1, ... |
 //
-// A kernel says what a stage holds, be it one tile or several, and how it is loaded; what is loaded once has a ring of
-// one stage:
+// A kernel says what a stage holds, one tile or several, and how it is loaded. What is loaded once has a ring of one
+// stage. Each end walks through the stages on its own:
 //
-//   producer   StageWriter<Pipeline> stages{pipeline};  for each stage:  stages.fill([&](unsigned stage, unsigned full)
-//   {...}) consumer   StageReader<Pipeline> stages{pipeline};  for each stage:  stages.wait(); use; release;
-//   stages.advance()
+//   producer       StageWriter   fill(load), fill(load), ...
+//   consumers      StageReader   wait, use, release, advance, wait, ...
 //
 // A barrier's phase flips on each completion, and a waiter names the phase that it waits for. Nothing is filled yet at
 // the start, so the first wait for `empty` is for the phase before the first, which counts as complete.

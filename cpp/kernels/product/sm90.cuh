@@ -251,8 +251,8 @@ struct ProductConsumer {
       turns.wait();
       multiply_tile(sums, promotion, epilogue, index);
       turns.pass_on();
-      finish_tile(sums, promotion);
       skip(Turns::kTiles - 1);
+      finish_tile(sums, promotion);
 
       const TilePosition tile = block.order[index];
 #pragma unroll

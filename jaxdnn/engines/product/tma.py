@@ -3,8 +3,9 @@
 from jaxdnn.engines.product.problem import Matrix
 from jaxdnn.plan import TensorMap
 
-DEPTH_BYTES = 128  # of K in a stage
-CHUNK = 64  # elements of a row that runs along M or N, in one box
+# What core/tile.cuh has too: bytes of K in a stage, and elements of a row that runs along M or N, in one box.
+DEPTH_BYTES = 128
+CHUNK = 64
 
 # Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 _BYTES = 0
@@ -24,6 +25,23 @@ def tma_reason(matrix: Matrix, what: str) -> str | None:
         if stride * matrix.itemsize >= 2**40:
             return f"the {name} stride of {what} is {stride * matrix.itemsize} bytes, and TMA has 40 bits for it"
     return None
+
+
+def stage_depth(matrix: Matrix) -> int:
+    """Elements of K in a stage, of an operand."""
+    return DEPTH_BYTES // matrix.itemsize
+
+
+def operand_map(
+    matrix: Matrix, batch: int, along: bool, extent: int, *, sharers: int = 1, l2_promotion: int = PROMOTE_256
+) -> TensorMap:
+    """The map of an operand's tiles of `extent` rows along M or N, of which each of `sharers` blocks loads a part.
+
+    Memory runs `along` these, or along K.
+    """
+    depth = stage_depth(matrix)
+    box = (CHUNK, depth // sharers) if along else (depth, extent // sharers)
+    return tensor_map(matrix, batch, box, SWIZZLE[DEPTH_BYTES], multiplied=True, l2_promotion=l2_promotion)
 
 
 def tensor_map(

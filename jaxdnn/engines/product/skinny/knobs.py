@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxdnn.device import Target
 from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth
 
 NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that ptx/wgmma.cuh has
 
@@ -58,7 +58,7 @@ class SkinnyProduct:
     @property
     def depth(self) -> int:
         """Elements of K in a stage."""
-        return DEPTH_BYTES // self.narrow.itemsize
+        return stage_depth(self.narrow)
 
     @property
     def width(self) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, tma_reason
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth, tma_reason
 from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
@@ -85,7 +85,7 @@ class Sm90Knobs:
 
 def depth(product: Product) -> int:
     """Elements of K in a stage."""
-    return DEPTH_BYTES // product.a.itemsize
+    return stage_depth(product.a)
 
 
 def transposes(product: Product, which: str) -> bool:

@@ -17,15 +17,14 @@ from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
     cluster_tiles,
     copied,
-    depth,
     resident_clusters,
     shared_memory,
     store_columns,
     transposes,
 )
-from jaxdnn.engines.product.tma import CHUNK, SWIZZLE, tensor_map
+from jaxdnn.engines.product.tma import SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
-from jaxdnn.plan import Launch, Scalar, Scratch, TensorMap
+from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
 
@@ -264,14 +263,9 @@ class Unit:
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         """The tensor maps of a and b."""
-        knobs = self.knobs
-
-        def load_map(matrix: Matrix, along: bool, extent: int, sharers: int) -> TensorMap:
-            box = (CHUNK, depth(product) // sharers) if along else (depth(product), extent // sharers)
-            return tensor_map(matrix, product.batch, box, SWIZZLE[128], multiplied=True)
-
-        a = load_map(product.a, product.a_transposed, knobs.tile_m, knobs.cluster_n)
-        b = [load_map(b, not product.b_transposed, knobs.tile_n, knobs.cluster_m) for b in product.b]
+        knobs, batch = self.knobs, product.batch
+        a = operand_map(product.a, batch, product.a_transposed, knobs.tile_m, sharers=knobs.cluster_n)
+        b = [operand_map(b, batch, not product.b_transposed, knobs.tile_n, sharers=knobs.cluster_m) for b in product.b]
         return [map_parameter("a", "a", a)] + [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(b)]
 
     # ------------------------------------------------------------ a second step
