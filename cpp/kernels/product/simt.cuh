@@ -44,7 +44,7 @@ struct ProductSimt {
   ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, k = 0, batches = 1;
   int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
-  int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (product/sums.cuh)
+  int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (product/split.cuh)
 
   static constexpr int kThreads =
       (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
