@@ -8,7 +8,7 @@
 //                    leaves a part in scratch memory [batch, chunk, column], and product/reduce.cuh combines
 //                    those. All orders are fixed
 //
-// Bytes: each element read and written once, and 4 for each column of a chunk. Memory bounds it
+// Bytes: each element read and written once, and 4 for each column of a chunk. Flops: the functor's. Memory bounds it
 // (benchmarks/results/product_kernels.md).
 #pragma once
 

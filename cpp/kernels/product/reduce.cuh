@@ -1,7 +1,7 @@
 // result[outer, kept] = the sum, maximum or minimum of values[outer, length, kept] over its middle axis, always in the
 // same order, rounded once. What an epilogue reduces ends here: product/sm90.cuh leaves its warps' partial reductions
-// (core/epilogue_reductions.cuh) in scratch memory and pointwise/pointwise.cuh its blocks'; kernels whose epilogue works
-// on one element at a time leave all values, from which this takes one axis at a time.
+// (core/epilogue_reductions.cuh) in scratch memory and pointwise/pointwise.cuh its blocks'; kernels whose epilogue
+// works on one element at a time leave all values, from which this takes one axis at a time.
 //
 //   grid             outer x tiles of what is kept
 //   block            (neighbours, lanes): a lane takes every lanes-th value, then lanes are combined in pairs

@@ -1,7 +1,7 @@
 // The second step of a product that was split along K: adds the splits' sums, always in the same order, and applies the
 // epilogue, whose operands and results may be of any dtype and anywhere in memory.
 //
-//   grid             tiles of columns x tiles of rows x matrices; blocks stride over the rows and matrices that are left
+//   grid             tiles of columns x tiles of rows x matrices; blocks stride over what is left of the last two
 //   block            256 threads, as many of them along the columns as there are columns, up to all
 //   thread           one element of the result; no barriers, no shared memory
 //

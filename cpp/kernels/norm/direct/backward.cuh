@@ -6,9 +6,9 @@
 //   d_x = rstd (g - m1 - xhat m2) + d_sum      d_scale = sum over rows of d_y xhat      d_bias = sum over rows of d_y
 //
 //   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
-//   (norm/direct/row.cuh) parts            of a very wide row, one a block: of a cluster, or in two launches
-//   (norm/direct/row.cuh) warps            all alike: every thread copies, reduces and stores its own columns; there
-//   are no roles
+//                    (norm/direct/row.cuh)
+//   parts            of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
+//   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
 //     fetch rows 0 .. kStages-1 | wait row 0 | sums of g and g xhat, d_scale += .., d_bias += .. | barrier | write d_x,

@@ -1,9 +1,9 @@
 // layer_norm and rms_norm, forward: y, and on request x + residual and the statistics, in one pass over the rows.
 //
 //   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
-//   (norm/direct/row.cuh) parts            of a very wide row, one a block: of a cluster, or in two launches
-//   (norm/direct/row.cuh) warps            all alike: every thread copies, reduces and stores its own columns; there
-//   are no roles
+//                    (norm/direct/row.cuh)
+//   parts            of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
+//   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
 //     fetch row 0 .. row kStages-1 | wait row 0 | read it | fetch row kStages | moments | write y | wait row 1 ...
