@@ -1,4 +1,5 @@
-"""The entry point of a kernel: its parameters, the call that it fills in with them, and what it is launched with.
+"""The entry point of a kernel: its parameters, the call that it fills in with them, and what it is launched with; and
+what each step of a plan adds to the plan's unit.
 
 Kernels take one structure, `call`, by reference; an entry point has the driver's plain parameters instead.
 """
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from jaxdnn.plan import Argument, Scalar, TensorMap
+from jaxdnn.plan import Argument, Launch, Scalar, TensorMap
 
 WIDTH = 120  # columns of a generated line
 
@@ -108,3 +109,24 @@ def struct_text(
                 line += f", {one}" if number else one
         lines.append(f"{line};\n")
     return f"struct {name}{f' : {base}' if base else ''} {{\n" + "".join(lines) + "};\n"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one step of a plan adds to it: headers, text, launches, and sizes of scratch buffers."""
+
+    headers: tuple[str, ...] = ()
+    text: str = ""
+    launches: tuple[Launch, ...] = ()
+    scratch: tuple[int, ...] = ()
+
+
+def joined(stages: Sequence[Stage]) -> Stage:
+    """The stages as one, in order."""
+    headers = dict.fromkeys(header for stage in stages for header in stage.headers)
+    return Stage(
+        tuple(headers),
+        "".join(stage.text for stage in stages),
+        tuple(launch for stage in stages for launch in stage.launches),
+        tuple(size for stage in stages for size in stage.scratch),
+    )

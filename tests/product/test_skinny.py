@@ -1,6 +1,7 @@
 """The matmul engine for few rows: what it plans and refuses; that it compiles; that a GPU computes what is right."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import jax
@@ -64,7 +65,7 @@ def test_configurations_compile(name):
         plan = ENGINE.build(knobs, product, H100)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
-            assert launch.block == (bounds[launch.kernel][0], 1, 1)
+            assert math.prod(launch.block) <= bounds[launch.kernel][0]
         for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
             threads, blocks = bounds[kernel]
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"

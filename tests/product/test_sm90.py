@@ -1,5 +1,6 @@
 """The Hopper matmul engine: what it plans and refuses, that it all compiles, and that a GPU computes what is right."""
 
+import math
 import struct
 from dataclasses import replace
 
@@ -150,7 +151,7 @@ def test_configurations_compile(name):
         plan = ENGINE.build(knobs, product, H100)
         bounds = launch_bounds(plan.unit)
         for launch in plan.launches:
-            assert launch.block == (bounds[launch.kernel][0], 1, 1)
+            assert math.prod(launch.block) <= bounds[launch.kernel][0]
             assert launch.shared_memory <= H100.shared_memory
         unit = _native.compile(plan.unit, plan.arch)
         for kernel, (registers, spilled) in kernels(unit.log).items():

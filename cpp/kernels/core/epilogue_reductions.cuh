@@ -8,55 +8,28 @@
 #pragma once
 
 #include "core/epilogue_results.cuh"
+#include "core/reduction.cuh"
 
 namespace jaxdnn {
-
-enum class Reduction { sum, max, min };
 
 /// The type that values of T, which registers hold, are reduced in.
 template <class T>
 using Accumulated = Select<is_same<T, float>, float, Select<math::kSigned<T>, int32, uint32>>;
 
-/// NaNs pass through, and integers wrap.
-template <Reduction kReduction, class T>
-__device__ __forceinline__ T combine(T a, T b) {
-  if constexpr (kReduction == Reduction::max) {
-    return math::maximum(a, b);
-  } else if constexpr (kReduction == Reduction::min) {
-    return math::minimum(a, b);
-  } else if constexpr (is_same<T, float>) {
-    return a + b;
-  } else {
-    return math::add(a, b);
-  }
-}
-
 /// A result reduced over a tile's rows, columns, or both. `Of` is the type in which the functor returns its values.
 template <Reduction kReduction, class Of, bool kOverRowsOf, bool kOverColumnsOf>
-struct Reduced {
+struct Reduced : ReductionOf<kReduction, Accumulated<Of>> {
   using Source = Of;
   using Type = Accumulated<Of>;
   static constexpr bool kOverRows = kOverRowsOf, kOverColumns = kOverColumnsOf;
 
-  static __device__ __forceinline__ Type identity() {
-    if constexpr (kReduction == Reduction::sum) {
-      return 0;
-    } else if constexpr (is_same<Type, float>) {
-      return kReduction == Reduction::max ? -math::infinity<float>() : math::infinity<float>();
-    } else {
-      return kReduction == Reduction::max ? math::kLowest<Type> : math::kHighest<Type>;
-    }
-  }
-
-  static __device__ __forceinline__ Type combine(Type a, Type b) { return jaxdnn::combine<kReduction>(a, b); }
-
   /// Combined with the value of the lane whose number differs in the bit `mask`.
   static __device__ __forceinline__ Type across(Type mine, Type given, int mask) {
     if constexpr (is_same<Type, float>) {
-      return combine(mine, ptx::shfl_sync_bfly(given, mask));
+      return Reduced::combine(mine, ptx::shfl_sync_bfly(given, mask));
     } else {
       const float bits = ptx::mov_f32(static_cast<unsigned>(given));
-      return combine(mine, static_cast<Type>(ptx::mov_b32(ptx::shfl_sync_bfly(bits, mask))));
+      return Reduced::combine(mine, static_cast<Type>(ptx::mov_b32(ptx::shfl_sync_bfly(bits, mask))));
     }
   }
 };

@@ -5,13 +5,14 @@
 //   block            256 threads: kAcross along the columns, each with kWidth neighbours; the others take other rows. A
 //                    thread loads its columns of kRows rows before it computes the first
 //   reductions       a thread combines its rows in registers, the threads of a column through shared memory; each block
-//                    leaves a part in scratch memory [batch, chunk, column], and product/reduce_axis.cuh combines
+//                    leaves a part in scratch memory [batch, chunk, column], and product/reduce.cuh combines
 //                    those. All orders are fixed
 //
-// Bytes: each element read and written once, and 4 for each column of a chunk. Memory bounds it
+// Bytes: each element read and written once, and 4 for each column of a chunk. Flops: the functor's. Memory bounds it
 // (benchmarks/results/product_kernels.md).
 #pragma once
 
+#include "core/reduction.cuh"
 #include "core/vector.cuh"
 
 namespace jaxdnn {
@@ -20,7 +21,7 @@ namespace jaxdnn {
 struct Whole {};
 
 /// Config has: Epilogue (the functor), Operands (of `EpilogueOperand`), Results (as they lie in memory), Registers
-/// (what the functor leaves of each result), Reductions (each `Whole` or a reduction of product/reduce_axis.cuh),
+/// (what the functor leaves of each result), Reductions (each `Whole` or a `ReductionOf`),
 /// kWidth, kAcross, kRows.
 template <class Config>
 struct Pointwise {

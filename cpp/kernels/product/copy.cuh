@@ -5,7 +5,7 @@
 //   block            32 x 8 threads, each with 4 squares of kSide x kSide elements (one word of each of kSide rows),
 //                    which it transposes in registers; shared memory puts them where rows of the copy are written
 //
-// Bytes: each element read and written once. Memory bounds it.
+// Bytes: each element read and written once. Flops: none. Memory bounds it.
 #pragma once
 
 #include "core/vector.cuh"

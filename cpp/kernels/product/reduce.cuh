@@ -1,63 +1,54 @@
-// The last step of a result that an epilogue reduces: combines what the warps of product/sm90.cuh wrote
-// (core/epilogue_reductions.cuh), always in the same order, and rounds once.
+// result[outer, kept] = the sum, maximum or minimum of values[outer, length, kept] over its middle axis, always in the
+// same order, rounded once. What an epilogue reduces ends here: product/sm90.cuh leaves its warps' partial reductions
+// (core/epilogue_reductions.cuh) in scratch memory and pointwise/pointwise.cuh its blocks'; kernels whose epilogue
+// works on one element at a time leave all values, from which this takes one axis at a time.
 //
-//   partials         [outer, parts, kept]; result [outer, kept]
-//   grid             ceil(kept / kColumns) x outer (at most 65,535, then they stride)
-//   block            kColumns neighbours x kRows parts at a time. A thread takes every kRows-th part, then the threads
-//                    of a column are combined through shared memory, in pairs
+//   grid             outer x tiles of what is kept
+//   block            (neighbours, lanes): a lane takes every lanes-th value, then lanes are combined in pairs
+//   barriers         one for each halving of the lanes
+//   shared memory    one value a thread
 //
-// Bytes: 4 a partial. Memory bounds it.
+// Bytes: each value once, much of it from L2. Flops: one a value. Memory bounds it, or, where there are few blocks, the
+// latency of one.
 #pragma once
 
-#include "core/epilogue_reductions.cuh"
+#include "core/reduction.cuh"
 
 namespace jaxdnn {
 
-/// Config has: Reduced (as in the multiply's Results), Result (the element type) and kColumns, 1 or 32.
-template <class Config>
+/// `Of` is a `ReductionOf`; `ResultOf` the type of the result's elements.
+template <class Of, class ResultOf>
 struct ProductReduce {
-  using Type = typename Config::Reduced::Type;
-  static constexpr int kThreads = 1024;
-  static constexpr int kColumns = Config::kColumns, kRows = kThreads / kColumns;
+  using Value = typename Of::Type;
+  using Result = ResultOf;
+  static constexpr int kMostThreads = 1024;
 
-  const Type* partials = nullptr;
-  typename Config::Result* result = nullptr;
-  long long parts = 1, kept = 1;
-  int outer = 1;
+  const Value* values = nullptr;
+  Result* result = nullptr;
+  long long length = 1, kept = 1;
+  unsigned tiles = 1;  // of what is kept
 };
 
-template <class Config>
-__device__ __forceinline__ void product_reduce(const ProductReduce<Config>& call) {
-  using Call = ProductReduce<Config>;
-  using Reduced = typename Config::Reduced;
-  using Type = typename Call::Type;
-  using T = typename Config::Result;
-  __shared__ Type shared[Call::kRows][Call::kColumns];
-  const int x = threadIdx.x % Call::kColumns, y = threadIdx.x / Call::kColumns;
-  const long long column = static_cast<long long>(blockIdx.x) * Call::kColumns + x;
-  for (int outer = blockIdx.y; outer < call.outer; outer += gridDim.y) {
-    Type value = Reduced::identity();
-    if (column < call.kept) {
-      const Type* const from = call.partials + outer * call.parts * call.kept + column;
+template <class Of, class Result>
+__device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result>& call) {
+  using Value = typename Of::Type;
+  __shared__ Value shared[ProductReduce<Of, Result>::kMostThreads];
+  const int width = blockDim.x, lane = threadIdx.y;
+  const unsigned outer = blockIdx.x / call.tiles;
+  const long long column = static_cast<long long>(blockIdx.x % call.tiles) * width + threadIdx.x;
+  Value value = Of::identity();
+  if (column < call.kept) {
+    const Value* const from = call.values + outer * call.length * call.kept + column;
 #pragma unroll 4
-      for (long long part = y; part < call.parts; part += Call::kRows) {
-        value = Reduced::combine(value, from[part * call.kept]);
-      }
-    }
-    shared[y][x] = value;
-#pragma unroll
-    for (int half = Call::kRows / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (y < half) shared[y][x] = Reduced::combine(shared[y][x], shared[y + half][x]);
-    }
-    if (y == 0 && column < call.kept) {
-      const Held<T> total[1] = {static_cast<Held<T>>(shared[0][x])};
-      Vector<T, 1> rounded;
-      rounded.pack(total);
-      rounded.store(call.result + outer * call.kept + column);
-    }
-    __syncthreads();
+    for (long long i = lane; i < call.length; i += blockDim.y) value = Of::combine(value, from[i * call.kept]);
   }
+  Value* const own = shared + lane * width + threadIdx.x;
+  *own = value;
+  for (int half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) *own = Of::combine(*own, own[half * width]);
+  }
+  if (lane == 0 && column < call.kept) call.result[outer * call.kept + column] = narrow<Result>(*own);
 }
 
 }  // namespace jaxdnn

@@ -14,8 +14,9 @@
 //                    at a time, neighbours in neighbouring columns, and the epilogue's code is there once
 //   shared memory    | stages of (tile of A | tiles of B) |, then the pieces in the same place
 //
-// Flops 2 m n k at one fused multiply-add a lane and cycle: arithmetic bounds it. Of 128 x 128 sums and 8 x 16 a
-// thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
+// Bytes: A once for each kTileN columns of the result and B once for each kTileM rows, mostly from L2; of a split, 4
+// (float64: 8) a sum. Flops: 2 m n k, at one fused multiply-add a lane and cycle. Arithmetic bounds it. Of 128 x 128
+// sums and 8 x 16 a thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
 #pragma once
 
 #include "core/epilogue_element.cuh"
@@ -44,7 +45,7 @@ struct ProductSimt {
   ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, k = 0, batches = 1;
   int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
-  int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (product/sums.cuh)
+  int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (product/split.cuh)
 
   static constexpr int kThreads =
       (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);

@@ -25,10 +25,11 @@
 //                    The consumers do that at different times, so that the tensor cores always have work
 //                    (benchmarks/results/product_kernels.md)
 //
-// Flops 2 m n k, bytes (m k + k n) of operands + m n of results. For each 128 bytes of k, a tile of kTileM x kTileN
-// takes 128 (kTileM + kTileN) bytes from L2 into shared memory, and its multiplies read 128 kTileM / 64 (64 + kTileN)
-// there, since every 64 rows read all columns. Shared memory moves 128 bytes a clock. At 128 x 256 that takes the 1024
-// clocks of the multiplies, exactly; 8% more at 128 x 192 (the widest with promotion), 4% less at 256 x 192.
+// Bytes: m k + k n of operands, m n of results. Flops: 2 m n k. The tensor cores bound it, or the power limit. For each
+// 128 bytes of k, a tile of kTileM x kTileN takes 128 (kTileM + kTileN) bytes from L2 into shared memory, and its
+// multiplies read 128 kTileM / 64 (64 + kTileN) there, since every 64 rows read all columns. Shared memory moves 128
+// bytes a clock. At 128 x 256 that takes the 1024 clocks of the multiplies, exactly; 8% more at 128 x 192 (the widest
+// with promotion), 4% less at 256 x 192.
 #pragma once
 
 #include "core/epilogue.cuh"

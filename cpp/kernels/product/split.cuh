@@ -1,44 +1,50 @@
 // The second step of a product that was split along K: adds the splits' sums, always in the same order, and applies the
-// epilogue.
+// epilogue, whose operands and results may be of any dtype and anywhere in memory.
 //
-//   grid             blocks of 256 columns x rows (at most 65,535, then they stride) x matrices
-//   thread           one element of the result
+//   grid             tiles of columns x tiles of rows x matrices; blocks stride over what is left of the last two
+//   block            256 threads, as many of them along the columns as there are columns, up to all
+//   thread           one element of the result; no barriers, no shared memory
 //
-// Bytes: 4 a sum and split, mostly from L2, and the operands and results. Memory bounds it.
+// Bytes: 4 (float64: 8) a sum and split, mostly from L2, and the operands and results. Flops: one a sum and split, and
+// the epilogue's. Memory bounds it.
 #pragma once
 
 #include "core/epilogue_element.cuh"
-#include "core/epilogue_reductions.cuh"
+#include "core/reduction.cuh"
 
 namespace jaxdnn {
 
+/// Config has: Sum, kSums and what `apply_epilogue` wants.
 template <class Config>
 struct ProductSplit {
-  static constexpr int kThreads = 256;
-
   const typename Config::Sum* sums[Config::kSums] = {};  // [batch, split, m, n]
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];
-  int m = 0, n = 0, splits = 1;
+  unsigned m = 0, n = 0, batches = 1, splits = 1;  // below 2^31, so that a step beyond does not wrap
 };
 
 template <class Config>
 __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) {
-  const int column = blockIdx.x * ProductSplit<Config>::kThreads + threadIdx.x;
+  using Sum = typename Config::Sum;
+  const unsigned column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= call.n) return;
-  const int batch = blockIdx.z;
   const long long matrix = static_cast<long long>(call.m) * call.n;
-  for (int row = blockIdx.y; row < call.m; row += gridDim.y) {
-    const long long element = static_cast<long long>(row) * call.n + column;
-    typename Config::Sum sum[Config::kSums];
+  for (unsigned batch = blockIdx.z; batch < call.batches; batch += gridDim.z) {
+    for (unsigned row = blockIdx.y * blockDim.y + threadIdx.y; row < call.m; row += gridDim.y * blockDim.y) {
+      const long long element = static_cast<long long>(row) * call.n + column;
+      Sum sum[Config::kSums];
 #pragma unroll
-    for (int s = 0; s < Config::kSums; ++s) {
-      const typename Config::Sum* from = call.sums[s] + batch * call.splits * matrix + element;
-      sum[s] = from[0];
+      for (int s = 0; s < Config::kSums; ++s) {
+        const Sum* const from = call.sums[s] + static_cast<long long>(batch) * call.splits * matrix + element;
+        sum[s] = from[0];
 #pragma unroll 4
-      for (int split = 1; split < call.splits; ++split) sum[s] = combine<Reduction::sum>(sum[s], from[split * matrix]);
+        for (unsigned split = 1; split < call.splits; ++split) {
+          sum[s] = ReductionOf<Reduction::sum, Sum>::combine(sum[s], from[split * matrix]);
+        }
+      }
+      const Coordinate at{static_cast<int>(row), static_cast<int>(column), static_cast<int>(batch)};
+      apply_epilogue<Config>(call.operands, call.results, at, sum);
     }
-    apply_epilogue<Config>(call.operands, call.results, {row, column, batch}, sum);
   }
 }
 

@@ -16,16 +16,13 @@ from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
     MAX_GRID,
     ElementEpilogue,
-    Stage,
     Stored,
-    axis_stage,
     ctype,
     itemsize,
-    joined,
-    reduction,
 )
 from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Reduced, arguments_reason
-from jaxdnn.engines.unit import arguments, entry_text, numbers, struct_text
+from jaxdnn.engines.product.reduce import reduce_stage, reduction
+from jaxdnn.engines.unit import Stage, arguments, entry_text, joined, numbers, struct_text
 from jaxdnn.plan import Launch, Plan, Scratch
 from jaxdnn.pointwise import functor
 
@@ -120,7 +117,7 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
             outer, length = (1, problem.batch * chunks) if 0 in result.axes else (problem.batch, chunks)
             reductions.append(reduction(result, ctype(register)))
             to = (result.buffer, ctype(result.dtype))
-            stages.append(axis_stage(reductions[-1], part, to, (outer, length, problem.columns), len(stages)))
+            stages.append(reduce_stage(reductions[-1], part, to, (outer, length, problem.columns), len(stages)))
         scattered = tuple(i for i, operand in enumerate(problem.operands) if _scattered(operand, config.width))
         epilogue = ElementEpilogue(emitted, problem.operands, tuple(stored), scattered)
         types = {**epilogue.types(), "Reductions": f"jaxdnn::TypeList<{', '.join(reductions)}>"}
@@ -131,8 +128,7 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         entry = entry_text("pointwise", "jaxdnn::Pointwise<Config>", str(THREADS), found)
         launch = Launch("pointwise", arguments(found), (_blocks(problem, config, target), 1, 1), (THREADS, 1, 1))
         text = f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n{entry}"
-        headers = ("pointwise/pointwise.cuh", "product/reduce_axis.cuh")
-        whole = joined([Stage(headers, text, (launch,), tuple(buffers)), *stages])
+        whole = joined([Stage(("pointwise/pointwise.cuh",), text, (launch,), tuple(buffers)), *stages])
         unit = "".join(f'#include "{header}"\n' for header in whole.headers) + whole.text
         return Plan(unit, target.arch, whole.launches, whole.scratch)
 

@@ -1,27 +1,22 @@
 """What matmul kernels share whose epilogue works on one element at a time (cpp/kernels/core/epilogue_element.cuh).
 
 Operands and results may be of any dtype and anywhere in memory. A result that the epilogue reduces is left whole in
-scratch memory, and reduced from there one axis at a time (cpp/kernels/product/reduce_axis.cuh).
+scratch memory, and reduced from there one axis at a time (cpp/kernels/product/reduce.cuh).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxdnn.engines.product.affine import term_parameters
-from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced, identity
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, struct_text
-from jaxdnn.plan import Launch, Operand, Result, Scalar, Scratch
+from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
+from jaxdnn.engines.product.reduce import reduce_stage, reduction
+from jaxdnn.engines.unit import Parameter, Stage, joined
+from jaxdnn.plan import Operand, Result, Scalar, Scratch
 from jaxdnn.pointwise import Functor, functor
-from jaxdnn.pointwise.cuda import register_type
 
 MAX_GRID = 2**31 - 1
-SUMS_THREADS = 256  # of product/sums.cuh
-REDUCE_THREADS = 256  # of product/reduce_axis.cuh
-REDUCE_COLUMNS = 32
-_REDUCTIONS = {"sum": "SumOf", "max": "MaximumOf", "min": "MinimumOf"}
 
 
 @dataclass(frozen=True)
@@ -107,16 +102,6 @@ def _strides(name: str, field: str, strides: tuple[int, int, int]) -> list[Param
     ]
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What one step of a plan adds to it: headers, text, launches, and sizes of scratch buffers."""
-
-    headers: tuple[str, ...] = ()
-    text: str = ""
-    launches: tuple[Launch, ...] = ()
-    scratch: tuple[int, ...] = ()
-
-
 def element_epilogue(product: Product, scratch: int) -> tuple[ElementEpilogue, Stage]:
     """The product's epilogue, and the steps after it; their scratch buffers are numbered from `scratch`."""
     emitted = functor(product.program)
@@ -130,17 +115,6 @@ def element_epilogue(product: Product, scratch: int) -> tuple[ElementEpilogue, S
         stored.append(Stored(Scratch(used), ctype(register), product.n, product.m * product.n))
         stages.append(_reduce(product, result, ctype(register), used, sum(len(s.launches) for s in stages)))
     return ElementEpilogue(emitted, product.operands, tuple(stored)), joined(stages)
-
-
-def joined(stages: Sequence[Stage]) -> Stage:
-    """The stages as one, in order."""
-    headers = dict.fromkeys(header for stage in stages for header in stage.headers)
-    return Stage(
-        tuple(headers),
-        "".join(stage.text for stage in stages),
-        tuple(launch for stage in stages for launch in stage.launches),
-        tuple(size for stage in stages for size in stage.scratch),
-    )
 
 
 def reductions_reason(product: Product) -> str | None:
@@ -164,65 +138,6 @@ def _reduce(product: Product, result: Reduced, register: str, scratch: int, numb
         else:
             to, to_type = Scratch(scratch + len(buffers)), register
             buffers.append(math.prod(sizes) * itemsize(register))
-        stages.append(axis_stage(reduction(result, register), source, (to, to_type), extents, number + len(stages)))
+        stages.append(reduce_stage(reduction(result, register), source, (to, to_type), extents, number + len(stages)))
         source = to
     return joined([*stages, Stage(scratch=tuple(buffers))])
-
-
-def reduction(result: Reduced, register: str) -> str:
-    """The C++ type of a reduction of values of the type `register`."""
-    return f"jaxdnn::{_REDUCTIONS[result.reduction]}<{register}>"
-
-
-def axis_stage(
-    reduction: str,
-    source: Scratch | Result,
-    result: tuple[Scratch | Result, str],
-    extents: tuple[int, int, int],
-    number: int,
-) -> Stage:
-    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type."""
-    to, to_type = result
-    outer, length, kept = extents
-    register = reduction[reduction.index("<") + 1 : -1]
-    columns = REDUCE_COLUMNS if kept > 1 else 1
-    name = f"product_reduce_axis{number}"
-    found = [
-        Parameter(f"const {register}*", "values", "values", source),
-        Parameter(f"{to_type}*", "result", "result", to),
-        *numbers("long long", length=length, kept=kept),
-    ]
-    call = f"jaxdnn::ProductReduceAxis<{reduction}, {to_type}, {columns}>"
-    text = "\n" + entry_text("product_reduce_axis", call, str(REDUCE_THREADS), found, name)
-    grid = outer * math.ceil(kept / columns)
-    launch = Launch(name, arguments(found), (grid, 1, 1), (REDUCE_THREADS, 1, 1))
-    return Stage(("product/reduce_axis.cuh",), text, (launch,))
-
-
-def identity_sums(product: Product) -> ElementEpilogue:
-    """The epilogue that leaves the sums of each split of K in scratch buffers, [batch, split, m, n]."""
-    register = register_type(product.accumulator)
-    emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Sums")
-    stored = tuple(Stored(Scratch(i), ctype(register), product.n, product.m * product.n) for i in range(len(product.b)))
-    return ElementEpilogue(emitted, (), stored)
-
-
-def sums_stage(product: Product, epilogue: ElementEpilogue, splits: int) -> Stage:
-    """Adds the splits' sums and applies the epilogue (cpp/kernels/product/sums.cuh)."""
-    register = ctype(register_type(product.accumulator))
-    config = struct_text("SumsConfig", {**epilogue.types(), "Sum": register}, {"Sums": len(product.b)})
-    elements = product.batch * product.m * product.n
-    found = [Parameter(f"const {register}*", f"sums{i}", f"sums[{i}]", Scratch(i)) for i in range(len(product.b))]
-    found += epilogue.parameters()
-    found += numbers("long long", elements=elements) + numbers(m=product.m, n=product.n, splits=splits)
-    text = f"\n{epilogue.text()}\n{config}\n" + entry_text(
-        "product_sums", "jaxdnn::ProductSums<SumsConfig>", str(SUMS_THREADS), found
-    )
-    launch = Launch(
-        "product_sums",
-        arguments(found),
-        (math.ceil(elements / SUMS_THREADS), 1, 1),
-        (SUMS_THREADS, 1, 1),
-    )
-    sizes = (elements * splits * itemsize(register),) * len(product.b)
-    return Stage(("product/sums.cuh",), text, (launch,), sizes)

@@ -8,11 +8,15 @@ from checking.pointwise.runs import compiled_for_cpu
 from jaxdnn.plan import Operand, Result, Scalar, Scratch
 
 
+def _place(sizes):
+    return "{" + ", ".join(map(str, sizes)) + "}"
+
+
 def run_with_threads(plan, arrays, folder):
     """The results of a plan's kernels, as C++ for the CPU."""
     launches = "".join(
         f'extern "C" void run{i}(void* const* arguments) {{\n'
-        f"launch({one.grid[0]}, {one.block[0]}, {one.kernel}, arguments);\n}}\n"
+        f"launch({_place(one.grid)}, {_place(one.block)}, {one.kernel}, arguments);\n}}\n"
         for i, one in enumerate(plan.launches)
     )
     library = compiled_for_cpu(f'#include "launch.h"\n{plan.unit}\n{launches}', folder)

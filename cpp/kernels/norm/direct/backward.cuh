@@ -6,9 +6,9 @@
 //   d_x = rstd (g - m1 - xhat m2) + d_sum      d_scale = sum over rows of d_y xhat      d_bias = sum over rows of d_y
 //
 //   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
-//   (norm/direct/row.cuh) parts            of a very wide row, one a block: of a cluster, or in two launches
-//   (norm/direct/row.cuh) warps            all alike: every thread copies, reduces and stores its own columns; there
-//   are no roles
+//                    (norm/direct/row.cuh)
+//   parts            of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
+//   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
 //     fetch rows 0 .. kStages-1 | wait row 0 | sums of g and g xhat, d_scale += .., d_bias += .. | barrier | write d_x,
@@ -81,96 +81,81 @@ struct NormBackward {
   static constexpr int kSharedBytes = kRowsAt + (kRingBytes > kCombineBytes ? kRingBytes : kCombineBytes);
 };
 
-/// Adds the accumulators of a block's teams and writes one share, [columns], for the block.
-template <class Config, class Compute>
-__device__ __forceinline__ void write_share(Compute (&sums)[Config::kVectors][Config::kVector], Compute* share,
-                                            const RowTeam<Config>& team, int columns, Compute* combine) {
-  using Call = NormBackward<Config>;
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = Config::kVectors;
-  if constexpr (Call::kParts == 1 && Config::kThreadsPerRow >= 32) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      Vector<Compute, kVector> vector;
-      vector.pack(sums[v]);
-      if (team.holds(v)) vector.store(share + team.column(v));
-    }
-  } else {
-    const int part = Config::kThreadsPerRow < 32 ? threadIdx.x / 32 : team.team;
-    const bool writes = Config::kThreadsPerRow >= 32 || threadIdx.x % 32 < Config::kThreadsPerRow;
-    __syncthreads();  // nobody reads this memory any more
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        Compute value = sums[v][i];
-#pragma unroll
-        for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shfl_sync_bfly(value, mask);
-        if (writes) combine[part * Call::kTeamColumns + team.column(v) + i] = value;
-      }
-    }
-    __syncthreads();
-    for (int column = threadIdx.x; column < columns; column += Call::kThreads) {
-      Compute total = 0;
-#pragma unroll 4
-      for (int p = 0; p < Call::kParts; ++p) total += combine[p * Call::kTeamColumns + column];
-      share[column] = total;
-    }
-  }
-}
-
+/// A thread's share of the block's rows: what it has for all of them, and the steps of one.
 template <class Config>
-__device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) {
+struct BackwardRows {
   using Call = NormBackward<Config>;
   using X = typename Config::X;
   using Y = typename Config::Y;
   using Compute = typename Config::Compute;
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = Config::kVectors;
-  constexpr int kStages = Config::kStages;
-  constexpr bool kRing = kStages > 0;
-  constexpr bool kHold = Config::kHold || !kRing;
+  static constexpr int kVector = Config::kVector, kVectors = Config::kVectors, kStages = Config::kStages;
+  static constexpr bool kRing = kStages > 0;
+  static constexpr bool kHold = Config::kHold || !kRing;
+  using XRows = RowStream<X, Config, Call::kReadX>;
+  using YRows = RowStream<Y, Config, true>;
+  using SumRows = RowStream<X, Config, Config::kDSum>;
 
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  const unsigned shared = ptx::cvta_to_shared(shared_memory);
-  const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
-  typename Call::Sums team_sum(shared, team.team);
-  team_sum.start();
-
-  const long long columns = call.columns;
-  const X* const x = call.x + team.group * call.x_stride;
-  const Y* const d_y = call.d_y + team.group * call.d_y_stride;
-  const X* const d_sum = Config::kDSum ? call.d_sum + team.group * call.d_sum_stride : nullptr;
-  X* const d_x = Config::kDX ? call.d_x + team.group * call.rows * columns : nullptr;
-  typename Call::ScalePlace scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr,
-                                  shared + Call::kSumBytes);
-  scale.load(team);
-
-  using XRing = Ring<X, kVector, Call::kReadX ? kVectors : 0, Call::kThreads, kStages>;
-  using YRing = Ring<Y, kVector, kVectors, Call::kThreads, kStages>;
-  using SumRing = Ring<X, kVector, Config::kDSum ? kVectors : 0, Call::kThreads, kStages>;
-  const XRing x_ring(shared + Call::kRowsAt);
-  const YRing y_ring(shared + Call::kRowsAt + XRing::kSharedBytes);
-  const SumRing sum_ring(shared + Call::kRowsAt + XRing::kSharedBytes + YRing::kSharedBytes);
-  const auto fetch_vector = [&](long long row, int stage, int v) {
-    const bool active = row < team.end_row && team.holds(v);
-    const long long at = (row < team.end_row ? row * columns : 0) + team.column(v);
-    if constexpr (Call::kReadX) x_ring.fetch(stage, v, x + at, active);
-    y_ring.fetch(stage, v, d_y + at, active);
-    if constexpr (Config::kDSum) sum_ring.fetch(stage, v, d_sum + at, active);
+  /// A row's statistics and their cotangents. Of rows that don't exist all are zeros.
+  struct Scalars {
+    Compute mean = 0, rstd = 0, d_mean = 0, d_rstd = 0;
   };
-  const auto fetch = [&](long long row, int stage) {
+
+  /// Of a row between the two passes: all vectors, or (not `kHold`) the one at hand.
+  struct Held {
+    Vector<X, kVector> x[kHold ? kVectors : 1];
+    Vector<Y, kVector> d_y[kHold ? kVectors : 1];
+    Vector<X, kVector> d_sum[kRing && kHold && Config::kDSum ? kVectors : 1];
+  };
+
+  const Call& call;
+  const RowTeam<Config> team;
+  typename Call::Sums team_sum;
+  const long long columns;
+  const XRows x;
+  const YRows d_y;
+  const SumRows d_sum;
+  X* const d_x;
+  typename Call::ScalePlace scale;
+  Compute scale_sums[Config::kDScale ? kVectors : 1][kVector] = {};
+  Compute bias_sums[Config::kDBias ? kVectors : 1][kVector] = {};
+
+  __device__ __forceinline__ BackwardRows(const Call& given, unsigned shared)
+      : call(given),
+        team(call.rows, call.columns, call.slice, call.blocks_per_group),
+        team_sum(shared, team.team),
+        columns(call.columns),
+        x(call.x + team.group * call.x_stride, shared + Call::kRowsAt),
+        d_y(call.d_y + team.group * call.d_y_stride, shared + Call::kRowsAt + XRows::kSharedBytes),
+        d_sum(Config::kDSum ? call.d_sum + team.group * call.d_sum_stride : nullptr,
+              shared + Call::kRowsAt + XRows::kSharedBytes + YRows::kSharedBytes),
+        d_x(Config::kDX ? call.d_x + team.group * call.rows * columns : nullptr),
+        scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, shared + Call::kSumBytes) {}
+
+  /// Before the first row.
+  __device__ __forceinline__ void start() {
+    team_sum.start();
+    scale.load(team);
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      fetch(team.first_row + team.team + stage * team.row_stride, stage);
+    }
+  }
+
+  __device__ __forceinline__ void fetch_vector(const Row& row, int stage, int v) const {
+    x.fetch(team, row, stage, v);
+    d_y.fetch(team, row, stage, v);
+    d_sum.fetch(team, row, stage, v);
+  }
+
+  __device__ __forceinline__ void fetch(long long number, int stage) const {
+    const Row row = team.ahead(number, columns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) fetch_vector(row, stage, v);
     ptx::cp_async_commit_group();
-  };
+  }
 
-  // A row's statistics and their cotangents, loaded one row ahead. Rows that don't exist are all zeros.
-  struct RowScalars {
-    Compute mean = 0, rstd = 0, d_mean = 0, d_rstd = 0;
-  };
-  const auto load_scalars = [&](long long row) {
-    RowScalars scalars;
+  __device__ __forceinline__ Scalars load_scalars(long long row) const {
+    Scalars scalars;
     if (row < team.end_row) {
       if constexpr (Config::kCentered && Call::kReadX) {
         scalars.mean = call.mean[team.group * call.mean_stride + row];
@@ -180,160 +165,201 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
       if constexpr (Config::kDRstd) scalars.d_rstd = call.d_rstd[team.group * call.d_rstd_stride + row];
     }
     return scalars;
-  };
-
-  const long long first_row = team.first_row + team.team;
-  if constexpr (kRing) {
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) fetch(first_row + stage * team.row_stride, stage);
   }
-  RowScalars next = load_scalars(first_row);
 
-  constexpr bool kMeasure = Config::kStep == Step::measure;
-  constexpr bool kApply = Config::kStep == Step::apply;
-  Compute scale_sums[Config::kDScale ? kVectors : 1][kVector] = {};
-  Compute bias_sums[Config::kDBias ? kVectors : 1][kVector] = {};
-  int stage = 0;
-  // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
-  for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
-    const long long row = base + team.team;
-    const bool valid = team.valid(row);
-    const long long offset = valid ? row * columns : 0;
-    const RowScalars scalars = next;
-    next = load_scalars(row + team.row_stride);
+  __device__ __forceinline__ void load(Held& held, const Row& row, int stage, int v) const {
+    x.read(held.x[kHold ? v : 0], team, row, stage, v);
+    d_y.read(held.d_y[kHold ? v : 0], team, row, stage, v);
+  }
 
-    Vector<X, kVector> held_x[kHold ? kVectors : 1];
-    Vector<Y, kVector> held_y[kHold ? kVectors : 1];
-    const auto load = [&](int v) {
-      if constexpr (kRing) {
-        if constexpr (Call::kReadX) x_ring.read(held_x[kHold ? v : 0], stage, v);
-        y_ring.read(held_y[kHold ? v : 0], stage, v);
-      } else {
-        held_x[v].clear();
-        held_y[v].clear();
-        if (valid && team.holds(v)) {
-          if constexpr (Call::kReadX) held_x[v].load(x + offset + team.column(v));
-          held_y[v].load(d_y + offset + team.column(v));
-        }
-      }
-    };
-    // One vector of xhat, d_y and g = d_y w.
-    const auto get = [&](int v, Compute(&xhat)[kVector], Compute(&dy)[kVector], Compute(&g)[kVector]) {
-      held_y[kHold ? v : 0].keep_packed();
-      held_y[kHold ? v : 0].unpack(dy);
-      if constexpr (Call::kReadX) {
-        held_x[kHold ? v : 0].keep_packed();
-        held_x[kHold ? v : 0].unpack(xhat);
-      }
-      Compute weight[kVector];
-      if constexpr (Config::kDX) scale.get(team, v, weight);
+  /// One vector of xhat, d_y and g = d_y w.
+  __device__ __forceinline__ void get(Held& held, int v, const Scalars& scalars, Compute (&xhat)[kVector],
+                                      Compute (&dy)[kVector], Compute (&g)[kVector]) {
+    held.d_y[kHold ? v : 0].keep_packed();
+    held.d_y[kHold ? v : 0].unpack(dy);
+    if constexpr (Call::kReadX) {
+      held.x[kHold ? v : 0].keep_packed();
+      held.x[kHold ? v : 0].unpack(xhat);
+    }
+    Compute weight[kVector];
+    if constexpr (Config::kDX) scale.get(team, v, weight);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        if constexpr (Call::kReadX) xhat[i] = (xhat[i] - scalars.mean) * scalars.rstd;
-        // Rounded, so that both passes see the same g, and g - m1 is exactly 0 in a row of one column.
-        g[i] = dy[i];
-        if constexpr (Config::kScale && Config::kDX) {
-          g[i] = ptx::mul_rn(dy[i], Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i]);
-        }
+    for (int i = 0; i < kVector; ++i) {
+      if constexpr (Call::kReadX) xhat[i] = (xhat[i] - scalars.mean) * scalars.rstd;
+      // Rounded, so that both passes see the same g, and g - m1 is exactly 0 in a row of one column.
+      g[i] = dy[i];
+      if constexpr (Config::kScale && Config::kDX) {
+        g[i] = ptx::mul_rn(dy[i], Config::kScaleOffset ? weight[i] + call.scale_offset : weight[i]);
       }
-    };
+    }
+  }
 
+  /// The first pass over a row: adds to the parameters' gradients, and leaves the thread's sums of g xhat and g.
+  __device__ __forceinline__ void accumulate(Held& held, const Row& row, int stage, const Scalars& scalars,
+                                             Compute (&totals)[Config::kCentered ? 2 : 1]) {
     if constexpr (kRing) ptx::cp_async_wait_group<kStages - 1>();
     if constexpr (kHold) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) load(v);
+      for (int v = 0; v < kVectors; ++v) load(held, row, stage, v);
     }
-    Compute totals[Config::kCentered ? 2 : 1] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (!kHold) load(v);
+      if constexpr (!kHold) load(held, row, stage, v);
       Compute xhat[kVector], dy[kVector], g[kVector];
-      get(v, xhat, dy, g);
+      get(held, v, scalars, xhat, dy, g);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        if constexpr (Config::kDScale && !kMeasure) scale_sums[v][i] += dy[i] * xhat[i];
-        if constexpr (Config::kDBias && !kMeasure) bias_sums[v][i] += dy[i];
+        if constexpr (Config::kDScale && Config::kStep != Step::measure) scale_sums[v][i] += dy[i] * xhat[i];
+        if constexpr (Config::kDBias && Config::kStep != Step::measure) bias_sums[v][i] += dy[i];
       }
-      if constexpr (Config::kDX && !kApply) {
+      if constexpr (Config::kDX && Config::kStep != Step::apply) {
         if constexpr (Config::kCentered) totals[1] += tree_sum(g);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) g[i] *= xhat[i];
         totals[0] += tree_sum(g);
       }
     }
-
-    Vector<X, kVector> held_sum[kRing && kHold && Config::kDSum ? kVectors : 1];
     if constexpr (kRing && kHold) {
-      if constexpr (Config::kDSum) {
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) sum_ring.read(held_sum[v], stage, v);
-      }
-      fetch(row + kStages * team.row_stride, stage);
+      for (int v = 0; v < kVectors; ++v) d_sum.read(held.d_sum[Config::kDSum ? v : 0], team, row, stage, v);
     }
-    Compute* const parts = call.sums + (team.group * call.rows + row) * Config::kParts * 2;
-    if constexpr (kMeasure) {
-      team_sum(totals);
-      if (valid && team.lane == 0) {
-        parts[team.rank * 2] = totals[0];
-        if constexpr (Config::kCentered) parts[team.rank * 2 + 1] = totals[1];
+  }
+
+  /// The sums over a row's parts, between the two steps.
+  __device__ __forceinline__ Compute* sums_of(const Row& row) const {
+    return call.sums + (team.group * call.rows + row.number) * Config::kParts * 2;
+  }
+
+  __device__ __forceinline__ void merge(const Row& row, Compute (&totals)[Config::kCentered ? 2 : 1]) const {
+    const Compute* const parts = sums_of(row);
+    for (int part = threadIdx.x % 32; part < Config::kParts; part += 32) {
+      totals[0] += parts[part * 2];
+      if constexpr (Config::kCentered) totals[1] += parts[part * 2 + 1];
+    }
+    totals[0] = lanes_sum<32>(totals[0]);
+    if constexpr (Config::kCentered) totals[1] = lanes_sum<32>(totals[1]);
+  }
+
+  /// The second pass: writes d_x. Without `kHold`, each vector's slots are free after it, for the row `later`.
+  __device__ __forceinline__ void finish(Held& held, const Row& row, int stage, const Scalars& scalars,
+                                         const Compute (&totals)[Config::kCentered ? 2 : 1], const Row& later) {
+    const Compute count = static_cast<Compute>(call.columns);
+    Compute m1 = 0, m2 = totals[0] * call.inverse_columns;
+    if constexpr (Config::kCentered) m1 = mean_of(totals[1], count, call.inverse_columns);
+    if constexpr (Config::kDMean) m1 -= scalars.d_mean / (count * scalars.rstd);
+    if constexpr (Config::kDRstd) m2 += scalars.d_rstd * scalars.rstd * call.inverse_columns;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (!kHold) load(held, row, stage, v);
+      Compute xhat[kVector], dy[kVector], g[kVector];
+      get(held, v, scalars, xhat, dy, g);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) g[i] = scalars.rstd * (g[i] - m1 - xhat[i] * m2);
+      if constexpr (Config::kDSum) {
+        Vector<X, kVector>& vector = held.d_sum[kRing && kHold ? v : 0];
+        if constexpr (!kRing || !kHold) d_sum.read(vector, team, row, stage, v);
+        Compute direct[kVector];
+        vector.unpack(direct);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) g[i] += direct[i];
       }
-    } else if constexpr (Config::kDX) {
-      if constexpr (kApply) {
-        for (int part = threadIdx.x % 32; part < Config::kParts; part += 32) {
-          totals[0] += parts[part * 2];
-          if constexpr (Config::kCentered) totals[1] += parts[part * 2 + 1];
-        }
-        totals[0] = lanes_sum<32>(totals[0]);
-        if constexpr (Config::kCentered) totals[1] = lanes_sum<32>(totals[1]);
-      } else {
-        team_sum(totals);
-      }
-      const Compute count = static_cast<Compute>(call.columns);
-      Compute m1 = 0, m2 = totals[0] * call.inverse_columns;
-      if constexpr (Config::kCentered) m1 = mean_of(totals[1], count, call.inverse_columns);
-      if constexpr (Config::kDMean) m1 -= scalars.d_mean / (count * scalars.rstd);
-      if constexpr (Config::kDRstd) m2 += scalars.d_rstd * scalars.rstd * call.inverse_columns;
+      // Nobody else reads these slots: the next row can come while the rest of this one is done.
+      if constexpr (kRing && !kHold) fetch_vector(later, stage, v);
+      Vector<X, kVector> rounded;
+      rounded.pack(g);
+      if (row.valid && team.holds(v)) rounded.store(d_x + row.offset + team.column(v));
+    }
+    if constexpr (kRing && !kHold) ptx::cp_async_commit_group();
+  }
+
+  /// After the last row: writes the block's shares of the parameters' gradients.
+  __device__ __forceinline__ void write_shares(Compute* combine) {
+    const long long share = (team.group * call.blocks_per_group + team.block) * columns;
+    if constexpr (Config::kDScale) write_share(scale_sums, call.partial_scale + share, combine);
+    if constexpr (Config::kDBias) write_share(bias_sums, call.partial_bias + share, combine);
+  }
+
+  /// Adds the accumulators of the block's teams and writes one share, [columns].
+  __device__ __forceinline__ void write_share(Compute (&sums)[kVectors][kVector], Compute* share, Compute* combine) {
+    if constexpr (Call::kParts == 1 && Config::kThreadsPerRow >= 32) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        if constexpr (!kHold) load(v);
-        Compute xhat[kVector], dy[kVector], g[kVector];
-        get(v, xhat, dy, g);
+        Vector<Compute, kVector> vector;
+        vector.pack(sums[v]);
+        if (team.holds(v)) vector.store(share + team.column(v));
+      }
+    } else {
+      const int part = Config::kThreadsPerRow < 32 ? threadIdx.x / 32 : team.team;
+      const bool writes = Config::kThreadsPerRow >= 32 || threadIdx.x % 32 < Config::kThreadsPerRow;
+      __syncthreads();  // nobody reads this memory any more
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) g[i] = scalars.rstd * (g[i] - m1 - xhat[i] * m2);
-        if constexpr (Config::kDSum) {
-          Vector<X, kVector>& vector = held_sum[kRing && kHold ? v : 0];
-          if constexpr (kRing && !kHold) sum_ring.read(vector, stage, v);
-          if constexpr (!kRing) {
-            vector.clear();
-            if (valid && team.holds(v)) vector.load(d_sum + offset + team.column(v));
-          }
-          Compute direct[kVector];
-          vector.unpack(direct);
+      for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
-          for (int i = 0; i < kVector; ++i) g[i] += direct[i];
+        for (int i = 0; i < kVector; ++i) {
+          Compute value = sums[v][i];
+#pragma unroll
+          for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shfl_sync_bfly(value, mask);
+          if (writes) combine[part * Call::kTeamColumns + team.column(v) + i] = value;
         }
-        // Nobody else reads these slots: the next row can come while the rest of this one is done.
-        if constexpr (kRing && !kHold) fetch_vector(row + kStages * team.row_stride, stage, v);
-        Vector<X, kVector> rounded;
-        rounded.pack(g);
-        if (valid && team.holds(v)) rounded.store(d_x + offset + team.column(v));
+      }
+      __syncthreads();
+      const int end = call.columns;
+      for (int column = threadIdx.x; column < end; column += Call::kThreads) {
+        Compute total = 0;
+#pragma unroll 4
+        for (int p = 0; p < Call::kParts; ++p) total += combine[p * Call::kTeamColumns + column];
+        share[column] = total;
       }
     }
-    if constexpr (kRing && !kHold && Config::kDX) ptx::cp_async_commit_group();
-    if constexpr (kRing && !kHold && !Config::kDX) fetch(row + kStages * team.row_stride, stage);
-    if constexpr (kRing) stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) {
+  using Rows = BackwardRows<Config>;
+  using Compute = typename Config::Compute;
+  constexpr int kStages = Config::kStages;
+  constexpr bool kMeasure = Config::kStep == Step::measure;
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  Rows rows(call, ptx::cvta_to_shared(shared_memory));
+  rows.start();
+
+  const RowTeam<Config>& team = rows.team;
+  typename Rows::Scalars next = rows.load_scalars(team.first_row + team.team);  // a row ahead
+  int stage = 0;
+  // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
+  for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
+    const Row row = team.row(base, rows.columns);
+    const Row later = team.ahead(row.number + kStages * team.row_stride, rows.columns);
+    const typename Rows::Scalars scalars = next;
+    next = rows.load_scalars(row.number + team.row_stride);
+
+    typename Rows::Held held;
+    Compute totals[Config::kCentered ? 2 : 1] = {};
+    rows.accumulate(held, row, stage, scalars, totals);
+    // The slots are free, but where d_x is yet to be computed from them.
+    constexpr bool kFree = Rows::kHold || kMeasure || !Config::kDX;
+    if constexpr (kStages > 0 && kFree) rows.fetch(row.number + kStages * team.row_stride, stage);
+    if constexpr (kMeasure) {
+      rows.team_sum(totals);
+      if (row.valid && team.lane == 0) {
+        Compute* const sums = rows.sums_of(row) + team.rank * 2;
+        sums[0] = totals[0];
+        if constexpr (Config::kCentered) sums[1] = totals[1];
+      }
+    } else if constexpr (Config::kDX) {
+      if constexpr (Config::kStep == Step::apply) {
+        rows.merge(row, totals);
+      } else {
+        rows.team_sum(totals);
+      }
+      rows.finish(held, row, stage, scalars, totals, later);
+    }
+    if constexpr (kStages > 0) stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 
-  if constexpr (kRing) ptx::cp_async_wait_group<0>();
-  if constexpr (kMeasure) return;
-  Compute* const combine = reinterpret_cast<Compute*>(shared_memory + Call::kRowsAt);
-  const long long share = (team.group * call.blocks_per_group + team.block) * columns;
-  if constexpr (Config::kDScale) {
-    write_share<Config>(scale_sums, call.partial_scale + share, team, call.columns, combine);
-  }
-  if constexpr (Config::kDBias) {
-    write_share<Config>(bias_sums, call.partial_bias + share, team, call.columns, combine);
-  }
+  if constexpr (kStages > 0) ptx::cp_async_wait_group<0>();
+  if constexpr (!kMeasure) rows.write_shares(reinterpret_cast<Compute*>(shared_memory + Rows::Call::kRowsAt));
 }
 
 }  // namespace jaxdnn

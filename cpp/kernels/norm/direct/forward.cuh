@@ -1,9 +1,9 @@
 // layer_norm and rms_norm, forward: y, and on request x + residual and the statistics, in one pass over the rows.
 //
 //   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
-//   (norm/direct/row.cuh) parts            of a very wide row, one a block: of a cluster, or in two launches
-//   (norm/direct/row.cuh) warps            all alike: every thread copies, reduces and stores its own columns; there
-//   are no roles
+//                    (norm/direct/row.cuh)
+//   parts            of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
+//   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
 //     fetch row 0 .. row kStages-1 | wait row 0 | read it | fetch row kStages | moments | write y | wait row 1 ...
@@ -67,140 +67,103 @@ struct NormForward {
   static constexpr int kSharedBytes = kSumBytes + kParameterBytes + Config::kStages * kRowBytes;
 };
 
-/// The mean of a row and the sum of its squared deviations, from those of its parts (Chan's formula); without a mean,
-/// the sum of its squares.
-template <class Config, class Compute>
-__device__ __forceinline__ void merge_moments(const Compute* moments, const NormForward<Config>& call, Compute& mean,
-                                              Compute& squares) {
-  const int lane = threadIdx.x % 32;
-  mean = 0;
-  if constexpr (Config::kCentered) {
-    for (int part = lane; part < Config::kParts; part += 32) {
-      const int rest = call.columns - part * call.slice;
-      mean += moments[part * 2] * static_cast<Compute>(rest < call.slice ? rest : call.slice);
-    }
-    mean = lanes_sum<32>(mean) / static_cast<Compute>(call.columns);
-  }
-  squares = 0;
-  for (int part = lane; part < Config::kParts; part += 32) {
-    squares += moments[part * 2 + 1];
-    if constexpr (Config::kCentered) {
-      const int rest = call.columns - part * call.slice;
-      const Compute apart = moments[part * 2] - mean;
-      squares += apart * apart * static_cast<Compute>(rest < call.slice ? rest : call.slice);
-    }
-  }
-  squares = lanes_sum<32>(squares);
-}
-
+/// A thread's share of the block's rows: what it has for all of them, and the steps of one.
 template <class Config>
-__device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
+struct ForwardRows {
   using Call = NormForward<Config>;
   using X = typename Config::X;
   using Residual = typename Config::Residual;
   using Sum = typename Config::Sum;
   using Y = typename Config::Y;
   using Compute = typename Config::Compute;
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = Config::kVectors;
-  constexpr int kStages = Config::kStages;
-  constexpr bool kRing = kStages > 0;
-  constexpr bool kOneTurn = Config::kTurns == 1;
+  static constexpr int kVector = Config::kVector, kVectors = Config::kVectors, kStages = Config::kStages;
   // The second of two steps reads the sum that the first one wrote.
-  constexpr bool kAdds = Config::kResidual && Config::kStep != Step::apply;
-  constexpr bool kStoresSum = Config::kStoreSum && Config::kStep != Step::apply;
+  static constexpr bool kAdds = Config::kResidual && Config::kStep != Step::apply;
+  static constexpr bool kStoresSum = Config::kStoreSum && Config::kStep != Step::apply;
+  // Parameters come after the row, which is needed first, unless they are kept for several rows.
+  static constexpr bool kLoadsEachTurn = (Config::kTurns == 1 && kStages == 0) || Config::kParameters == Place::memory;
+  using Packed = Vector<Sum, kVector>[kVectors];  // of what is normalized
 
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  const unsigned shared = ptx::cvta_to_shared(shared_memory);
-  const RowTeam<Config> team(call.rows, call.columns, call.slice, call.blocks_per_group);
-  typename Call::Sums team_sum(shared, team.team);
-  team_sum.start();
+  const Call& call;
+  const RowTeam<Config> team;
+  typename Call::Sums team_sum;
+  const long long columns, group_rows;
+  const unsigned parameters, ring;  // shared addresses
+  const RowStream<X, Config, true> x;
+  const RowStream<Residual, Config, kAdds> residual;
+  typename Call::ScalePlace scale;
+  typename Call::BiasPlace bias;
 
-  const long long columns = call.columns;
-  const long long group_rows = team.group * call.rows;
-  const X* const x = call.x + team.group * call.x_stride;
-  const Residual* const residual = kAdds ? call.residual + team.group * call.residual_stride : nullptr;
-  Y* const y = call.y + group_rows * columns;
-  Sum* const sum = kStoresSum ? call.sum + group_rows * columns : nullptr;
-  const unsigned parameters = shared + Call::kSumBytes;
-  typename Call::ScalePlace scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, parameters);
-  typename Call::BiasPlace bias(Config::kBias ? call.bias + team.group * call.bias_stride : nullptr,
-                                parameters + Call::ScalePlace::kSharedBytes);
-  const auto load_parameters = [&] {
-    scale.load(team);
-    bias.load(team);
-  };
-  // After the row, which is needed first, unless they are kept for several rows.
-  constexpr bool kLoadsEachTurn = (kOneTurn && !kRing) || Config::kParameters == Place::memory;
-  if constexpr (!kLoadsEachTurn) load_parameters();
+  __device__ __forceinline__ ForwardRows(const Call& given, unsigned shared)
+      : call(given),
+        team(call.rows, call.columns, call.slice, call.blocks_per_group),
+        team_sum(shared, team.team),
+        columns(call.columns),
+        group_rows(team.group * call.rows),
+        parameters(shared + Call::kSumBytes),
+        ring(parameters + Call::kParameterBytes),
+        x(call.x + team.group * call.x_stride, ring),
+        residual(kAdds ? call.residual + team.group * call.residual_stride : nullptr, ring + x.kSharedBytes),
+        scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, parameters),
+        bias(Config::kBias ? call.bias + team.group * call.bias_stride : nullptr,
+             parameters + Call::ScalePlace::kSharedBytes) {}
 
-  constexpr int kThreads = RowTeam<Config>::kThreads;
-  using XRing = Ring<X, kVector, kVectors, kThreads, kStages>;
-  using ResidualRing = Ring<Residual, kVector, kVectors, kThreads, kStages>;
-  const unsigned rows = parameters + Call::kParameterBytes;
-  const XRing x_ring(rows);
-  const ResidualRing residual_ring(rows + XRing::kSharedBytes);
-  const auto fetch = [&](long long row, int stage) {
-    const bool valid = row < team.end_row;
-    const long long offset = valid ? row * columns : 0;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const bool active = valid && team.holds(v);
-      x_ring.fetch(stage, v, x + offset + team.column(v), active);
-      if constexpr (kAdds) {
-        residual_ring.fetch(stage, v, residual + offset + team.column(v), active);
-      }
-    }
-    ptx::cp_async_commit_group();
-  };
-  if constexpr (kRing) {
+  /// Before the first row.
+  __device__ __forceinline__ void start() {
+    team_sum.start();
+    if constexpr (!kLoadsEachTurn) load_parameters();
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       fetch(team.first_row + team.team + stage * team.row_stride, stage);
     }
   }
 
-  int stage = 0;
-  // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
-  for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
-    const long long row = base + team.team;
-    const bool valid = team.valid(row);
-    const long long offset = valid ? row * columns : 0;
+  __device__ __forceinline__ void load_parameters() {
+    scale.load(team);
+    bias.load(team);
+  }
 
-    Vector<X, kVector> loaded[kVectors];
-    Vector<Residual, kVector> added[kAdds ? kVectors : 1];
-    if constexpr (kRing) ptx::cp_async_wait_group<kStages - 1>();
+  __device__ __forceinline__ void fetch(long long number, int stage) const {
+    const Row row = team.ahead(number, columns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kRing) {
-        x_ring.read(loaded[v], stage, v);
-        if constexpr (kAdds) residual_ring.read(added[v], stage, v);
-      } else {
-        loaded[v].clear();
-        if (valid && team.holds(v)) loaded[v].load(x + offset + team.column(v));
-        if constexpr (kAdds) {
-          added[v].clear();
-          if (valid && team.holds(v)) added[v].load(residual + offset + team.column(v));
-        }
-      }
+      x.fetch(team, row, stage, v);
+      residual.fetch(team, row, stage, v);
     }
+    ptx::cp_async_commit_group();
+  }
 
+  /// Asks L2 for a later block's row.
+  __device__ __forceinline__ void prefetch(const Row& row) const {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (Config::kPrefetch > 0) {  // after this block's own row, which is needed first
-      const long long later = row + static_cast<long long>(Config::kPrefetch) * Config::kTurns * Config::kRowsPerBlock;
+    if constexpr (Config::kPrefetch > 0) {
+      constexpr int kTurnRows = Config::kTurns * Config::kRowsPerBlock;
+      const long long later = row.number + static_cast<long long>(Config::kPrefetch) * kTurnRows;
       if (team.lane == 0 && later < call.rows) {
         const long long from = later * columns + team.first;
         const unsigned count = team.end - team.first;
-        ptx::cp_async_bulk_prefetch_l2(x + from, count * sizeof(X));
-        if constexpr (kAdds) ptx::cp_async_bulk_prefetch_l2(residual + from, count * sizeof(Residual));
+        ptx::cp_async_bulk_prefetch_l2(x.source + from, count * sizeof(X));
+        if constexpr (kAdds) ptx::cp_async_bulk_prefetch_l2(residual.source + from, count * sizeof(Residual));
       }
     }
 #endif
+  }
+
+  /// Loads what is normalized: x, or x + residual rounded to the type it is returned in. Returns the thread's sum of
+  /// it, or of its squares where the mean stays.
+  __device__ __forceinline__ Compute load(const Row& row, int stage, Packed& packed) {
+    Vector<X, kVector> loaded[kVectors];
+    Vector<Residual, kVector> added[kAdds ? kVectors : 1];
+    if constexpr (kStages > 0) ptx::cp_async_wait_group<kStages - 1>();
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      x.read(loaded[v], team, row, stage, v);
+      residual.read(added[kAdds ? v : 0], team, row, stage, v);
+    }
+    prefetch(row);  // after this block's own row, which is needed first
     if constexpr (kLoadsEachTurn) load_parameters();
 
-    // What is normalized: x, or x + residual rounded to the type it is returned in.
-    Vector<Sum, kVector> packed[kVectors];
-    Compute total[1] = {0};
+    Compute total = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       Compute values[kVector];
@@ -217,69 +180,95 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
         for (int i = 0; i < Vector<Sum, kVector>::kWords; ++i) packed[v].words[i] = loaded[v].words[i];
       }
       if constexpr (kStoresSum) {
-        if (valid && team.holds(v)) packed[v].store(sum + offset + team.column(v));
+        Sum* const sum = call.sum + group_rows * columns;
+        if (row.valid && team.holds(v)) packed[v].store(sum + row.offset + team.column(v));
       }
       if constexpr (Config::kStep != Step::apply) {
         if constexpr (!Config::kCentered) {
 #pragma unroll
           for (int i = 0; i < kVector; ++i) values[i] *= values[i];
         }
-        total[0] += tree_sum(values);
+        total += tree_sum(values);
       }
     }
-    if constexpr (kRing) {
-      fetch(row + kStages * team.row_stride, stage);
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-    }
+    return total;
+  }
 
-    Compute mean = 0;
-    Compute* const moments = call.moments + (group_rows + row) * Config::kParts * 2;
-    if constexpr (Config::kStep == Step::apply) {
-      merge_moments(moments, call, mean, total[0]);
-    } else if constexpr (Config::kCentered) {
+  /// The thread's sum of squared deviations from `mean`.
+  __device__ __forceinline__ Compute squared_deviations(Packed& packed, Compute mean) const {
+    Compute total = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      Compute values[kVector];
+      packed[v].keep_packed();
+      packed[v].unpack(values);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i] = (values[i] - mean) * (values[i] - mean);
+      if (team.holds(v)) total += tree_sum(values);
+    }
+    return total;
+  }
+
+  /// The mean of a row (of the block's part of it, if that is all this step sees) and the sum of its squared
+  /// deviations; without a mean, the sum of its squares. `total` is the thread's, as `load` returned it.
+  __device__ __forceinline__ void measure(Packed& packed, Compute& mean, Compute (&total)[1]) {
+    mean = 0;
+    if constexpr (!Config::kCentered) {
+      team_sum(total);
+    } else if constexpr (Call::kMoments) {
       constexpr Compute kOwn = kVector * kVectors;
-      if constexpr (Call::kMoments) {
-        mean = mean_of(total[0], kOwn, 1 / kOwn);
-      } else {
-        team_sum(total);
-        if constexpr (Config::kStep == Step::measure) {
-          mean = total[0] / static_cast<Compute>(team.end - team.rank * call.slice);
-        } else {
-          mean = mean_of(total[0], static_cast<Compute>(call.columns), call.inverse_columns);
-        }
-      }
-      total[0] = 0;
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        Compute values[kVector];
-        packed[v].keep_packed();
-        packed[v].unpack(values);
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = (values[i] - mean) * (values[i] - mean);
-        if (team.holds(v)) total[0] += tree_sum(values);
-      }
-      if constexpr (Call::kMoments) {
-        team_moments(team_sum, mean, total[0], kVector * kVectors);
-      } else {
-        team_sum(total);
-      }
+      mean = mean_of(total[0], kOwn, 1 / kOwn);
+      total[0] = squared_deviations(packed, mean);
+      team_moments(team_sum, mean, total[0], kVector * kVectors);
     } else {
       team_sum(total);
-    }
-    if constexpr (Config::kStep == Step::measure) {
-      if (valid && team.lane == 0) {
-        moments[team.rank * 2] = mean;
-        moments[team.rank * 2 + 1] = total[0];
+      if constexpr (Config::kStep == Step::measure) {
+        mean = total[0] / static_cast<Compute>(team.end - team.rank * call.slice);
+      } else {
+        mean = mean_of(total[0], static_cast<Compute>(call.columns), call.inverse_columns);
       }
-      if constexpr (kOneTurn) break;
-      continue;
+      total[0] = squared_deviations(packed, mean);
+      team_sum(total);
     }
-    const Compute rstd = reciprocal_square_root(total[0] * call.inverse_columns + call.epsilon);
-    if (Config::kStatistics && valid && team.lane == 0 && team.rank == 0) {
-      if constexpr (Config::kCentered) call.mean[group_rows + row] = mean;
-      call.rstd[group_rows + row] = rstd;
-    }
+  }
 
+  /// The moments of the parts of a row, between the two steps.
+  __device__ __forceinline__ Compute* moments_of(const Row& row) const {
+    return call.moments + (group_rows + row.number) * Config::kParts * 2;
+  }
+
+  /// `measure` from the moments of the row's parts (Chan's formula).
+  __device__ __forceinline__ void merge(const Row& row, Compute& mean, Compute& squares) const {
+    const Compute* const moments = moments_of(row);
+    const int lane = threadIdx.x % 32;
+    mean = 0;
+    if constexpr (Config::kCentered) {
+      for (int part = lane; part < Config::kParts; part += 32) {
+        const int rest = call.columns - part * call.slice;
+        mean += moments[part * 2] * static_cast<Compute>(rest < call.slice ? rest : call.slice);
+      }
+      mean = lanes_sum<32>(mean) / static_cast<Compute>(call.columns);
+    }
+    squares = 0;
+    for (int part = lane; part < Config::kParts; part += 32) {
+      squares += moments[part * 2 + 1];
+      if constexpr (Config::kCentered) {
+        const int rest = call.columns - part * call.slice;
+        const Compute apart = moments[part * 2] - mean;
+        squares += apart * apart * static_cast<Compute>(rest < call.slice ? rest : call.slice);
+      }
+    }
+    squares = lanes_sum<32>(squares);
+  }
+
+  /// Writes y, and the statistics.
+  __device__ __forceinline__ void finish(const Row& row, Packed& packed, Compute mean, Compute squares) {
+    const Compute rstd = reciprocal_square_root(squares * call.inverse_columns + call.epsilon);
+    if (Config::kStatistics && row.valid && team.lane == 0 && team.rank == 0) {
+      if constexpr (Config::kCentered) call.mean[group_rows + row.number] = mean;
+      call.rstd[group_rows + row.number] = rstd;
+    }
+    Y* const y = call.y + group_rows * columns;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       Compute values[kVector], weight[kVector], shift[kVector];
@@ -296,11 +285,44 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
       }
       Vector<Y, kVector> rounded;
       rounded.pack(values);
-      if (valid && team.holds(v)) rounded.store(y + offset + team.column(v));
+      if (row.valid && team.holds(v)) rounded.store(y + row.offset + team.column(v));
       scale.advance(team, v);
       bias.advance(team, v);
     }
-    if constexpr (kOneTurn) break;
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
+  using Rows = ForwardRows<Config>;
+  using Compute = typename Config::Compute;
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  Rows rows(call, ptx::cvta_to_shared(shared_memory));
+  rows.start();
+
+  int stage = 0;
+  // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
+  for (long long base = rows.team.first_row; base < rows.team.end_row; base += rows.team.row_stride) {
+    const Row row = rows.team.row(base, rows.columns);
+    typename Rows::Packed packed;
+    Compute mean, total[1] = {rows.load(row, stage, packed)};
+    if constexpr (Config::kStages > 0) {
+      rows.fetch(row.number + Config::kStages * rows.team.row_stride, stage);
+      stage = stage + 1 == Config::kStages ? 0 : stage + 1;
+    }
+    if constexpr (Config::kStep == Step::apply) {
+      rows.merge(row, mean, total[0]);
+    } else {
+      rows.measure(packed, mean, total);
+    }
+    if constexpr (Config::kStep != Step::measure) {
+      rows.finish(row, packed, mean, total[0]);
+    } else if (row.valid && rows.team.lane == 0) {
+      Compute* const moments = rows.moments_of(row) + rows.team.rank * 2;
+      moments[0] = mean;
+      moments[1] = total[0];
+    }
+    if constexpr (Config::kTurns == 1) break;
   }
 }
 

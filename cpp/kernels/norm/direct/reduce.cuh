@@ -7,7 +7,7 @@
 //   shared memory    kReduceThreads sums
 //
 // Every sum has a fixed order, so the result is the same bits on every run.
-// Bytes: the shares, just written and so mostly in the L2 cache. Flops: one a share.
+// Bytes: the shares, just written and so mostly in the L2 cache. Flops: one a share. Memory bounds it.
 #pragma once
 
 #include "core/vector.cuh"

@@ -19,6 +19,13 @@ namespace jaxdnn {
 
 enum class Step { whole, measure, apply };
 
+/// A team's row of one turn.
+struct Row {
+  long long number;  // in its group
+  bool valid;        // the last turn of a group may leave some teams of a block without a row
+  long long offset;  // of its first column, in elements; that of row 0 if it is not valid
+};
+
 template <class Config>
 struct RowTeam {
   static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
@@ -57,8 +64,50 @@ struct RowTeam {
   /// Whether vector `v` lies in the slice. Vectors never straddle its end: `kVector` divides `slice` and the columns.
   __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
 
-  /// Whether `row` exists: the last turn of a group may leave some teams of a block without a row.
-  __device__ __forceinline__ bool valid(long long row) const { return Config::kRowsPerBlock == 1 || row < end_row; }
+  /// This team's row of the turn that begins at row `base`, before `end_row`.
+  __device__ __forceinline__ Row row(long long base, long long columns) const {
+    const long long number = base + team;
+    const bool valid = Config::kRowsPerBlock == 1 || number < end_row;
+    return {number, valid, valid ? number * columns : 0};
+  }
+
+  /// A row of this team's that may lie after the block's last.
+  __device__ __forceinline__ Row ahead(long long number, long long columns) const {
+    const bool valid = number < end_row;
+    return {number, valid, valid ? number * columns : 0};
+  }
+};
+
+/// An array of rows that streams through a thread's slots of the ring of stages, or, without stages, straight into its
+/// registers. One that is not `kPresent` has no slots, and is not read.
+template <class T, class Config, bool kPresent>
+struct RowStream {
+  using Element = Vector<T, Config::kVector>;
+  using Slots = Ring<T, Config::kVector, kPresent ? Config::kVectors : 0, RowTeam<Config>::kThreads, Config::kStages>;
+  static constexpr int kSharedBytes = Slots::kSharedBytes;
+
+  const T* source;  // of the group
+  Slots slots;
+
+  __device__ __forceinline__ RowStream(const T* array, unsigned shared) : source(array), slots(shared) {}
+
+  /// Starts the copy of vector `v` of a row.
+  __device__ __forceinline__ void fetch(const RowTeam<Config>& team, const Row& row, int stage, int v) const {
+    if constexpr (kPresent) {
+      slots.fetch(stage, v, source + row.offset + team.column(v), row.valid && team.holds(v));
+    }
+  }
+
+  /// Vector `v` of a row, whose copy has arrived, if there are stages.
+  __device__ __forceinline__ void read(Element& element, const RowTeam<Config>& team, const Row& row, int stage,
+                                       int v) const {
+    if constexpr (kPresent && Config::kStages > 0) {
+      slots.read(element, stage, v);
+    } else if constexpr (kPresent) {
+      element.clear();
+      if (row.valid && team.holds(v)) element.load(source + row.offset + team.column(v));
+    }
+  }
 };
 
 /// A sum over `count` numbers divided by it, to within a rounding, and exact where the quotient is: the mean of equal

@@ -9,17 +9,13 @@ from collections.abc import Iterable
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
-from jaxdnn.engines.product.element_epilogue import (
-    element_epilogue,
-    identity_sums,
-    joined,
-    reductions_reason,
-    sums_stage,
-)
+from jaxdnn.engines.product.element_epilogue import element_epilogue, reductions_reason
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
+from jaxdnn.engines.product.split_k import identity_sums, split_stage
+from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 
 LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
@@ -72,7 +68,7 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
             stages = [multiply(problem, config, epilogue), after]
         else:
             epilogue, after = element_epilogue(problem, len(problem.b))
-            stages = [multiply(problem, config, identity_sums(problem)), sums_stage(problem, epilogue, splits), after]
+            stages = [multiply(problem, config, identity_sums(problem)), split_stage(problem, epilogue, splits), after]
         plan = joined(stages)
         return Plan(
             unit="".join(f'#include "{header}"\n' for header in plan.headers) + plan.text,

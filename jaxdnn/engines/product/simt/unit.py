@@ -3,10 +3,10 @@
 import math
 from dataclasses import replace
 
-from jaxdnn.engines.product.element_epilogue import ElementEpilogue, Stage, ctype
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt.knobs import TENSOR, SimtKnobs, blocks, shared_memory, unit_of, vector
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
 

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
-from jaxdnn.engines.product.element_epilogue import element_epilogue, joined, reductions_reason
+from jaxdnn.engines.product.element_epilogue import element_epilogue, reductions_reason
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
 from jaxdnn.engines.product.tma import tma_reason
+from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 
 LARGEST_SIZE = 2**31 - 1024  # of a dimension, which the copy engine indexes with 32 bits

@@ -1,10 +1,10 @@
 """The unit and the launch of a skinny product."""
 
-from jaxdnn.engines.product.element_epilogue import ElementEpilogue, Stage, ctype
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct
 from jaxdnn.engines.product.tma import PROMOTE_128, operand_map
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, map_parameter, numbers, struct_text
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
 

@@ -12,7 +12,6 @@ from jaxdnn.plan import Scratch
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
-MAX_GRID_YZ = 65535
 
 
 @dataclass(frozen=True)
@@ -153,8 +152,6 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
         return f"promotion is for 8-bit floats, and a is {product.a.dtype}"
     if knobs.split_k > ceil(product.k / depth(product)):
         return f"split_k is {knobs.split_k}; k has {ceil(product.k / depth(product))} parts"
-    if knobs.split_k > 1 and product.batch * knobs.split_k > MAX_GRID_YZ:
-        return f"split_k x batch is {product.batch * knobs.split_k}; expected at most {MAX_GRID_YZ}"
     if knobs.split_k > 1 and product.reduced:
         return f"split_k is {knobs.split_k}; a product with a reduction can't be split"
     most = 128 if knobs.consumers == 3 else 192

@@ -10,9 +10,10 @@ from math import ceil
 from typing import Any
 
 from jaxdnn.engines.product.affine import term_parameters
+from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
+from jaxdnn.engines.product.reduce import reduce_stage, reduction
 from jaxdnn.engines.product.sm90.knobs import (
-    MAX_GRID_YZ,
     WARP_ROWS,
     Sm90Knobs,
     cluster_tiles,
@@ -22,15 +23,14 @@ from jaxdnn.engines.product.sm90.knobs import (
     store_columns,
     transposes,
 )
+from jaxdnn.engines.product.split_k import split_stage, sums_of_splits
 from jaxdnn.engines.product.tma import SWIZZLE, operand_map, tensor_map
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, map_parameter, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
 from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
-SPLIT_THREADS = 256  # of product/split.cuh
-REDUCE_THREADS = 1024  # of product/reduce.cuh
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "ProductSm90Defaults",
@@ -82,6 +82,7 @@ class Unit:
         self.knobs, self.sm_count = knobs, sm_count
         self.headers: list[str] = []
         self.texts: list[str] = []
+        self.after: list[Stage] = []
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
         self.product = self._copies(product)
@@ -91,12 +92,14 @@ class Unit:
             epilogue = functor(self.product.program)
             partials = self._partials(epilogue)
             self.multiply(self.product, epilogue, "Config", partials)
-            self._reduce(epilogue, partials)
+            self._reduce(partials)
 
     @property
     def text(self) -> str:
-        includes = "".join(f'#include "{header}"\n' for header in self.headers)
-        return includes + "\nnamespace jaxdnn {\n\n" + "\n".join(self.texts) + "\n}  // namespace jaxdnn\n"
+        after = joined(self.after)
+        includes = "".join(f'#include "{header}"\n' for header in (*self.headers, *after.headers))
+        own = "\nnamespace jaxdnn {\n\n" + "\n".join(self.texts) + "\n}  // namespace jaxdnn\n"
+        return includes + own + after.text
 
     def buffer(self, size: int) -> Scratch:
         """Scratch memory of `size` bytes."""
@@ -115,6 +118,12 @@ class Unit:
         if file not in self.headers:
             self.headers.append(file)
         self.launches.append(Launch(kernel, arguments(found), **shape))
+
+    def then(self, stage: Stage) -> None:
+        """Adds a step that other engines have too."""
+        self.after.append(stage)
+        self.launches += stage.launches
+        self.scratch += stage.scratch
 
     # ------------------------------------------------------------ copies of operands
 
@@ -272,33 +281,12 @@ class Unit:
 
     def _split(self) -> None:
         """The kernel that multiplies stores its sums; the second adds them and applies the epilogue."""
-        product, knobs = self.product, self.knobs
-        m, n, sums = product.m, product.n, len(product.b)
-        size = product.batch * knobs.split_k * m * n * 4
-        matrices = tuple(Matrix(self.buffer(size), product.accumulator, m, n, n, m * n) for _ in range(sums))
+        product, sums, used = self.product, len(self.product.b), len(self.scratch)
         store = identity(sums, product.accumulator, product.accumulator)
-        first = replace(product, results=matrices, operands=(), program=store)
+        first = replace(product, results=sums_of_splits(product, used), operands=(), program=store)
         self.multiply(first, functor(store, "Store"), "Config", {})
-        epilogue = functor(product.program)
-        types = {**self.traits(product, epilogue), "Registers": f"TypeList<{', '.join(epilogue.results)}>"}
-        self.texts += [epilogue.source, struct_text("SplitConfig", types, {"Sums": sums})]
-        found = [
-            Parameter(f"const {product.accumulator}*", f"sums{i}", f"sums[{i}]", matrix.buffer)
-            for i, matrix in enumerate(matrices)
-        ]
-        found += self.operand_parameters(product)
-        found += self.result_parameters(product, replace(knobs, store="direct"), product.batch, {})
-        for i, result in enumerate(product.stored):
-            strides = {"row": result.row_stride, "batch": result.batch_stride}
-            found += [
-                Parameter("long long", f"result{i}_{name}", f"results[{i}].{name}_stride", Scalar("int64", stride))
-                for name, stride in strides.items()
-            ]
-            found.append(Parameter("long long", "", f"results[{i}].column_stride", 1))
-        found += numbers(m=m, n=n, splits=knobs.split_k)
-        grid = (ceil(n / SPLIT_THREADS), min(m, MAX_GRID_YZ), product.batch)
-        shape = {"grid": grid, "block": (SPLIT_THREADS, 1, 1)}
-        self.launch("product_split", "", "ProductSplit<SplitConfig>", found, str(SPLIT_THREADS), **shape)
+        epilogue, _ = element_epilogue(product, used + sums)
+        self.then(split_stage(product, epilogue, self.knobs.split_k, used))
 
     def _partials(self, epilogue: Functor) -> dict[int, tuple[str, Scratch]]:
         """Of each result that is reduced, the type of its partial reductions and the memory for them."""
@@ -318,20 +306,10 @@ class Unit:
         parts = (row_parts if rows else 1) * (column_parts if columns else 1)
         return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
 
-    def _reduce(self, epilogue: Functor, partials: dict[int, tuple[str, Scratch]]) -> None:
+    def _reduce(self, partials: dict[int, tuple[str, Scratch]]) -> None:
         """Adds the kernels that end the reductions."""
-        for i, (ctype, scratch) in partials.items():
+        for i, (register, scratch) in partials.items():
             result = self.product.results[i]
             assert isinstance(result, Reduced)
-            outer, parts, kept = self.reduction(result)
-            columns = 32 if kept > 1 else 1
-            types = {"Reduced": f"jaxdnn::{self.reduced_text(result, epilogue.results[i])}", "Result": result.dtype}
-            self.texts.append(struct_text(f"Reduce{i}", types, {"Columns": columns}))
-            found = [
-                Parameter(f"const {ctype}*", "partials", "partials", scratch),
-                Parameter(f"{result.dtype}*", "result", "result", result.buffer),
-                *numbers("long long", parts=parts, kept=kept),
-                *numbers(outer=outer),
-            ]
-            shape = {"grid": (ceil(kept / columns), min(outer, MAX_GRID_YZ), 1), "block": (REDUCE_THREADS, 1, 1)}
-            self.launch("product_reduce", f"_{i}", f"ProductReduce<Reduce{i}>", found, str(REDUCE_THREADS), **shape)
+            to = (result.buffer, ctype(result.dtype))
+            self.then(reduce_stage(reduction(result, ctype(register)), scratch, to, self.reduction(result), i))

@@ -1,0 +1,47 @@
+"""Products that are split along K: where the splits' sums lie, and the step that adds them and applies the epilogue.
+
+The kernel of that step is cpp/kernels/product/split.cuh.
+"""
+
+import math
+
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, Stored, ctype
+from jaxdnn.engines.product.problem import Matrix, Product, identity
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
+from jaxdnn.plan import Launch, Scratch
+from jaxdnn.pointwise import functor
+from jaxdnn.pointwise.cuda import register_type
+
+THREADS = 256  # of product/split.cuh
+MAX_GRID_YZ = 65_535
+
+
+def sums_of_splits(product: Product, scratch: int) -> tuple[Matrix, ...]:
+    """The sums of each split, [batch, split, m, n], in scratch buffers that are numbered from `scratch`."""
+    m, n = product.m, product.n
+    return tuple(Matrix(Scratch(scratch + i), product.accumulator, m, n, n, m * n) for i in range(len(product.b)))
+
+
+def identity_sums(product: Product) -> ElementEpilogue:
+    """The epilogue that leaves the sums of each split in the first scratch buffers."""
+    register = ctype(register_type(product.accumulator))
+    emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Sums")
+    stored = (Stored(one.buffer, register, one.row_stride, one.batch_stride) for one in sums_of_splits(product, 0))
+    return ElementEpilogue(emitted, (), tuple(stored))
+
+
+def split_stage(product: Product, epilogue: ElementEpilogue, splits: int, scratch: int = 0) -> Stage:
+    """Adds the splits' sums, whose scratch buffers are numbered from `scratch`, and applies the epilogue."""
+    m, n, batches = product.m, product.n, product.batch
+    register = ctype(register_type(product.accumulator))
+    matrices = sums_of_splits(product, scratch)
+    found = [Parameter(f"const {register}*", f"sums{i}", f"sums[{i}]", one.buffer) for i, one in enumerate(matrices)]
+    found += epilogue.parameters() + numbers("unsigned", m=m, n=n, batches=batches, splits=splits)
+    config = struct_text("SplitConfig", {**epilogue.types(), "Sum": register}, {"Sums": len(matrices)})
+    entry = entry_text("product_split", "jaxdnn::ProductSplit<SplitConfig>", str(THREADS), found)
+    columns = min(THREADS, 1 << (n - 1).bit_length())
+    rows = THREADS // columns
+    grid = (math.ceil(n / columns), min(math.ceil(m / rows), MAX_GRID_YZ), min(batches, MAX_GRID_YZ))
+    launch = Launch("product_split", arguments(found), grid, (columns, rows, 1))
+    sizes = tuple(batches * splits * m * n * one.itemsize for one in matrices)
+    return Stage(("product/split.cuh",), f"\n{epilogue.text()}\n{config}\n{entry}", (launch,), sizes)
