@@ -24,10 +24,10 @@ struct AffineTerm {
 
   __device__ __forceinline__ long long offset(long long coordinate) const {
     if (!divides && !wraps) return coordinate * stride;
-    unsigned place = static_cast<unsigned>(coordinate);
-    if (divides) place = divisor.quotient(place);
-    if (wraps) place -= modulus_divisor.quotient(place) * static_cast<unsigned>(modulus);
-    return place * stride;
+    unsigned part = static_cast<unsigned>(coordinate);
+    if (divides) part = divisor.quotient(part);
+    if (wraps) part -= modulus_divisor.quotient(part) * static_cast<unsigned>(modulus);
+    return part * stride;
   }
 };
 

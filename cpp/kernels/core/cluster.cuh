@@ -14,20 +14,20 @@ __device__ __forceinline__ void cluster_sync() {
   }
 }
 
-/// A block's place in a cluster of kM x kN that takes neighbouring tiles. Blocks of a row load the same rows of M
+/// A block's coordinate in a cluster of kM x kN that takes neighbouring tiles. Blocks of a row load the same rows of M
 /// together, blocks of a column the same rows of N: each loads a part, and multicasts it to the others.
 ///
 ///              column 0   column 1
 ///   row 0      rank 0     rank 2                kM = 2, kN = 2
 ///   row 1      rank 1     rank 3
 template <int kM, int kN>
-struct ClusterPlace {
+struct ClusterCoordinate {
   static constexpr int kBlocks = kM * kN;
   static constexpr int kSharers = kM + kN - 1;  // blocks of a row and a column: those that a block shares loads with
 
   int row = 0, column = 0;
 
-  __device__ __forceinline__ ClusterPlace() {
+  __device__ __forceinline__ ClusterCoordinate() {
     if constexpr (kBlocks > 1) {
       const int rank = static_cast<int>(ptx::cluster_ctarank());
       row = rank % kM;

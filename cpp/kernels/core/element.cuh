@@ -294,7 +294,7 @@ struct OperandAddress : Address<const void*> {
   }
 };
 
-/// What a functor is told of an element: its place, and the tables to look up.
+/// What a functor is told of an element: its coordinate, and the tables to look up.
 struct ElementContext : Coordinate {
   const OperandAddress* operands;
 

@@ -1,7 +1,7 @@
 // An epilogue, one element at a time: operands and results of any dtype, anywhere in memory.
 //
-// A kernel that has the sums of one element calls
-//   apply_epilogue<Config>(operands, results, coordinate, sums);
+// A kernel that has the accumulators of one element calls
+//   apply_epilogue<Config>(operands, results, coordinate, accumulators);
 // Config has: Epilogue (the functor), Operands (of `EpilogueOperand`), Results (as they lie in memory), Registers (what
 // the functor leaves of each result).
 #pragma once
@@ -38,11 +38,11 @@ __device__ __forceinline__ void store_elements(const ResultAddress* addresses, c
 
 /// The epilogue of `kCount` elements: all operands are loaded before the first result is stored, so that a thread waits
 /// for memory once. Elements that are not `inside` the result are passed over.
-template <class Config, class Sum, int kSums, int kCount>
+template <class Config, class Accumulator, int kAccumulators, int kCount>
 __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[Config::Operands::kArray],
                                                const ResultAddress (&results)[Config::Results::kCount],
                                                const Coordinate (&coordinates)[kCount], const bool (&inside)[kCount],
-                                               const Sum (&sums)[kCount][kSums]) {
+                                               const Accumulator (&accumulators)[kCount][kAccumulators]) {
   Register operand[kCount][Config::Operands::kArray], result[kCount][Config::Results::kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -50,7 +50,8 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (inside[i]) Config::Epilogue::apply(sums[i], operand[i], ElementContext{coordinates[i], operands}, result[i]);
+    if (inside[i])
+      Config::Epilogue::apply(accumulators[i], operand[i], ElementContext{coordinates[i], operands}, result[i]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -59,13 +60,13 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
   }
 }
 
-template <class Config, class Sum, int kSums>
+template <class Config, class Accumulator, int kAccumulators>
 __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[Config::Operands::kArray],
                                                const ResultAddress (&results)[Config::Results::kCount],
-                                               const Coordinate& at, const Sum (&sums)[kSums]) {
+                                               const Coordinate& at, const Accumulator (&accumulators)[kAccumulators]) {
   Register operand[Config::Operands::kArray], result[Config::Results::kCount];
   load_elements<0, typename Config::Operands>(operands, at, operand);
-  Config::Epilogue::apply(sums, operand, ElementContext{at, operands}, result);
+  Config::Epilogue::apply(accumulators, operand, ElementContext{at, operands}, result);
   store_elements<0, typename Config::Results, typename Config::Registers>(results, at, result);
 }
 

@@ -54,13 +54,13 @@ struct Partial {
 
   /// Adds a fragment.
   __device__ __forceinline__ void add(const Fragment& fragment, const ResultAddress& address,
-                                      const FragmentPlace& place) {
+                                      const FragmentCoordinate& at) {
     const int lane = threadIdx.x % 32;
     Type masked[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const typename R::Source value = fragment[i];
-      masked[i] = place.has(i) ? static_cast<Type>(value) : R::identity();
+      masked[i] = at.has(i) ? static_cast<Type>(value) : R::identity();
     }
     if constexpr (R::kOverColumns) {
 #pragma unroll
@@ -80,27 +80,27 @@ struct Partial {
       }
       Type value = R::across(right ? of_side[1] : of_side[0], right ? of_side[0] : of_side[1], 8);
       value = R::across(value, value, 4);
-      const int row = place.row - lane / 4, column = place.column + (upper ? 8 : 0) + (right ? 1 : 0);
-      if ((lane & 4) == 0 && row < place.rows && column < place.columns) {
-        const long long part = static_cast<long long>(place.batch) * ((place.rows + 15) / 16) + row / 16;
-        static_cast<Type*>(address.data)[part * place.columns + column] = value;
+      const int row = at.row - lane / 4, column = at.column + (upper ? 8 : 0) + (right ? 1 : 0);
+      if ((lane & 4) == 0 && row < at.rows && column < at.columns) {
+        const long long part = static_cast<long long>(at.batch) * ((at.rows + 15) / 16) + row / 16;
+        static_cast<Type*>(address.data)[part * at.columns + column] = value;
       }
     }
   }
 
-  /// Writes what was held of a tile; `place` is the warp's first element there.
-  __device__ __forceinline__ void finish(const ResultAddress& address, const FragmentPlace& place) {
+  /// Writes what was held of a tile; `at` is the warp's first element there.
+  __device__ __forceinline__ void finish(const ResultAddress& address, const FragmentCoordinate& at) {
     if constexpr (R::kOverColumns) {
-      const int lane = threadIdx.x % 32, parts = (place.columns + kWidth - 1) / kWidth;
+      const int lane = threadIdx.x % 32, parts = (at.columns + kWidth - 1) / kWidth;
       Type* const to = static_cast<Type*>(address.data);
-      const long long part = static_cast<long long>(place.batch) * parts + place.column / kWidth;
+      const long long part = static_cast<long long>(at.batch) * parts + at.column / kWidth;
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
         for (int mask = R::kOverRows ? 16 : 2; mask > 0; mask /= 2) held[i] = R::across(held[i], held[i], mask);
-        const int kept = R::kOverRows ? place.row / 16 : place.row + lane / 4 + 8 * i;
-        const int count = R::kOverRows ? (place.rows + 15) / 16 : place.rows;
-        if (lane % (R::kOverRows ? 32 : 4) == 0 && kept < count && place.column < place.columns) {
+        const int kept = R::kOverRows ? at.row / 16 : at.row + lane / 4 + 8 * i;
+        const int count = R::kOverRows ? (at.rows + 15) / 16 : at.rows;
+        if (lane % (R::kOverRows ? 32 : 4) == 0 && kept < count && at.column < at.columns) {
           to[part * count + kept] = held[i];
         }
       }
@@ -112,8 +112,8 @@ struct Partial {
 template <class Results, int kWidth, int kIndex = 0>
 struct Partials {
   __device__ __forceinline__ void clear() {}
-  __device__ __forceinline__ void add(const Fragment*, const ResultAddress*, const FragmentPlace&) {}
-  __device__ __forceinline__ void finish(const ResultAddress*, const FragmentPlace&) {}
+  __device__ __forceinline__ void add(const Fragment*, const ResultAddress*, const FragmentCoordinate&) {}
+  __device__ __forceinline__ void finish(const ResultAddress*, const FragmentCoordinate&) {}
 };
 
 template <class First, class... Rest, int kWidth, int kIndex>
@@ -130,14 +130,14 @@ struct Partials<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest.
   }
 
   __device__ __forceinline__ void add(const Fragment* fragments, const ResultAddress* addresses,
-                                      const FragmentPlace& place) {
-    own.add(fragments[kIndex], addresses[kIndex], place);
-    rest.add(fragments, addresses, place);
+                                      const FragmentCoordinate& at) {
+    own.add(fragments[kIndex], addresses[kIndex], at);
+    rest.add(fragments, addresses, at);
   }
 
-  __device__ __forceinline__ void finish(const ResultAddress* addresses, const FragmentPlace& place) {
-    own.finish(addresses[kIndex], place);
-    rest.finish(addresses, place);
+  __device__ __forceinline__ void finish(const ResultAddress* addresses, const FragmentCoordinate& at) {
+    own.finish(addresses[kIndex], at);
+    rest.finish(addresses, at);
   }
 };
 

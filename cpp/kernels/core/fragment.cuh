@@ -6,8 +6,8 @@
 //
 // What the functor reads of its operands is fetched for some fragments at once, ahead of their use:
 //   FragmentOperands<Operands, kColumns> values;
-//   values.fetch(addresses, place);
-//   apply_to_fragment<Config>(accumulator, first, values, fragment, addresses, place, results);
+//   values.fetch(addresses, at);
+//   apply_to_fragment<Config>(accumulator, first, values, fragment, addresses, at, results);
 // The results stay in registers: a product stores and reduces them (core/epilogue.cuh), an attention's score goes on.
 #pragma once
 
@@ -21,28 +21,28 @@ constexpr int kFragmentColumns = 16;
 using Fragment = RegisterOf<4>[8];
 
 /// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.
-struct FragmentPlace {
+struct FragmentCoordinate {
   int row, column, batch;
   int rows, columns;
 
   /// Of the thread itself, in the fragment of its warp whose first element is at (row, column).
-  static __device__ __forceinline__ FragmentPlace of_lane(int row, int column, int batch, int rows, int columns) {
+  static __device__ __forceinline__ FragmentCoordinate of_lane(int row, int column, int batch, int rows, int columns) {
     const int lane = threadIdx.x % 32;
     return {row + lane / 4, column + lane % 4 * 2, batch, rows, columns};
   }
 
-  __device__ __forceinline__ FragmentPlace to_the_right(int distance) const {
+  __device__ __forceinline__ FragmentCoordinate to_the_right(int distance) const {
     return {row, column + distance, batch, rows, columns};
   }
 
   /// Of element `i`.
-  __device__ __forceinline__ Coordinate at(int i) const {
+  __device__ __forceinline__ Coordinate element(int i) const {
     return {row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, batch};
   }
 
   __device__ __forceinline__ bool has(int i) const {
-    const Coordinate element = at(i);
-    return element.row < rows && element.column < columns;
+    const Coordinate its = element(i);
+    return its.row < rows && its.column < columns;
   }
 };
 
@@ -60,21 +60,21 @@ struct FragmentOperand {
   Vector<T, kPaired ? 2 : 1> vectors[kRowCount][kPairCount][kVectors];
 
   /// Elements outside the matrix are zero.
-  __device__ __forceinline__ void fetch(const OperandAddress& address, const FragmentPlace& place) {
-    const T* base = static_cast<const T*>(address.data) + address.of_batch(place.batch);
+  __device__ __forceinline__ void fetch(const OperandAddress& address, const FragmentCoordinate& at) {
+    const T* base = static_cast<const T*>(address.data) + address.of_batch(at.batch);
 #pragma unroll
     for (int r = 0; r < kRowCount; ++r) {
-      const bool inside = !Operand::kByRow || place.row + 8 * r < place.rows;
-      const T* const line = base + (Operand::kByRow ? address.of_row(place.row + 8 * r) : 0);
+      const bool inside = !Operand::kByRow || at.row + 8 * r < at.rows;
+      const T* const line = base + (Operand::kByRow ? address.of_row(at.row + 8 * r) : 0);
 #pragma unroll
       for (int pair = 0; pair < kPairCount; ++pair) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const int at = place.column + 8 * pair + i;
+          const int column = at.column + 8 * pair + i;
           vectors[r][pair][i].clear();
           if constexpr (Operand::kByColumn) {
-            const long long offset = Operand::kColumns == Columns::strided ? address.of_column(at) : at;
-            if (inside && at < place.columns) vectors[r][pair][i].load(line + offset);
+            const long long offset = Operand::kColumns == Columns::strided ? address.of_column(column) : column;
+            if (inside && column < at.columns) vectors[r][pair][i].load(line + offset);
           } else {
             if (inside) vectors[r][pair][i].load(line);
           }
@@ -95,7 +95,7 @@ struct FragmentOperand {
 /// The values of all operands, for `kColumns` columns.
 template <class Operands, int kColumns, int kIndex = 0>
 struct FragmentOperands {
-  __device__ __forceinline__ void fetch(const OperandAddress*, const FragmentPlace&) {}
+  __device__ __forceinline__ void fetch(const OperandAddress*, const FragmentCoordinate&) {}
   __device__ __forceinline__ void values(int, int, RegisterOf<4>*) const {}
 };
 
@@ -104,9 +104,9 @@ struct FragmentOperands<TypeList<First, Rest...>, kColumns, kIndex> {
   FragmentOperand<First, kColumns / 8> own;
   FragmentOperands<TypeList<Rest...>, kColumns, kIndex + 1> rest;
 
-  __device__ __forceinline__ void fetch(const OperandAddress* addresses, const FragmentPlace& place) {
-    if constexpr (!First::kIsTable) own.fetch(addresses[kIndex], place);
-    rest.fetch(addresses, place);
+  __device__ __forceinline__ void fetch(const OperandAddress* addresses, const FragmentCoordinate& at) {
+    if constexpr (!First::kIsTable) own.fetch(addresses[kIndex], at);
+    rest.fetch(addresses, at);
   }
 
   /// Of element `i` of fragment `fragment`.
@@ -117,9 +117,9 @@ struct FragmentOperands<TypeList<First, Rest...>, kColumns, kIndex> {
 };
 
 /// Brings a warp's 16 rows x kWidth columns of all operands closer: rows, which all warps of the tile read, into the L1
-/// cache, and matrices into the L2 cache. `place` is the warp's first element.
+/// cache, and matrices into the L2 cache. `at` is the warp's first element.
 template <class Operands, int kWidth, int kIndex = 0>
-__device__ __forceinline__ void prefetch_operands(const OperandAddress* addresses, const FragmentPlace& place) {
+__device__ __forceinline__ void prefetch_operands(const OperandAddress* addresses, const FragmentCoordinate& at) {
   if constexpr (kIndex < Operands::kCount) {
     using Operand = TypeAt<kIndex, Operands>;
     using T = typename Operand::Type;
@@ -127,10 +127,10 @@ __device__ __forceinline__ void prefetch_operands(const OperandAddress* addresse
       constexpr int kPart = (Operand::kByRow ? 128 : 32) / static_cast<int>(sizeof(T));  // elements of a line or sector
       constexpr int kParts = (kWidth + kPart - 1) / kPart;
       const OperandAddress& address = addresses[kIndex];
-      const T* const matrix = static_cast<const T*>(address.data) + address.of_batch(place.batch);
+      const T* const matrix = static_cast<const T*>(address.data) + address.of_batch(at.batch);
       for (int i = threadIdx.x % 32; i < kParts * (Operand::kByRow ? 16 : 1); i += 32) {
-        const int line = place.row + i / kParts, first = place.column + i % kParts * kPart;
-        if (first >= place.columns || line >= place.rows) continue;
+        const int line = at.row + i / kParts, first = at.column + i % kParts * kPart;
+        if (first >= at.columns || line >= at.rows) continue;
         if constexpr (Operand::kByRow) {
           ptx::prefetch_global_l2(matrix + address.of_row(line) + first);
         } else {
@@ -138,48 +138,50 @@ __device__ __forceinline__ void prefetch_operands(const OperandAddress* addresse
         }
       }
     }
-    prefetch_operands<Operands, kWidth, kIndex + 1>(addresses, place);
+    prefetch_operands<Operands, kWidth, kIndex + 1>(addresses, at);
   }
 }
 
 // ----------------------------------------------------------------------------------------------------------- functor
 
 /// The functor's results for one element. Tables are looked up inside the matrix only: what is outside is never used.
-template <class Config, class Sum, int kSums, int kOperands, int kResults>
-__device__ __forceinline__ void apply_to_element(const Sum (&sum)[kSums], const RegisterOf<4> (&operand)[kOperands],
-                                                 const OperandAddress* addresses, const FragmentPlace& place, int i,
+template <class Config, class Accumulator, int kAccumulators, int kOperands, int kResults>
+__device__ __forceinline__ void apply_to_element(const Accumulator (&accumulator)[kAccumulators],
+                                                 const RegisterOf<4> (&operand)[kOperands],
+                                                 const OperandAddress* addresses, const FragmentCoordinate& at, int i,
                                                  RegisterOf<4> (&result)[kResults]) {
-  Coordinate at = place.at(i);
+  Coordinate element = at.element(i);
   if constexpr (has_tables<typename Config::Operands>) {
-    at.row = at.row < place.rows ? at.row : place.rows - 1;
-    at.column = at.column < place.columns ? at.column : place.columns - 1;
+    element.row = element.row < at.rows ? element.row : at.rows - 1;
+    element.column = element.column < at.columns ? element.column : at.columns - 1;
   }
-  Config::Epilogue::apply(sum, operand, ElementContext{at, addresses}, result);
+  Config::Epilogue::apply(accumulator, operand, ElementContext{element, addresses}, result);
 }
 
 /// Applies the functor to the fragment whose registers begin at `accumulator[first]`; with two accumulators, the second
-/// one's follow the first one's. Config has: Epilogue, Operands, Sum, kSums, kLongEpilogue (the functor's code stands
-/// once for 8 elements, and not for each: they pass through local memory, and the compiler takes a second instead of
-/// many).
-template <class Config, class Sum, int kRegisters, int kColumns, int kResults>
-__device__ __forceinline__ void apply_to_fragment(const Sum (&accumulator)[kRegisters], int first,
+/// one's follow the first one's. Config has: Epilogue, Operands, Accumulator, kAccumulators, kLongEpilogue (the
+/// functor's code stands once for 8 elements, and not for each: they pass through local memory, and the compiler takes
+/// a second instead of many).
+template <class Config, class Accumulator, int kRegisters, int kColumns, int kResults>
+__device__ __forceinline__ void apply_to_fragment(const Accumulator (&accumulator)[kRegisters], int first,
                                                   const FragmentOperands<typename Config::Operands, kColumns>& values,
                                                   int fragment, const OperandAddress* addresses,
-                                                  const FragmentPlace& place, Fragment (&results)[kResults]) {
-  Sum sum[8][Config::kSums];
+                                                  const FragmentCoordinate& at, Fragment (&results)[kResults]) {
+  Accumulator own[8][Config::kAccumulators];
   RegisterOf<4> operand[8][Config::Operands::kArray], result[8][kResults];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
-    for (int s = 0; s < Config::kSums; ++s) sum[i][s] = accumulator[s * (kRegisters / Config::kSums) + first + i];
+    for (int s = 0; s < Config::kAccumulators; ++s)
+      own[i][s] = accumulator[s * (kRegisters / Config::kAccumulators) + first + i];
     values.values(fragment, i, operand[i]);
     if constexpr (!Config::kLongEpilogue) {
-      apply_to_element<Config>(sum[i], operand[i], addresses, place, i, result[i]);
+      apply_to_element<Config>(own[i], operand[i], addresses, at, i, result[i]);
     }
   }
   if constexpr (Config::kLongEpilogue) {
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) apply_to_element<Config>(sum[i], operand[i], addresses, place, i, result[i]);
+    for (int i = 0; i < 8; ++i) apply_to_element<Config>(own[i], operand[i], addresses, at, i, result[i]);
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -24,7 +24,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
   }
 }
 
-/// A place in the ring: the stage, and the parity of the phase that its `full` barrier is in.
+/// A position in the ring: the stage, and the parity of the phase that its `full` barrier is in.
 template <int kStages>
 struct StagePosition {
   int stage = 0;
@@ -44,15 +44,15 @@ struct StagePosition {
   }
 };
 
-/// The ring. `Place` is a ClusterPlace: which blocks fill each other's stages.
-template <int kStages, int kBytes, class Place = ClusterPlace<1, 1>>
+/// The ring. `Cluster` is a ClusterCoordinate: which blocks fill each other's stages.
+template <int kStages, int kBytes, class Cluster = ClusterCoordinate<1, 1>>
 struct TmaPipeline {
   using Position = StagePosition<kStages>;
   static constexpr int kStageBytes = kBytes;
   static constexpr int kBarrierBytes = kStages * 16;
 
   unsigned stages, barriers;  // shared addresses
-  Place place;
+  Cluster cluster;
 
   __device__ __forceinline__ TmaPipeline(unsigned stages, unsigned barriers) : stages(stages), barriers(barriers) {}
 
@@ -64,7 +64,7 @@ struct TmaPipeline {
   __device__ __forceinline__ void init(int warps) const {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(full(stage), 1);
-      ptx::mbarrier_init(empty(stage), warps * Place::kSharers);
+      ptx::mbarrier_init(empty(stage), warps * Cluster::kSharers);
     }
     ptx::fence_mbarrier_init();
   }
@@ -72,19 +72,19 @@ struct TmaPipeline {
   /// By all threads, when one has made the barriers: waits until every block of the cluster has them.
   __device__ __forceinline__ void open() const {
     __syncthreads();
-    cluster_sync<Place::kBlocks>();
+    cluster_sync<Cluster::kBlocks>();
   }
 
   /// By all threads: no block leaves while others of its cluster may still arrive at its barriers.
-  __device__ __forceinline__ void close() const { cluster_sync<Place::kBlocks>(); }
+  __device__ __forceinline__ void close() const { cluster_sync<Cluster::kBlocks>(); }
 
   /// By a consuming warp: lets go of a stage, in every block that writes to it.
   __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
-    if constexpr (Place::kBlocks == 1) {
+    if constexpr (Cluster::kBlocks == 1) {
       if (lane == 0) ptx::mbarrier_arrive(empty(stage));
-    } else if (lane < Place::kSharers) {
-      ptx::mbarrier_arrive_cluster(empty(stage), place.sharer(lane));
+    } else if (lane < Cluster::kSharers) {
+      ptx::mbarrier_arrive_cluster(empty(stage), cluster.sharer(lane));
     }
   }
 };

@@ -38,24 +38,24 @@ __device__ __forceinline__ Compute lanes_sum(Compute value) {
   return value;
 }
 
-/// Sums over a team of `kThreads` threads in each of `kCluster` blocks; a block holds `kTeams` teams.
-/// All threads of a block call it together. With a cluster, `kTeams` is 1 and `start` precedes the first sum.
-template <class Compute, int kThreads, int kTeams, int kCluster, int kValues>
-struct TeamSum {
+/// Sums over a row's `kThreads` threads in each of `kCluster` blocks; a block holds `kRows` rows.
+/// All threads of a block call it together. With a cluster, `kRows` is 1 and `start` precedes the first sum.
+template <class Compute, int kThreads, int kRows, int kCluster, int kValues>
+struct RowSum {
   static constexpr int kLanes = kThreads < 32 ? kThreads : 32;
   static constexpr int kWarps = kThreads <= 32 ? 1 : kThreads / 32;
   static constexpr int kSlots = kWarps * kCluster;
   static constexpr int kBytes = static_cast<int>(sizeof(Compute));
-  static constexpr int kValueBytes = kTeams * kSlots * kBytes;
+  static constexpr int kValueBytes = kRows * kSlots * kBytes;
   static constexpr int kPhaseBytes = kSlots > 1 ? kValues * kValueBytes : 0;
   static constexpr int kSharedBytes = 2 * kPhaseBytes;
-  static_assert(kCluster == 1 || kTeams == 1, "the blocks of a cluster share one row");
-  static_assert(kWarps == 1 || kTeams <= 15, "each team of several warps has a barrier of its own");
+  static_assert(kCluster == 1 || kRows == 1, "the blocks of a cluster share one row");
+  static_assert(kWarps == 1 || kRows <= 15, "each row of several warps has a barrier of its own");
 
-  unsigned slots;  // shared address of this team's first slot
+  unsigned slots;  // shared address of this row's first slot
   int phase = 0;
 
-  __device__ __forceinline__ TeamSum(unsigned shared, int team) : slots(shared + team * kSlots * kBytes) {}
+  __device__ __forceinline__ RowSum(unsigned shared, int row) : slots(shared + row * kSlots * kBytes) {}
 
   /// No block writes to another before that one runs.
   __device__ __forceinline__ void start() const {
@@ -88,8 +88,8 @@ struct TeamSum {
     }
   }
 
-  /// Makes each warp's values known to all: afterwards value i of warp w is in slot w of [value][team][slot].
-  /// Returns the shared address of this team's slots.
+  /// Makes each warp's values known to all: afterwards value i of warp w is in slot w of [value][row][slot].
+  /// Returns the shared address of this row's slots.
   __device__ __forceinline__ unsigned exchange(const Compute (&values)[kValues]) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x % kThreads / 32;
@@ -118,7 +118,7 @@ struct TeamSum {
   }
 };
 
-/// Mean and sum of squared deviations over all numbers of a team, from those over the same count of numbers of each
+/// Mean and sum of squared deviations over all numbers of a row, from those over the same count of numbers of each
 /// thread, in one exchange. Pairs of equal count merge by Chan, Golub and LeVeque's formula (1983), which like two
 /// passes over the numbers, and unlike the difference of sums of squares, does not cancel.
 template <int kWidth, class Compute>
@@ -135,7 +135,7 @@ __device__ __forceinline__ void lanes_moments(Compute& mean, Compute& squares, C
 }
 
 template <class Sum, class Compute>
-__device__ __forceinline__ void team_moments(Sum& sum, Compute& mean, Compute& squares, int count) {
+__device__ __forceinline__ void row_moments(Sum& sum, Compute& mean, Compute& squares, int count) {
   static_assert(Sum::kSlots <= 32, "a lane merges the moments of one warp");
   lanes_moments<Sum::kLanes>(mean, squares, static_cast<Compute>(count));
   if constexpr (Sum::kSlots > 1) {

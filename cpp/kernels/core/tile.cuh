@@ -1,4 +1,4 @@
-// An operand's tile of one stage: `kExtent` rows of M or N by 128 bytes of K, as the copy engine writes it and the
+// An operand's tile of one stage: `kExtent` rows of M or N by 128 bytes of K, as TMA writes it and the
 // tensor cores read it, both with the 128-byte swizzle (the 16-byte pieces of row r of 8 are exchanged by XOR with r).
 //
 //   along K (the array's rows run along K):        | row 0: 128 bytes | row 1 | ... | row kExtent-1 |       one box
@@ -102,8 +102,8 @@ __device__ __forceinline__ unsigned stage_offset(int stage, int bytes) { return 
 
 /// Starts the multiplies of two tiles, 64 rows of A's for each accumulator. `a` and `b` are descriptors, to which
 /// `offset` is added. Unless it `accumulate`s, what is in the accumulators is replaced.
-template <class ATile, class BTile, class Sum, int kBlocks, int kRegisters>
-__device__ __forceinline__ void multiply_tiles(Sum (&sums)[kBlocks][kRegisters], unsigned long long a,
+template <class ATile, class BTile, class Accumulator, int kBlocks, int kRegisters>
+__device__ __forceinline__ void multiply_tiles(Accumulator (&accumulators)[kBlocks][kRegisters], unsigned long long a,
                                                unsigned long long b, unsigned offset, bool accumulate) {
   using Multiply = ptx::Wgmma<2 * kRegisters>;
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void multiply_tiles(Sum (&sums)[kBlocks][kRegisters],
 #pragma unroll
     for (int rows = 0; rows < kBlocks; ++rows) {
       Multiply::template mma_async<ATile::kType, BTile::kType, ATile::kRunsAlongExtent, BTile::kRunsAlongExtent>(
-          sums[rows], a + (offset + ATile::block(rows) + ATile::step(i)), b + (offset + BTile::step(i)),
+          accumulators[rows], a + (offset + ATile::block(rows) + ATile::step(i)), b + (offset + BTile::step(i)),
           accumulate || i > 0);
     }
   }

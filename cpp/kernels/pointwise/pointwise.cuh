@@ -32,9 +32,9 @@ struct Pointwise {
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];  // of a reduction: its parts
   int rows = 0, columns = 0;
-  int chunk = 1;   // rows of a block
-  int chunks = 1;  // of a matrix
-  int strips = 1;  // of columns
+  int chunk = 1;          // rows of a block
+  int chunks = 1;         // of a matrix
+  int column_blocks = 1;  // of columns
 };
 
 /// What a thread holds of the operands from `kIndex` on.
@@ -48,19 +48,19 @@ struct PointwiseOperands {
 
   /// Those that vary with rows, or (`kFixed`) those that don't.
   template <bool kFixed>
-  __device__ __forceinline__ void load(const OperandAddress* addresses, const Coordinate& place) {
+  __device__ __forceinline__ void load(const OperandAddress* addresses, const Coordinate& at) {
     if constexpr (kFixed == !Operand::kByRow && !Operand::kIsTable) {
       const T* const data = static_cast<const T*>(addresses[kIndex].data);
       if constexpr (Operand::kByColumn && Operand::kColumns == Columns::strided) {
 #pragma unroll
         for (int i = 0; i < Config::kWidth; ++i) {
-          own.set(i, data[addresses[kIndex].offset(Coordinate{place.row, place.column + i, place.batch})]);
+          own.set(i, data[addresses[kIndex].offset(Coordinate{at.row, at.column + i, at.batch})]);
         }
       } else {
-        own.load(data + addresses[kIndex].offset(place));
+        own.load(data + addresses[kIndex].offset(at));
       }
     }
-    others.template load<kFixed>(addresses, place);
+    others.template load<kFixed>(addresses, at);
   }
 
   __device__ __forceinline__ void widen(const PointwiseOperands& fixed, int i, Register* to) const {
@@ -107,13 +107,13 @@ struct PointwiseResults {
     others.take(i, from);
   }
 
-  __device__ __forceinline__ void store(const ResultAddress* addresses, const Coordinate& place) const {
-    if constexpr (kWhole) own.store(static_cast<T*>(addresses[kIndex].data) + addresses[kIndex].offset(place));
-    others.store(addresses, place);
+  __device__ __forceinline__ void store(const ResultAddress* addresses, const Coordinate& at) const {
+    if constexpr (kWhole) own.store(static_cast<T*>(addresses[kIndex].data) + addresses[kIndex].offset(at));
+    others.store(addresses, at);
   }
 
-  /// By all threads: leaves the block's part of each reduction in row `place.row` of its scratch memory.
-  __device__ __forceinline__ void finish(const ResultAddress* addresses, const Coordinate& place, bool inside) {
+  /// By all threads: leaves the block's part of each reduction in row `at.row` of its scratch memory.
+  __device__ __forceinline__ void finish(const ResultAddress* addresses, const Coordinate& at, bool inside) {
     if constexpr (!kWhole) {
       constexpr int kAcross = Config::kAcross, kDown = Pointwise<Config>::kDown;
       const int x = threadIdx.x % kAcross, y = threadIdx.x / kAcross;
@@ -139,10 +139,10 @@ struct PointwiseResults {
         Vector<T, kWidth> part;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) part.set(i, parts[i]);
-        part.store(static_cast<T*>(addresses[kIndex].data) + addresses[kIndex].offset(place));
+        part.store(static_cast<T*>(addresses[kIndex].data) + addresses[kIndex].offset(at));
       }
     }
-    others.finish(addresses, place, inside);
+    others.finish(addresses, at, inside);
   }
 };
 template <class Config, int kIndex>
@@ -157,9 +157,9 @@ template <class Config>
 __device__ __forceinline__ void pointwise(const Pointwise<Config>& call) {
   using Call = Pointwise<Config>;
   constexpr int kRows = Config::kRows, kDown = Call::kDown;
-  const int strip = blockIdx.x % call.strips, index = blockIdx.x / call.strips;
+  const int column_block = blockIdx.x % call.column_blocks, index = blockIdx.x / call.column_blocks;
   const int chunk = index % call.chunks, batch = index / call.chunks;
-  const int column = strip * Call::kColumns + threadIdx.x % Config::kAcross * Config::kWidth;
+  const int column = column_block * Call::kColumns + threadIdx.x % Config::kAcross * Config::kWidth;
   const bool inside = column < call.columns;
   const long long end = static_cast<long long>(chunk + 1) * call.chunk;
   const int last = inside ? (end < call.rows ? static_cast<int>(end) : call.rows) : 0;
@@ -172,8 +172,8 @@ __device__ __forceinline__ void pointwise(const Pointwise<Config>& call) {
   for (int row = chunk * call.chunk + threadIdx.x / Config::kAcross; row < last; row += kRows * kDown) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const Coordinate place{row + r * kDown, column, batch};
-      if (place.row < last) operands[r].template load<false>(call.operands, place);
+      const Coordinate at{row + r * kDown, column, batch};
+      if (at.row < last) operands[r].template load<false>(call.operands, at);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

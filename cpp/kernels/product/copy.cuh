@@ -1,5 +1,5 @@
-// Copies a matrix into rows that the copy engine and the tensor cores take: aligned to 16 bytes, and transposed if it
-// has to run along K.
+// Copies a matrix into rows that TMA and the tensor cores take: aligned to 16 bytes, and transposed if it has to run
+// along K.
 //
 //   grid             a block a tile, of 32 words x as many rows as 32 words hold elements
 //   block            32 x 8 threads, each with 4 squares of kSide x kSide elements (one word of each of kSide rows),

@@ -2,21 +2,21 @@
 // or in float32 of 16-bit floats, on the tensor cores that compute capability 8.0 brought.
 //
 //   grid             one block a tile of kTileM x kTileN, in the order of core/scheduler.cuh; x splits of K
-//   block            threads of kThreadM x kThreadN sums each (on tensor cores: warps of as many). Two sums (A * B,
-//                    A * B') share a tile: the left half of its columns is of the first
+//   block            threads of kThreadM x kThreadN accumulators each (on tensor cores: warps of as many). Two
+//                    accumulators (A * B, A * B') share a tile: the left half of its columns is of the first
 //   loop over K      kDepth at a time, through a ring of kStages tiles in shared memory:
 //                        copies   | 0 | 1 | 2 | 3 | ...        (product/simt/tile.cuh)
 //                        multiply             | 0 | 1 | ...    (product/simt/multiply.cuh, tensor.cuh)
 //                    copies are started a few at a time, between the multiplies. Factors are loaded one step ahead, so
 //                    the one __syncthreads of a stage comes before its last step: after it the next stage's copies are
-//                    there, and this stage's place is free
-//   epilogue         the sums go through shared memory in pieces of some rows, so that each thread handles one element
-//                    at a time, neighbours in neighbouring columns, and the epilogue's code is there once
-//   shared memory    | stages of (tile of A | tiles of B) |, then the pieces in the same place
+//                    there, and this stage is free
+//   epilogue         the accumulators go through shared memory in subtiles of some rows, so that each thread handles
+//                    one element at a time, neighbours in neighbouring columns, and the epilogue's code is there once
+//   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles in their place
 //
 // Bytes: A once for each kTileN columns of the result and B once for each kTileM rows, mostly from L2; of a split, 4
-// (float64: 8) a sum. Flops: 2 m n k, at one fused multiply-add a lane and cycle. Arithmetic bounds it. Of 128 x 128
-// sums and 8 x 16 a thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
+// (float64: 8) an accumulator. Flops: 2 m n k, at one fused multiply-add a lane and cycle. Arithmetic bounds it. Of 128 x 128
+// accumulators and 8 x 16 a thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
 #pragma once
 
 #include "core/epilogue_element.cuh"
@@ -29,37 +29,37 @@ namespace jaxdnn {
 
 template <class Config>
 struct ProductSimt {
-  using Sum = typename Config::Sum;
-  static constexpr int kSums = Config::kSums;
-  static constexpr bool kDouble = is_same<Sum, double>, kHalf = Config::kHalf;
+  using Accumulator = typename Config::Accumulator;
+  static constexpr int kAccumulators = Config::kAccumulators;
+  static constexpr bool kDouble = is_same<Accumulator, double>, kHalf = Config::kHalf;
   using TensorTile = Select<kDouble, DoubleTile<Config>, HalfTile<Config>>;
   using Multiply = Select<kDouble || kHalf, TensorTile, FmaTile<Config>>;
-  using Element = Select<kHalf, typename Config::A, Sum>;  // of the tiles in shared memory
+  using Element = Select<kHalf, typename Config::A, Accumulator>;  // of the tiles in shared memory
   using Offset = Select<Config::kFar, long long, unsigned>;
 
   const typename Config::A* a = nullptr;
-  const typename Config::B* b[kSums] = {};
+  const typename Config::B* b[kAccumulators] = {};
   long long a_stride = 0, a_batch = 0;  // elements between memory's rows, and between matrices
-  long long b_stride[kSums] = {}, b_batch[kSums] = {};
+  long long b_stride[kAccumulators] = {}, b_batch[kAccumulators] = {};
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, k = 0, batches = 1;
   int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
-  int splits = 1, split_depth = 0;  // of K; each split's sums are a matrix of their own (product/split.cuh)
+  int splits = 1, split_depth = 0;  // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
   static constexpr int kThreads =
       (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
-  static constexpr int kWidth = Config::kTileN / kSums;  // columns of a result's tile
+  static constexpr int kWidth = Config::kTileN / kAccumulators;  // columns of a result's tile
   using TileA = SimtTile<typename Config::A, Element, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
                          Config::kMMajorA, Config::kVectorA, Offset>;
   using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads,
                          Config::kNMajorB, Config::kVectorB, Offset>;
   static constexpr int kStage = TileA::kSize + TileB::kSize;
-  static constexpr int kPiecePitch = Config::kTileN + 4;
-  static constexpr int kPiece = Multiply::kPieceRows * kPiecePitch;
+  static constexpr int kSubtilePitch = Config::kTileN + 4;
+  static constexpr int kSubtile = Multiply::kSubtileRows * kSubtilePitch;
   static constexpr int kRingBytes = Config::kStages * kStage * static_cast<int>(sizeof(Element));
-  static constexpr int kPieceBytes = kPiece * static_cast<int>(sizeof(Sum));
-  static constexpr int kSharedBytes = kRingBytes > kPieceBytes ? kRingBytes : kPieceBytes;
+  static constexpr int kSubtileBytes = kSubtile * static_cast<int>(sizeof(Accumulator));
+  static constexpr int kSharedBytes = kRingBytes > kSubtileBytes ? kRingBytes : kSubtileBytes;
   static constexpr int kSteps = Config::kDepth / Multiply::kStep;
   // Stages that asynchronous copies are ahead; those that wait in registers are one.
   static constexpr bool kAsync = TileA::kAsync || TileB::kAsync;
@@ -71,7 +71,7 @@ struct ProductSimt {
 template <class Config>
 __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   using Call = ProductSimt<Config>;
-  using Sum = typename Call::Sum;
+  using Accumulator = typename Call::Accumulator;
   extern __shared__ __align__(16) unsigned char shared_memory[];
   using Element = typename Call::Element;
   Element* const shared = reinterpret_cast<Element*>(shared_memory);
@@ -88,28 +88,29 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
 
   typename Call::TileA a(call.a + batch * call.a_batch, call.a_stride, row0, call.m, k0);
   typename Call::TileB b0(call.b[0] + batch * call.b_batch[0], call.b_stride[0], column0, call.n, k0);
-  typename Call::TileB b1(call.b[Call::kSums - 1] + batch * call.b_batch[Call::kSums - 1],
-                          call.b_stride[Call::kSums - 1], column0, call.n, k0);
+  typename Call::TileB b1(call.b[Call::kAccumulators - 1] + batch * call.b_batch[Call::kAccumulators - 1],
+                          call.b_stride[Call::kAccumulators - 1], column0, call.n, k0);
   // Where the tile of B' begins.
-  constexpr int kSecondB = Call::TileA::kSize + (Config::kSums == 2 ? Call::TileB::place_of(Call::kWidth, 0) : 0);
-  // Part `part` of `parts` of the copies to start while `stage` is multiplied; `next` is the place of what follows it.
-  const auto start_one = [&](auto& tile, int place, int stage, int next, int last, int part, int parts) {
+  constexpr int kSecondB =
+      Call::TileA::kSize + (Config::kAccumulators == 2 ? Call::TileB::offset_of(Call::kWidth, 0) : 0);
+  // Part `part` of `parts` of the copies to start while `stage` is multiplied; `next` is the stage of what follows it.
+  const auto start_one = [&](auto& tile, int offset, int stage, int next, int last, int part, int parts) {
     const bool async = tile.kAsync;
     const int ahead = async ? Call::kAhead : 1;
-    tile.start(shared + (async ? last : next) * Call::kStage + place, depth - (stage + ahead) * Config::kDepth, part,
+    tile.start(shared + (async ? last : next) * Call::kStage + offset, depth - (stage + ahead) * Config::kDepth, part,
                parts);
   };
   const auto start = [&](int stage, int next, int last, int part, int parts) {
     start_one(a, 0, stage, next, last, part, parts);
     start_one(b0, Call::TileA::kSize, stage, next, last, part, parts);
-    if constexpr (Call::kSums == 2) start_one(b1, kSecondB, stage, next, last, part, parts);
+    if constexpr (Call::kAccumulators == 2) start_one(b1, kSecondB, stage, next, last, part, parts);
   };
   // All copies of the stage in `slot` are there, for all threads.
   const auto wait = [&](int slot) {
     Element* const to = shared + slot * Call::kStage;
     a.finish(to);
     b0.finish(to + Call::TileA::kSize);
-    if constexpr (Call::kSums == 2) b1.finish(to + kSecondB);
+    if constexpr (Call::kAccumulators == 2) b1.finish(to + kSecondB);
     if constexpr (Call::kAsync) ptx::cp_async_wait_group<Call::kAhead - 1>();
     __syncthreads();
   };
@@ -121,17 +122,17 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   };
 #pragma unroll
   for (int stage = -Call::kAhead; stage < 0; ++stage) {
-    const auto begin = [&](auto& tile, int place) {
-      if (tile.kAsync || stage == -1) start_one(tile, place, stage, 0, stage + Call::kAhead, 0, 1);
+    const auto begin = [&](auto& tile, int offset) {
+      if (tile.kAsync || stage == -1) start_one(tile, offset, stage, 0, stage + Call::kAhead, 0, 1);
     };
     begin(a, 0);
     begin(b0, Call::TileA::kSize);
-    if constexpr (Call::kSums == 2) begin(b1, kSecondB);
+    if constexpr (Call::kAccumulators == 2) begin(b1, kSecondB);
     if constexpr (Call::kAsync) ptx::cp_async_commit_group();
   }
   wait(0);
   fetch(0, 0, 0);
-  int slot = 0, last = Call::kAhead;  // the places of the stage that is multiplied, and of the last one that is copied
+  int slot = 0, last = Call::kAhead;  // the stage that is multiplied, and of the last one that is copied
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
     const int next = slot + 1 == Config::kStages ? 0 : slot + 1;
@@ -151,24 +152,24 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
     last = last + 1 == Config::kStages ? 0 : last + 1;
   }
 
-  // What was copied past the end, zeros, may still be on its way to where the pieces will be.
+  // What was copied past the end, zeros, may still be on its way to where the subtiles will be.
   if constexpr (Call::kAsync) ptx::cp_async_wait_group<0>();
-  Sum* const piece_sums = reinterpret_cast<Sum*>(shared_memory);
+  Accumulator* const staged = reinterpret_cast<Accumulator*>(shared_memory);
 #pragma unroll 1
-  for (int piece = 0; piece < Call::Multiply::kPieces; ++piece) {
+  for (int subtile = 0; subtile < Call::Multiply::kSubtiles; ++subtile) {
     __syncthreads();
-    multiply.template put<Call::kPiecePitch>(piece, piece_sums);
+    multiply.template put<Call::kSubtilePitch>(subtile, staged);
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < Call::Multiply::kPieceRows * Call::kWidth; i += Call::kThreads) {
-      const int row = row0 + Call::Multiply::row(piece, i / Call::kWidth), column = column0 + i % Call::kWidth;
+    for (int i = threadIdx.x; i < Call::Multiply::kSubtileRows * Call::kWidth; i += Call::kThreads) {
+      const int row = row0 + Call::Multiply::row(subtile, i / Call::kWidth), column = column0 + i % Call::kWidth;
       if (row >= call.m || column >= call.n) continue;
-      Sum sums[Call::kSums];
+      Accumulator accumulators[Call::kAccumulators];
 #pragma unroll
-      for (int s = 0; s < Call::kSums; ++s) {
-        sums[s] = piece_sums[i / Call::kWidth * Call::kPiecePitch + s * Call::kWidth + i % Call::kWidth];
+      for (int s = 0; s < Call::kAccumulators; ++s) {
+        accumulators[s] = staged[i / Call::kWidth * Call::kSubtilePitch + s * Call::kWidth + i % Call::kWidth];
       }
-      apply_epilogue<Config>(call.operands, call.results, {row, column, tile.batch}, sums);
+      apply_epilogue<Config>(call.operands, call.results, {row, column, tile.batch}, accumulators);
     }
   }
 }

@@ -1,4 +1,4 @@
-// D[b] = epilogue(A[b] * B[b]) on Hopper's tensor cores; also epilogue(A * B, A * B'): both sums in one pass over A.
+// D[b] = epilogue(A[b] * B[b]) on Hopper's tensor cores; also epilogue(A * B, A * B'): both in one pass over A.
 //
 //   grid             at most one block a multiprocessor, in clusters of kClusterM x kClusterN. Each works through tiles
 //                    in the order of core/scheduler.cuh. The blocks of a cluster take neighbouring tiles, and share
@@ -18,8 +18,8 @@
 //                    empty[stage]  a lane of each consuming warp, of each block that this one's copies write to:
 //                                  4 x (kPingpong ? 1 : kConsumers) x (kClusterM + kClusterN - 1)
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
-//   shared memory    | stages of (A tile | B tile) | the warps' slots for results | barriers |
-//   registers        a consumer holds its sums: 64 x kTileN / 128 a thread for each 64 rows
+//   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers |
+//   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
 //   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
 //                    many stages only, in as many registers again, which are then added to the accumulator in float32.
 //                    The consumers do that at different times, so that the tensor cores always have work
@@ -40,40 +40,40 @@
 
 namespace jaxdnn {
 
-/// What a `Config` has besides A, B, Epilogue, Operands, Results, Sum, kTileM and kTileN: jaxdnn/engines/product/sm90/
-/// states only what differs, and holds the same table.
+/// What a `Config` has besides A, B, Epilogue, Operands, Results, Accumulator, kTileM and kTileN:
+/// jaxdnn/engines/product/sm90/ states only what differs, and holds the same table.
 struct ProductSm90Defaults {
   static constexpr bool kMMajorA = false, kNMajorB = true;  // how the operands' rows run in memory; else K-major
   static constexpr bool kPingpong = false;                  // else cooperative
   static constexpr bool kTensorStore = true;                // by TMA, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
-  static constexpr int kSums = 1;                           // 2: A * B and A * B'
+  static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
   static constexpr int kStages = 4, kClusterM = 1, kClusterN = 1, kConsumers = 2, kStagger = 0, kPromotion = 0;
-  static constexpr int kStoreColumns = 32, kSlots = 2;  // of a piece of results; pieces that wait for TMA
+  static constexpr int kStoreColumns = 32, kEpilogueStages = 2;  // of a subtile of results; subtiles that wait for TMA
 };
 
 template <class Config>
 struct ProductSm90 {
   const TensorMap* a = nullptr;
-  const TensorMap* b[Config::kSums] = {};
+  const TensorMap* b[Config::kAccumulators] = {};
   OperandAddress operands[TileEpilogue<Config>::kOperands];
   ResultAddress results[TileEpilogue<Config>::kResults];
   int m = 0, n = 0, k = 0, batches = 1;
   int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
   int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
-  int splits = 1;                    // of K; each split's sums are a matrix of their own (product/split.cuh)
+  int splits = 1;                    // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
-  static constexpr int kWidth = Config::kTileN / Config::kSums;  // columns of a result's tile
+  static constexpr int kWidth = Config::kTileN / Config::kAccumulators;  // columns of a result's tile
   static constexpr int kLoaded = Config::kNMajorB ? (kWidth + kChunk - 1) / kChunk * kChunk : kWidth;  // of B's
   using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN>;
   using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, Config::kClusterM>;
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
-  static constexpr int kStageBytes = ATile::kBytes + Config::kSums * BTile::kBytes;
-  using Place = ClusterPlace<Config::kClusterM, Config::kClusterN>;
-  using Pipeline = TmaPipeline<Config::kStages, kStageBytes, Place>;
-  static constexpr int kSlotsAt = Config::kStages * kStageBytes;
-  static constexpr int kBarriersAt = kSlotsAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
+  static constexpr int kStageBytes = ATile::kBytes + Config::kAccumulators * BTile::kBytes;
+  using Cluster = ClusterCoordinate<Config::kClusterM, Config::kClusterN>;
+  using Pipeline = TmaPipeline<Config::kStages, kStageBytes, Cluster>;
+  static constexpr int kEpilogueAt = Config::kStages * kStageBytes;
+  static constexpr int kBarriersAt = kEpilogueAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
   static constexpr int kSharedBytes = kBarriersAt + Pipeline::kBarrierBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
@@ -83,7 +83,8 @@ struct ProductSm90 {
   static constexpr int kRows =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
   static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
-  static_assert(Config::kSums == 1 || kLoaded == kWidth, "one multiply reads both matrices, one behind the other");
+  static_assert(Config::kAccumulators == 1 || kLoaded == kWidth,
+                "one multiply reads both matrices, one behind the other");
   static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
   static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 };
@@ -97,7 +98,7 @@ struct ProductBlock {
   typename Call::Pipeline pipeline;
   TileOrder order;
   unsigned tiles, first, stride;  // of clusters
-  int depth_blocks;               // stages that one tile takes; past the end of K the copy engine fills in zeros
+  int depth_blocks;               // stages that one tile takes; past the end of K TMA fills in zeros
 
   __device__ __forceinline__ ProductBlock(const Call& call, unsigned shared)
       : call(call), pipeline(shared, shared + Call::kBarriersAt) {
@@ -105,29 +106,29 @@ struct ProductBlock {
     order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
              static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.group)};
     tiles = order.rows * order.columns * call.batches * call.splits;
-    first = blockIdx.x / Call::Place::kBlocks;
-    stride = gridDim.x / Call::Place::kBlocks;
+    first = blockIdx.x / Call::Cluster::kBlocks;
+    stride = gridDim.x / Call::Cluster::kBlocks;
     const int depth = Call::ATile::kDepth * call.splits;
     depth_blocks = (call.k + depth - 1) / depth;
   }
 
   __device__ __forceinline__ int row(const TilePosition& tile) const {
-    return (tile.row * Config::kClusterM + pipeline.place.row) * Config::kTileM;
+    return (tile.row * Config::kClusterM + pipeline.cluster.row) * Config::kTileM;
   }
 
   __device__ __forceinline__ int column(const TilePosition& tile) const {
-    return (tile.column * Config::kClusterN + pipeline.place.column) * Call::kWidth;
+    return (tile.column * Config::kClusterN + pipeline.cluster.column) * Call::kWidth;
   }
 
   /// Starts the copies of all stages of all tiles; by one thread.
   __device__ __forceinline__ void load() const {
     using ATile = typename Call::ATile;
     using BTile = typename Call::BTile;
-    const typename Call::Place& place = pipeline.place;
+    const typename Call::Cluster& cluster = pipeline.cluster;
     ptx::prefetch_tensormap(call.a);
 #pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) ptx::prefetch_tensormap(call.b[i]);
-    const unsigned short a_blocks = place.row_mask(), b_blocks = place.column_mask();
+    for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(call.b[i]);
+    const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
     StageWriter<typename Call::Pipeline> stages{pipeline};
     for (unsigned index = first; index < tiles; index += stride) {
       const TilePosition tile = order[index];
@@ -137,10 +138,10 @@ struct ProductBlock {
       for (int block = 0; block < depth_blocks; ++block) {
         stages.fill([&](unsigned stage, unsigned full) {
           const int k = k_first + block * ATile::kDepth;
-          ATile::load(call.a, stage, full, place.column, a_blocks, k, row, batch * call.a_batched);
+          ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched);
 #pragma unroll
-          for (int i = 0; i < Config::kSums; ++i) {
-            BTile::load(call.b[i], stage + ATile::kBytes + i * BTile::kBytes, full, place.row, b_blocks, k, column,
+          for (int i = 0; i < Config::kAccumulators; ++i) {
+            BTile::load(call.b[i], stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, k, column,
                         batch * call.b_batched);
           }
         });
@@ -176,34 +177,36 @@ struct PingPongTurns {
   }
 };
 
-/// The sums of a tile in float32, to which those of the tensor cores are added every `kEvery` stages (0: never).
-template <int kEvery, int kConsumers, class Sum, int kRegisters>
+/// The accumulators of a tile in float32, to which those of the tensor cores are added every `kEvery` stages (0:
+/// never).
+template <int kEvery, int kConsumers, class Accumulator, int kRegisters>
 struct Promotion {
-  Sum promoted[kRegisters] = {};
-  int starts = 0;  // the first block of K in the tensor cores' sums
+  Accumulator promoted[kRegisters] = {};
+  int starts = 0;  // the first block of K in the tensor cores' accumulators
   int next;        // the first block after
 
   /// Each consumer promotes at another time.
   __device__ __forceinline__ explicit Promotion(int consumer) : next(kEvery - consumer * kEvery / kConsumers) {}
 
-  /// Whether the sums of the blocks before `block` are to be promoted now; after the last block, `finish` does it.
+  /// Whether the accumulators of the blocks before `block` are to be promoted now; after the last block, `finish` does
+  /// it.
   __device__ __forceinline__ bool due(int block, int depth_blocks) const {
     return kEvery > 0 && block == next && next < depth_blocks;
   }
 
-  __device__ __forceinline__ void promote(Sum (&sums)[kRegisters]) {
-    add(promoted, sums);
+  __device__ __forceinline__ void promote(Accumulator (&accumulators)[kRegisters]) {
+    add(promoted, accumulators);
     starts = next;
     next += kEvery;
   }
 
-  /// Leaves the whole sums in `sums`.
-  __device__ __forceinline__ void finish(Sum (&sums)[kRegisters]) {
-    if constexpr (kEvery > 0) add(sums, promoted);
+  /// Leaves the whole accumulators in `accumulators`.
+  __device__ __forceinline__ void finish(Accumulator (&accumulators)[kRegisters]) {
+    if constexpr (kEvery > 0) add(accumulators, promoted);
   }
 
  private:
-  static __device__ __forceinline__ void add(Sum (&to)[kRegisters], Sum (&from)[kRegisters]) {
+  static __device__ __forceinline__ void add(Accumulator (&to)[kRegisters], Accumulator (&from)[kRegisters]) {
     ptx::warpgroup_fence_operand(from);
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) to[i] += from[i];
@@ -214,12 +217,12 @@ struct Promotion {
 template <class Config>
 struct ProductConsumer {
   using Call = ProductSm90<Config>;
-  using Sum = typename Config::Sum;
+  using Accumulator = typename Config::Accumulator;
   static constexpr int kBlocks = Call::kRows / 64, kRegisters = Config::kTileN / 2;
-  using Sums = Sum[kBlocks][kRegisters];
-  using Promoted = Promotion<Config::kPromotion, Config::kConsumers, Sum, kRegisters>;
+  using Accumulators = Accumulator[kBlocks][kRegisters];
+  using Promoted = Promotion<Config::kPromotion, Config::kConsumers, Accumulator, kRegisters>;
   using Turns = PingPongTurns<Config::kPingpong>;
-  static_assert(Config::kPromotion == 0 || kBlocks == 1, "there are registers for 64 rows of sums twice");
+  static_assert(Config::kPromotion == 0 || kBlocks == 1, "there are registers for 64 rows of accumulators twice");
 
   const ProductBlock<Config>& block;
   int consumer, warp;
@@ -240,25 +243,26 @@ struct ProductConsumer {
   __device__ __forceinline__ void consume() {
     TileEpilogue<Config> epilogue{
         block.call.operands, block.call.results, block.call.m, block.call.n,
-        block.pipeline.stages + Call::kSlotsAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
+        block.pipeline.stages + Call::kEpilogueAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
     const Turns turns{consumer};
     turns.start();
     stagger();
     skip(turns.first());
     for (unsigned index = block.first + turns.first() * block.stride; index < block.tiles;
          index += Turns::kTiles * block.stride) {
-      Sums sums;
+      Accumulators accumulators;
       Promoted promotion(consumer);
       turns.wait();
-      multiply_tile(sums, promotion, epilogue, index);
+      multiply_tile(accumulators, promotion, epilogue, index);
       turns.pass_on();
       skip(Turns::kTiles - 1);
-      finish_tile(sums, promotion);
+      finish_tile(accumulators, promotion);
 
       const TilePosition tile = block.order[index];
 #pragma unroll
       for (int rows = 0; rows < kBlocks; ++rows) {
-        epilogue.apply(sums[rows], block.row(tile) + first_row + rows * 64 + warp * 16, block.column(tile), tile.batch);
+        epilogue.apply(accumulators[rows], block.row(tile) + first_row + rows * 64 + warp * 16, block.column(tile),
+                       tile.batch);
       }
     }
     epilogue.finish();
@@ -280,11 +284,11 @@ struct ProductConsumer {
   }
 
   /// Starts all multiplies of a tile; those of the last stage still run at the end.
-  __device__ __forceinline__ void multiply_tile(Sums& sums, Promoted& promotion, const TileEpilogue<Config>& epilogue,
-                                                unsigned index) {
+  __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, Promoted& promotion,
+                                                const TileEpilogue<Config>& epilogue, unsigned index) {
     for (int i = 0; i < block.depth_blocks; ++i) {
       stages.wait();
-      multiply_stage(sums, i > promotion.starts);
+      multiply_stage(accumulators, i > promotion.starts);
       if (i == 0) prefetch(epilogue, index);
       ptx::wgmma_wait_group<1>();
       if (i > promotion.starts) stages.release_previous();
@@ -292,26 +296,26 @@ struct ProductConsumer {
       if (promotion.due(i + 1, block.depth_blocks)) {
         ptx::wgmma_wait_group<0>();
         stages.release_previous();
-        promotion.promote(sums[0]);
+        promotion.promote(accumulators[0]);
       }
     }
   }
 
   /// Starts the multiplies of the stage.
-  __device__ __forceinline__ void multiply_stage(Sums& sums, bool accumulate) const {
+  __device__ __forceinline__ void multiply_stage(Accumulators& accumulators, bool accumulate) const {
     const unsigned offset = stage_offset(stages.position.stage, Call::kStageBytes);
     ptx::wgmma_fence();
-    multiply_tiles<typename Call::ATile, typename Call::BTile>(sums, a, b, offset, accumulate);
+    multiply_tiles<typename Call::ATile, typename Call::BTile>(accumulators, a, b, offset, accumulate);
     ptx::wgmma_commit_group();
   }
 
   /// Waits for the last multiplies of a tile.
-  __device__ __forceinline__ void finish_tile(Sums& sums, Promoted& promotion) const {
+  __device__ __forceinline__ void finish_tile(Accumulators& accumulators, Promoted& promotion) const {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
-    for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(sums[rows]);
+    for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(accumulators[rows]);
     stages.release_previous();
-    promotion.finish(sums[0]);
+    promotion.finish(accumulators[0]);
   }
 
   /// Prefetches what the epilogue of a tile reads, while the tile is multiplied.

@@ -1,12 +1,12 @@
-// The second step of a product that was split along K: adds the splits' sums, always in the same order, and applies the
-// epilogue, whose operands and results may be of any dtype and anywhere in memory.
+// The second step of a product that was split along K: adds the splits' accumulators, always in the same order, and
+// applies the epilogue, whose operands and results may be of any dtype and anywhere in memory.
 //
 //   grid             tiles of columns x tiles of rows x matrices; blocks stride over what is left of the last two
 //   block            256 threads, as many of them along the columns as there are columns, up to all
 //   thread           one element of the result; no barriers, no shared memory
 //
-// Bytes: 4 (float64: 8) a sum and split, mostly from L2, and the operands and results. Flops: one a sum and split, and
-// the epilogue's. Memory bounds it.
+// Bytes: 4 (float64: 8) an accumulator and split, mostly from L2, and the operands and results. Flops: one an
+// accumulator and split, and the epilogue's. Memory bounds it.
 #pragma once
 
 #include "core/epilogue_element.cuh"
@@ -14,10 +14,10 @@
 
 namespace jaxdnn {
 
-/// Config has: Sum, kSums and what `apply_epilogue` wants.
+/// Config has: Accumulator, kAccumulators and what `apply_epilogue` wants.
 template <class Config>
 struct ProductSplit {
-  const typename Config::Sum* sums[Config::kSums] = {};  // [batch, split, m, n]
+  const typename Config::Accumulator* accumulators[Config::kAccumulators] = {};  // [batch, split, m, n]
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];
   unsigned m = 0, n = 0, batches = 1, splits = 1;  // below 2^31, so that a step beyond does not wrap
@@ -25,25 +25,26 @@ struct ProductSplit {
 
 template <class Config>
 __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) {
-  using Sum = typename Config::Sum;
+  using Accumulator = typename Config::Accumulator;
   const unsigned column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= call.n) return;
   const long long matrix = static_cast<long long>(call.m) * call.n;
   for (unsigned batch = blockIdx.z; batch < call.batches; batch += gridDim.z) {
     for (unsigned row = blockIdx.y * blockDim.y + threadIdx.y; row < call.m; row += gridDim.y * blockDim.y) {
       const long long element = static_cast<long long>(row) * call.n + column;
-      Sum sum[Config::kSums];
+      Accumulator accumulator[Config::kAccumulators];
 #pragma unroll
-      for (int s = 0; s < Config::kSums; ++s) {
-        const Sum* const from = call.sums[s] + static_cast<long long>(batch) * call.splits * matrix + element;
-        sum[s] = from[0];
+      for (int s = 0; s < Config::kAccumulators; ++s) {
+        const Accumulator* const from =
+            call.accumulators[s] + static_cast<long long>(batch) * call.splits * matrix + element;
+        accumulator[s] = from[0];
 #pragma unroll 4
         for (unsigned split = 1; split < call.splits; ++split) {
-          sum[s] = ReductionOf<Reduction::sum, Sum>::combine(sum[s], from[split * matrix]);
+          accumulator[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulator[s], from[split * matrix]);
         }
       }
       const Coordinate at{static_cast<int>(row), static_cast<int>(column), static_cast<int>(batch)};
-      apply_epilogue<Config>(call.operands, call.results, at, sum);
+      apply_epilogue<Config>(call.operands, call.results, at, accumulator);
     }
   }
 }

@@ -123,8 +123,8 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         types = {**epilogue.types(), "Reductions": f"jaxdnn::TypeList<{', '.join(reductions)}>"}
         constants = {"Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
-        strips = _strips(problem, config)
-        found += numbers(rows=problem.rows, columns=problem.columns, chunk=chunk, chunks=chunks, strips=strips)
+        column_blocks = _column_blocks(problem, config)
+        found += numbers(rows=problem.rows, columns=problem.columns, chunk=chunk, chunks=chunks, column_blocks=column_blocks)
         entry = entry_text("pointwise", "jaxdnn::Pointwise<Config>", str(THREADS), found)
         launch = Launch("pointwise", arguments(found), (_blocks(problem, config, target), 1, 1), (THREADS, 1, 1))
         text = f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n{entry}"
@@ -141,7 +141,7 @@ def _scattered(operand: EpilogueOperand, width: int) -> bool:
     return bool(terms) and not (repeated and not any(stride % width for stride in strides))
 
 
-def _strips(problem: Pointwise, knobs: PointwiseKnobs) -> int:
+def _column_blocks(problem: Pointwise, knobs: PointwiseKnobs) -> int:
     """Blocks along the columns."""
     return math.ceil(problem.columns / (knobs.across * knobs.width))
 
@@ -149,10 +149,10 @@ def _strips(problem: Pointwise, knobs: PointwiseKnobs) -> int:
 def _chunk(problem: Pointwise, knobs: PointwiseKnobs, sm_count: int) -> int:
     """Rows of a block."""
     step = THREADS // knobs.across * knobs.rows
-    wanted = max(1, sm_count * knobs.blocks // (_strips(problem, knobs) * problem.batch))
+    wanted = max(1, sm_count * knobs.blocks // (_column_blocks(problem, knobs) * problem.batch))
     return math.ceil(math.ceil(problem.rows / wanted) / step) * step
 
 
 def _blocks(problem: Pointwise, knobs: PointwiseKnobs, target: Target) -> int:
     chunks = math.ceil(problem.rows / _chunk(problem, knobs, target.sm_count))
-    return _strips(problem, knobs) * chunks * problem.batch
+    return _column_blocks(problem, knobs) * chunks * problem.batch

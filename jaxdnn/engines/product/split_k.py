@@ -25,7 +25,7 @@ def sums_of_splits(product: Product, scratch: int) -> tuple[Matrix, ...]:
 def identity_sums(product: Product) -> ElementEpilogue:
     """The epilogue that leaves the sums of each split in the first scratch buffers."""
     register = ctype(register_type(product.accumulator))
-    emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Sums")
+    emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Store")
     stored = (Stored(one.buffer, register, one.row_stride, one.batch_stride) for one in sums_of_splits(product, 0))
     return ElementEpilogue(emitted, (), tuple(stored))
 
@@ -35,9 +35,9 @@ def split_stage(product: Product, epilogue: ElementEpilogue, splits: int, scratc
     m, n, batches = product.m, product.n, product.batch
     register = ctype(register_type(product.accumulator))
     matrices = sums_of_splits(product, scratch)
-    found = [Parameter(f"const {register}*", f"sums{i}", f"sums[{i}]", one.buffer) for i, one in enumerate(matrices)]
+    found = [Parameter(f"const {register}*", f"accumulators{i}", f"accumulators[{i}]", one.buffer) for i, one in enumerate(matrices)]
     found += epilogue.parameters() + numbers("unsigned", m=m, n=n, batches=batches, splits=splits)
-    config = struct_text("SplitConfig", {**epilogue.types(), "Sum": register}, {"Sums": len(matrices)})
+    config = struct_text("SplitConfig", {**epilogue.types(), "Accumulator": register}, {"Accumulators": len(matrices)})
     entry = entry_text("product_split", "jaxdnn::ProductSplit<SplitConfig>", str(THREADS), found)
     columns = min(THREADS, 1 << (n - 1).bit_length())
     rows = THREADS // columns

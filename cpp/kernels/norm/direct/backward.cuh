@@ -1,13 +1,12 @@
-// layer_norm and rms_norm, backward: d_x, and each block's share of d_scale and d_bias, in one pass over the rows.
+// layer_norm and rms_norm, backward: d_x, and each block's partial sums of d_scale and d_bias, in one pass.
 //
 // With w = scale + scale_offset, xhat = (x - mean) rstd and g = d_y w, over a row of n columns:
 //
 //   m1 = E[g] - d_mean / (n rstd)        (layer_norm only)           m2 = E[g xhat] + d_rstd rstd / n
 //   d_x = rstd (g - m1 - xhat m2) + d_sum      d_scale = sum over rows of d_y xhat      d_bias = sum over rows of d_y
 //
-//   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
-//                    (norm/direct/row.cuh)
-//   parts            of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
+//   block            kRowsPerBlock rows at a time, of kThreadsPerRow threads each (norm/direct/row.cuh)
+//   splits           of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
 //   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
@@ -16,16 +15,16 @@
 //   The rows of x and d_y stay in the ring between the two passes (kHold false), or packed in registers, when the next
 //   row is fetched before the barrier (kHold true, and always with kStages == 0).
 //
-//   barriers         one a row over a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one cluster
-//                    barrier (all threads); none when a team is a warp or part of one; three block barriers at the end
+//   barriers         one a row of several warps (barrier 1 + row, kThreadsPerRow threads), or one cluster
+//                    barrier (all threads); none when a row is a warp's or less; three block barriers at the end
 //   shared memory    | slots of the sums, two phases | scale | ring of x | ring of d_y | ring of d_sum |
-//                    at the end the rings' place holds the teams' sums of one parameter gradient
+//                    at the end the rings' place holds the rows' sums of one parameter gradient
 //   registers        two accumulators a column of the thread, for all its rows, in the arithmetic's type
 //
-// The shares go to `partial_scale` and `partial_bias`, [group, block, column]; norm/direct/reduce.cuh adds them in a
+// Partial sums go to `partial_scale` and `partial_bias`, [group, block, column]; norm/direct/reduce.cuh adds them in a
 // fixed order, so that the gradients are the same bits on every run.
 //
-// Bytes: x and d_y read once, d_x written once; statistics, parameters and shares are negligible for many rows.
+// Bytes: x and d_y read once, d_x written once; statistics, parameters and partials are negligible for many rows.
 // Flops: about 14 an element. Memory bounds it: 3.2 to 4.0 TB/s on an H200, whose copy reaches 4.25
 // (benchmarks/results/norm_kernels.md).
 #pragma once
@@ -51,30 +50,31 @@ struct NormBackward {
   typename Config::X* d_x = nullptr;
   Compute* partial_scale = nullptr;
   Compute* partial_bias = nullptr;
-  Compute* sums = nullptr;  // [group, row, part, 2] between the two steps
+  Compute* sums = nullptr;  // [group, row, split, 2] between the two steps
   // Elements between two groups; the results' groups are dense.
   long long x_stride = 0, scale_stride = 0, mean_stride = 0, rstd_stride = 0;
   long long d_y_stride = 0, d_sum_stride = 0, d_mean_stride = 0, d_rstd_stride = 0;
   long long rows = 0;  // of one group
   int columns = 0;
-  int slice = 0;             // columns of one part of a row
-  int blocks_per_group = 0;  // blocks of each part that share a group's rows
+  int slice = 0;             // columns of one split of a row
+  int blocks_per_group = 0;  // blocks of each split that share a group's rows
   Compute inverse_columns = 0, scale_offset = 0;
 
   static constexpr bool kReadX = Config::kDX || Config::kDScale;  // d_bias alone needs d_y only
   using Sums =
-      TeamSum<Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster, Config::kCentered ? 2 : 1>;
+      RowSum<Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster, Config::kCentered ? 2 : 1>;
   static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
   static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
   static constexpr int kRowBytes =
       static_cast<int>((kReadX ? sizeof(typename Config::X) : 0) + sizeof(typename Config::Y) +
                        (Config::kDSum ? sizeof(typename Config::X) : 0)) *
       Config::kVector * Config::kVectors * kThreads;
-  // Teams whose sums are added through shared memory: all, or one a warp once lanes have added theirs.
-  static constexpr int kParts = Config::kThreadsPerRow < 32 ? kThreads / 32 : Config::kRowsPerBlock;
-  static constexpr int kTeamColumns = Config::kThreadsPerRow * Config::kVectors * Config::kVector;
-  static constexpr int kCombineBytes =
-      (Config::kDScale || Config::kDBias) && kParts > 1 ? kParts * kTeamColumns * static_cast<int>(sizeof(Compute)) : 0;
+  // Rows whose sums are added through shared memory: all, or one a warp once lanes have added theirs.
+  static constexpr int kPartials = Config::kThreadsPerRow < 32 ? kThreads / 32 : Config::kRowsPerBlock;
+  static constexpr int kRowColumns = Config::kThreadsPerRow * Config::kVectors * Config::kVector;
+  static constexpr int kCombineBytes = (Config::kDScale || Config::kDBias) && kPartials > 1
+                                           ? kPartials * kRowColumns * static_cast<int>(sizeof(Compute))
+                                           : 0;
   static constexpr int kRingBytes = Config::kStages * kRowBytes;
   using ScalePlace = Parameter<typename Config::Scale, Config, Config::kScale && Config::kDX>;
   static constexpr int kRowsAt = kSumBytes + ScalePlace::kSharedBytes;
@@ -108,8 +108,8 @@ struct BackwardRows {
   };
 
   const Call& call;
-  const RowTeam<Config> team;
-  typename Call::Sums team_sum;
+  const RowThreads<Config> threads;
+  typename Call::Sums row_sum;
   const long long columns;
   const XRows x;
   const YRows d_y;
@@ -121,34 +121,34 @@ struct BackwardRows {
 
   __device__ __forceinline__ BackwardRows(const Call& given, unsigned shared)
       : call(given),
-        team(call.rows, call.columns, call.slice, call.blocks_per_group),
-        team_sum(shared, team.team),
+        threads(call.rows, call.columns, call.slice, call.blocks_per_group),
+        row_sum(shared, threads.row_in_block),
         columns(call.columns),
-        x(call.x + team.group * call.x_stride, shared + Call::kRowsAt),
-        d_y(call.d_y + team.group * call.d_y_stride, shared + Call::kRowsAt + XRows::kSharedBytes),
-        d_sum(Config::kDSum ? call.d_sum + team.group * call.d_sum_stride : nullptr,
+        x(call.x + threads.group * call.x_stride, shared + Call::kRowsAt),
+        d_y(call.d_y + threads.group * call.d_y_stride, shared + Call::kRowsAt + XRows::kSharedBytes),
+        d_sum(Config::kDSum ? call.d_sum + threads.group * call.d_sum_stride : nullptr,
               shared + Call::kRowsAt + XRows::kSharedBytes + YRows::kSharedBytes),
-        d_x(Config::kDX ? call.d_x + team.group * call.rows * columns : nullptr),
-        scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, shared + Call::kSumBytes) {}
+        d_x(Config::kDX ? call.d_x + threads.group * call.rows * columns : nullptr),
+        scale(Config::kScale ? call.scale + threads.group * call.scale_stride : nullptr, shared + Call::kSumBytes) {}
 
   /// Before the first row.
   __device__ __forceinline__ void start() {
-    team_sum.start();
-    scale.load(team);
+    row_sum.start();
+    scale.load(threads);
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
-      fetch(team.first_row + team.team + stage * team.row_stride, stage);
+      fetch(threads.first_row + threads.row_in_block + stage * threads.row_stride, stage);
     }
   }
 
   __device__ __forceinline__ void fetch_vector(const Row& row, int stage, int v) const {
-    x.fetch(team, row, stage, v);
-    d_y.fetch(team, row, stage, v);
-    d_sum.fetch(team, row, stage, v);
+    x.fetch(threads, row, stage, v);
+    d_y.fetch(threads, row, stage, v);
+    d_sum.fetch(threads, row, stage, v);
   }
 
   __device__ __forceinline__ void fetch(long long number, int stage) const {
-    const Row row = team.ahead(number, columns);
+    const Row row = threads.ahead(number, columns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) fetch_vector(row, stage, v);
     ptx::cp_async_commit_group();
@@ -156,20 +156,20 @@ struct BackwardRows {
 
   __device__ __forceinline__ Scalars load_scalars(long long row) const {
     Scalars scalars;
-    if (row < team.end_row) {
+    if (row < threads.end_row) {
       if constexpr (Config::kCentered && Call::kReadX) {
-        scalars.mean = call.mean[team.group * call.mean_stride + row];
+        scalars.mean = call.mean[threads.group * call.mean_stride + row];
       }
-      if constexpr (Call::kReadX) scalars.rstd = call.rstd[team.group * call.rstd_stride + row];
-      if constexpr (Config::kDMean) scalars.d_mean = call.d_mean[team.group * call.d_mean_stride + row];
-      if constexpr (Config::kDRstd) scalars.d_rstd = call.d_rstd[team.group * call.d_rstd_stride + row];
+      if constexpr (Call::kReadX) scalars.rstd = call.rstd[threads.group * call.rstd_stride + row];
+      if constexpr (Config::kDMean) scalars.d_mean = call.d_mean[threads.group * call.d_mean_stride + row];
+      if constexpr (Config::kDRstd) scalars.d_rstd = call.d_rstd[threads.group * call.d_rstd_stride + row];
     }
     return scalars;
   }
 
   __device__ __forceinline__ void load(Held& held, const Row& row, int stage, int v) const {
-    x.read(held.x[kHold ? v : 0], team, row, stage, v);
-    d_y.read(held.d_y[kHold ? v : 0], team, row, stage, v);
+    x.read(held.x[kHold ? v : 0], threads, row, stage, v);
+    d_y.read(held.d_y[kHold ? v : 0], threads, row, stage, v);
   }
 
   /// One vector of xhat, d_y and g = d_y w.
@@ -182,7 +182,7 @@ struct BackwardRows {
       held.x[kHold ? v : 0].unpack(xhat);
     }
     Compute weight[kVector];
-    if constexpr (Config::kDX) scale.get(team, v, weight);
+    if constexpr (Config::kDX) scale.get(threads, v, weight);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if constexpr (Call::kReadX) xhat[i] = (xhat[i] - scalars.mean) * scalars.rstd;
@@ -221,20 +221,20 @@ struct BackwardRows {
     }
     if constexpr (kRing && kHold) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) d_sum.read(held.d_sum[Config::kDSum ? v : 0], team, row, stage, v);
+      for (int v = 0; v < kVectors; ++v) d_sum.read(held.d_sum[Config::kDSum ? v : 0], threads, row, stage, v);
     }
   }
 
-  /// The sums over a row's parts, between the two steps.
+  /// The sums over a row's splits, between the two steps.
   __device__ __forceinline__ Compute* sums_of(const Row& row) const {
-    return call.sums + (team.group * call.rows + row.number) * Config::kParts * 2;
+    return call.sums + (threads.group * call.rows + row.number) * Config::kSplits * 2;
   }
 
   __device__ __forceinline__ void merge(const Row& row, Compute (&totals)[Config::kCentered ? 2 : 1]) const {
-    const Compute* const parts = sums_of(row);
-    for (int part = threadIdx.x % 32; part < Config::kParts; part += 32) {
-      totals[0] += parts[part * 2];
-      if constexpr (Config::kCentered) totals[1] += parts[part * 2 + 1];
+    const Compute* const splits = sums_of(row);
+    for (int split = threadIdx.x % 32; split < Config::kSplits; split += 32) {
+      totals[0] += splits[split * 2];
+      if constexpr (Config::kCentered) totals[1] += splits[split * 2 + 1];
     }
     totals[0] = lanes_sum<32>(totals[0]);
     if constexpr (Config::kCentered) totals[1] = lanes_sum<32>(totals[1]);
@@ -257,7 +257,7 @@ struct BackwardRows {
       for (int i = 0; i < kVector; ++i) g[i] = scalars.rstd * (g[i] - m1 - xhat[i] * m2);
       if constexpr (Config::kDSum) {
         Vector<X, kVector>& vector = held.d_sum[kRing && kHold ? v : 0];
-        if constexpr (!kRing || !kHold) d_sum.read(vector, team, row, stage, v);
+        if constexpr (!kRing || !kHold) d_sum.read(vector, threads, row, stage, v);
         Compute direct[kVector];
         vector.unpack(direct);
 #pragma unroll
@@ -267,29 +267,30 @@ struct BackwardRows {
       if constexpr (kRing && !kHold) fetch_vector(later, stage, v);
       Vector<X, kVector> rounded;
       rounded.pack(g);
-      if (row.valid && team.holds(v)) rounded.store(d_x + row.offset + team.column(v));
+      if (row.valid && threads.holds(v)) rounded.store(d_x + row.offset + threads.column(v));
     }
     if constexpr (kRing && !kHold) ptx::cp_async_commit_group();
   }
 
-  /// After the last row: writes the block's shares of the parameters' gradients.
-  __device__ __forceinline__ void write_shares(Compute* combine) {
-    const long long share = (team.group * call.blocks_per_group + team.block) * columns;
-    if constexpr (Config::kDScale) write_share(scale_sums, call.partial_scale + share, combine);
-    if constexpr (Config::kDBias) write_share(bias_sums, call.partial_bias + share, combine);
+  /// After the last row: writes the block's partial sums of the parameters' gradients.
+  __device__ __forceinline__ void write_partials(Compute* combine) {
+    const long long offset = (threads.group * call.blocks_per_group + threads.block) * columns;
+    if constexpr (Config::kDScale) write_partial(scale_sums, call.partial_scale + offset, combine);
+    if constexpr (Config::kDBias) write_partial(bias_sums, call.partial_bias + offset, combine);
   }
 
-  /// Adds the accumulators of the block's teams and writes one share, [columns].
-  __device__ __forceinline__ void write_share(Compute (&sums)[kVectors][kVector], Compute* share, Compute* combine) {
-    if constexpr (Call::kParts == 1 && Config::kThreadsPerRow >= 32) {
+  /// Adds the accumulators of the block's rows and writes one partial sum, [columns].
+  __device__ __forceinline__ void write_partial(Compute (&sums)[kVectors][kVector], Compute* partial,
+                                                Compute* combine) {
+    if constexpr (Call::kPartials == 1 && Config::kThreadsPerRow >= 32) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         Vector<Compute, kVector> vector;
         vector.pack(sums[v]);
-        if (team.holds(v)) vector.store(share + team.column(v));
+        if (threads.holds(v)) vector.store(partial + threads.column(v));
       }
     } else {
-      const int part = Config::kThreadsPerRow < 32 ? threadIdx.x / 32 : team.team;
+      const int own = Config::kThreadsPerRow < 32 ? threadIdx.x / 32 : threads.row_in_block;
       const bool writes = Config::kThreadsPerRow >= 32 || threadIdx.x % 32 < Config::kThreadsPerRow;
       __syncthreads();  // nobody reads this memory any more
 #pragma unroll
@@ -299,7 +300,7 @@ struct BackwardRows {
           Compute value = sums[v][i];
 #pragma unroll
           for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shfl_sync_bfly(value, mask);
-          if (writes) combine[part * Call::kTeamColumns + team.column(v) + i] = value;
+          if (writes) combine[own * Call::kRowColumns + threads.column(v) + i] = value;
         }
       }
       __syncthreads();
@@ -307,8 +308,8 @@ struct BackwardRows {
       for (int column = threadIdx.x; column < end; column += Call::kThreads) {
         Compute total = 0;
 #pragma unroll 4
-        for (int p = 0; p < Call::kParts; ++p) total += combine[p * Call::kTeamColumns + column];
-        share[column] = total;
+        for (int p = 0; p < Call::kPartials; ++p) total += combine[p * Call::kRowColumns + column];
+        partial[column] = total;
       }
     }
   }
@@ -324,26 +325,26 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
   Rows rows(call, ptx::cvta_to_shared(shared_memory));
   rows.start();
 
-  const RowTeam<Config>& team = rows.team;
-  typename Rows::Scalars next = rows.load_scalars(team.first_row + team.team);  // a row ahead
+  const RowThreads<Config>& threads = rows.threads;
+  typename Rows::Scalars next = rows.load_scalars(threads.first_row + threads.row_in_block);  // a row ahead
   int stage = 0;
   // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
-  for (long long base = team.first_row; base < team.end_row; base += team.row_stride) {
-    const Row row = team.row(base, rows.columns);
-    const Row later = team.ahead(row.number + kStages * team.row_stride, rows.columns);
+  for (long long base = threads.first_row; base < threads.end_row; base += threads.row_stride) {
+    const Row row = threads.row(base, rows.columns);
+    const Row later = threads.ahead(row.number + kStages * threads.row_stride, rows.columns);
     const typename Rows::Scalars scalars = next;
-    next = rows.load_scalars(row.number + team.row_stride);
+    next = rows.load_scalars(row.number + threads.row_stride);
 
     typename Rows::Held held;
     Compute totals[Config::kCentered ? 2 : 1] = {};
     rows.accumulate(held, row, stage, scalars, totals);
     // The slots are free, but where d_x is yet to be computed from them.
     constexpr bool kFree = Rows::kHold || kMeasure || !Config::kDX;
-    if constexpr (kStages > 0 && kFree) rows.fetch(row.number + kStages * team.row_stride, stage);
+    if constexpr (kStages > 0 && kFree) rows.fetch(row.number + kStages * threads.row_stride, stage);
     if constexpr (kMeasure) {
-      rows.team_sum(totals);
-      if (row.valid && team.lane == 0) {
-        Compute* const sums = rows.sums_of(row) + team.rank * 2;
+      rows.row_sum(totals);
+      if (row.valid && threads.lane == 0) {
+        Compute* const sums = rows.sums_of(row) + threads.rank * 2;
         sums[0] = totals[0];
         if constexpr (Config::kCentered) sums[1] = totals[1];
       }
@@ -351,7 +352,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
       if constexpr (Config::kStep == Step::apply) {
         rows.merge(row, totals);
       } else {
-        rows.team_sum(totals);
+        rows.row_sum(totals);
       }
       rows.finish(held, row, stage, scalars, totals, later);
     }
@@ -359,7 +360,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
   }
 
   if constexpr (kStages > 0) ptx::cp_async_wait_group<0>();
-  if constexpr (!kMeasure) rows.write_shares(reinterpret_cast<Compute*>(shared_memory + Rows::Call::kRowsAt));
+  if constexpr (!kMeasure) rows.write_partials(reinterpret_cast<Compute*>(shared_memory + Rows::Call::kRowsAt));
 }
 
 }  // namespace jaxdnn

@@ -1,8 +1,8 @@
 // layer_norm and rms_norm, forward: y, and on request x + residual and the statistics, in one pass over the rows.
 //
-//   block            kRowsPerBlock teams of kThreadsPerRow threads; each team owns one row at a time
+//   block            kRowsPerBlock rows at a time, of kThreadsPerRow threads each
 //                    (norm/direct/row.cuh)
-//   parts            of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
+//   splits           of a very wide row, one a block: of a cluster, or in two launches (norm/direct/row.cuh)
 //   warps            all alike: every thread copies, reduces and stores its own columns; there are no roles
 //
 //   timeline of one thread (kStages > 0):
@@ -13,9 +13,9 @@
 //   one thread), so that about 4 MiB of rows are on their way, in the order of the blocks, whatever the blocks that
 //   run now are waiting for.
 //
-//   barriers         one a row for a team of several warps (barrier 1 + team, kThreadsPerRow threads), or one cluster
+//   barriers         one a row of several warps (barrier 1 + row, kThreadsPerRow threads), or one cluster
 //                    barrier (all threads); two where some threads have fewer columns than others, and the mean must
-//                    come before the deviations; none when a team is a warp or part of one
+//                    come before the deviations; none when a row is a warp's or less
 //   shared memory    | slots of the sums, two phases | scale | bias | ring of x | ring of residual |
 //   registers        the row stays packed in its own type from the first pass to the last; scale and bias too, where
 //                    there is room. Else they come from the L1 cache, which keeps them from block to block, kAhead
@@ -43,20 +43,20 @@ struct NormForward {
   typename Config::Sum* sum = nullptr;
   typename Config::Compute* mean = nullptr;
   typename Config::Compute* rstd = nullptr;
-  typename Config::Compute* moments = nullptr;  // [group, row, part, 2] between the two steps
+  typename Config::Compute* moments = nullptr;  // [group, row, split, 2] between the two steps
   // Elements between two groups; the results' groups are dense.
   long long x_stride = 0, residual_stride = 0, scale_stride = 0, bias_stride = 0;
   long long rows = 0;  // of one group
   int columns = 0;
-  int slice = 0;             // columns of one part of a row
-  int blocks_per_group = 0;  // blocks of each part that share a group's rows
+  int slice = 0;             // columns of one split of a row
+  int blocks_per_group = 0;  // blocks of each split that share a group's rows
   typename Config::Compute inverse_columns = 0, epsilon = 0, scale_offset = 0;
 
   // Whether the mean and the squared deviations take one exchange: all threads then have the same number of columns.
   static constexpr bool kMoments =
       Config::kCentered && Config::kExact && Config::kThreadsPerRow * Config::kCluster <= 1024;
-  using Sums = TeamSum<typename Config::Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster,
-                       kMoments ? 2 : 1>;
+  using Sums = RowSum<typename Config::Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster,
+                      kMoments ? 2 : 1>;
   static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
   static constexpr int kRowBytes =
       static_cast<int>(sizeof(typename Config::X) + (Config::kResidual ? sizeof(typename Config::Residual) : 0)) *
@@ -85,8 +85,8 @@ struct ForwardRows {
   using Packed = Vector<Sum, kVector>[kVectors];  // of what is normalized
 
   const Call& call;
-  const RowTeam<Config> team;
-  typename Call::Sums team_sum;
+  const RowThreads<Config> threads;
+  typename Call::Sums row_sum;
   const long long columns, group_rows;
   const unsigned parameters, ring;  // shared addresses
   const RowStream<X, Config, true> x;
@@ -96,39 +96,39 @@ struct ForwardRows {
 
   __device__ __forceinline__ ForwardRows(const Call& given, unsigned shared)
       : call(given),
-        team(call.rows, call.columns, call.slice, call.blocks_per_group),
-        team_sum(shared, team.team),
+        threads(call.rows, call.columns, call.slice, call.blocks_per_group),
+        row_sum(shared, threads.row_in_block),
         columns(call.columns),
-        group_rows(team.group * call.rows),
+        group_rows(threads.group * call.rows),
         parameters(shared + Call::kSumBytes),
         ring(parameters + Call::kParameterBytes),
-        x(call.x + team.group * call.x_stride, ring),
-        residual(kAdds ? call.residual + team.group * call.residual_stride : nullptr, ring + x.kSharedBytes),
-        scale(Config::kScale ? call.scale + team.group * call.scale_stride : nullptr, parameters),
-        bias(Config::kBias ? call.bias + team.group * call.bias_stride : nullptr,
+        x(call.x + threads.group * call.x_stride, ring),
+        residual(kAdds ? call.residual + threads.group * call.residual_stride : nullptr, ring + x.kSharedBytes),
+        scale(Config::kScale ? call.scale + threads.group * call.scale_stride : nullptr, parameters),
+        bias(Config::kBias ? call.bias + threads.group * call.bias_stride : nullptr,
              parameters + Call::ScalePlace::kSharedBytes) {}
 
   /// Before the first row.
   __device__ __forceinline__ void start() {
-    team_sum.start();
+    row_sum.start();
     if constexpr (!kLoadsEachTurn) load_parameters();
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
-      fetch(team.first_row + team.team + stage * team.row_stride, stage);
+      fetch(threads.first_row + threads.row_in_block + stage * threads.row_stride, stage);
     }
   }
 
   __device__ __forceinline__ void load_parameters() {
-    scale.load(team);
-    bias.load(team);
+    scale.load(threads);
+    bias.load(threads);
   }
 
   __device__ __forceinline__ void fetch(long long number, int stage) const {
-    const Row row = team.ahead(number, columns);
+    const Row row = threads.ahead(number, columns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      x.fetch(team, row, stage, v);
-      residual.fetch(team, row, stage, v);
+      x.fetch(threads, row, stage, v);
+      residual.fetch(threads, row, stage, v);
     }
     ptx::cp_async_commit_group();
   }
@@ -139,9 +139,9 @@ struct ForwardRows {
     if constexpr (Config::kPrefetch > 0) {
       constexpr int kTurnRows = Config::kTurns * Config::kRowsPerBlock;
       const long long later = row.number + static_cast<long long>(Config::kPrefetch) * kTurnRows;
-      if (team.lane == 0 && later < call.rows) {
-        const long long from = later * columns + team.first;
-        const unsigned count = team.end - team.first;
+      if (threads.lane == 0 && later < call.rows) {
+        const long long from = later * columns + threads.first;
+        const unsigned count = threads.end - threads.first;
         ptx::cp_async_bulk_prefetch_l2(x.source + from, count * sizeof(X));
         if constexpr (kAdds) ptx::cp_async_bulk_prefetch_l2(residual.source + from, count * sizeof(Residual));
       }
@@ -157,8 +157,8 @@ struct ForwardRows {
     if constexpr (kStages > 0) ptx::cp_async_wait_group<kStages - 1>();
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      x.read(loaded[v], team, row, stage, v);
-      residual.read(added[kAdds ? v : 0], team, row, stage, v);
+      x.read(loaded[v], threads, row, stage, v);
+      residual.read(added[kAdds ? v : 0], threads, row, stage, v);
     }
     prefetch(row);  // after this block's own row, which is needed first
     if constexpr (kLoadsEachTurn) load_parameters();
@@ -181,7 +181,7 @@ struct ForwardRows {
       }
       if constexpr (kStoresSum) {
         Sum* const sum = call.sum + group_rows * columns;
-        if (row.valid && team.holds(v)) packed[v].store(sum + row.offset + team.column(v));
+        if (row.valid && threads.holds(v)) packed[v].store(sum + row.offset + threads.column(v));
       }
       if constexpr (Config::kStep != Step::apply) {
         if constexpr (!Config::kCentered) {
@@ -204,57 +204,57 @@ struct ForwardRows {
       packed[v].unpack(values);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) values[i] = (values[i] - mean) * (values[i] - mean);
-      if (team.holds(v)) total += tree_sum(values);
+      if (threads.holds(v)) total += tree_sum(values);
     }
     return total;
   }
 
-  /// The mean of a row (of the block's part of it, if that is all this step sees) and the sum of its squared
+  /// The mean of a row (of the block's split of it, if that is all this step sees) and the sum of its squared
   /// deviations; without a mean, the sum of its squares. `total` is the thread's, as `load` returned it.
   __device__ __forceinline__ void measure(Packed& packed, Compute& mean, Compute (&total)[1]) {
     mean = 0;
     if constexpr (!Config::kCentered) {
-      team_sum(total);
+      row_sum(total);
     } else if constexpr (Call::kMoments) {
       constexpr Compute kOwn = kVector * kVectors;
       mean = mean_of(total[0], kOwn, 1 / kOwn);
       total[0] = squared_deviations(packed, mean);
-      team_moments(team_sum, mean, total[0], kVector * kVectors);
+      row_moments(row_sum, mean, total[0], kVector * kVectors);
     } else {
-      team_sum(total);
+      row_sum(total);
       if constexpr (Config::kStep == Step::measure) {
-        mean = total[0] / static_cast<Compute>(team.end - team.rank * call.slice);
+        mean = total[0] / static_cast<Compute>(threads.end - threads.rank * call.slice);
       } else {
         mean = mean_of(total[0], static_cast<Compute>(call.columns), call.inverse_columns);
       }
       total[0] = squared_deviations(packed, mean);
-      team_sum(total);
+      row_sum(total);
     }
   }
 
-  /// The moments of the parts of a row, between the two steps.
+  /// The moments of the splits of a row, between the two steps.
   __device__ __forceinline__ Compute* moments_of(const Row& row) const {
-    return call.moments + (group_rows + row.number) * Config::kParts * 2;
+    return call.moments + (group_rows + row.number) * Config::kSplits * 2;
   }
 
-  /// `measure` from the moments of the row's parts (Chan's formula).
+  /// `measure` from the moments of the row's splits (Chan's formula).
   __device__ __forceinline__ void merge(const Row& row, Compute& mean, Compute& squares) const {
     const Compute* const moments = moments_of(row);
     const int lane = threadIdx.x % 32;
     mean = 0;
     if constexpr (Config::kCentered) {
-      for (int part = lane; part < Config::kParts; part += 32) {
-        const int rest = call.columns - part * call.slice;
-        mean += moments[part * 2] * static_cast<Compute>(rest < call.slice ? rest : call.slice);
+      for (int split = lane; split < Config::kSplits; split += 32) {
+        const int rest = call.columns - split * call.slice;
+        mean += moments[split * 2] * static_cast<Compute>(rest < call.slice ? rest : call.slice);
       }
       mean = lanes_sum<32>(mean) / static_cast<Compute>(call.columns);
     }
     squares = 0;
-    for (int part = lane; part < Config::kParts; part += 32) {
-      squares += moments[part * 2 + 1];
+    for (int split = lane; split < Config::kSplits; split += 32) {
+      squares += moments[split * 2 + 1];
       if constexpr (Config::kCentered) {
-        const int rest = call.columns - part * call.slice;
-        const Compute apart = moments[part * 2] - mean;
+        const int rest = call.columns - split * call.slice;
+        const Compute apart = moments[split * 2] - mean;
         squares += apart * apart * static_cast<Compute>(rest < call.slice ? rest : call.slice);
       }
     }
@@ -264,7 +264,7 @@ struct ForwardRows {
   /// Writes y, and the statistics.
   __device__ __forceinline__ void finish(const Row& row, Packed& packed, Compute mean, Compute squares) {
     const Compute rstd = reciprocal_square_root(squares * call.inverse_columns + call.epsilon);
-    if (Config::kStatistics && row.valid && team.lane == 0 && team.rank == 0) {
+    if (Config::kStatistics && row.valid && threads.lane == 0 && threads.rank == 0) {
       if constexpr (Config::kCentered) call.mean[group_rows + row.number] = mean;
       call.rstd[group_rows + row.number] = rstd;
     }
@@ -274,8 +274,8 @@ struct ForwardRows {
       Compute values[kVector], weight[kVector], shift[kVector];
       packed[v].keep_packed();
       packed[v].unpack(values);
-      scale.get(team, v, weight);
-      bias.get(team, v, shift);
+      scale.get(threads, v, weight);
+      bias.get(threads, v, shift);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         values[i] = (values[i] - mean) * rstd;
@@ -285,9 +285,9 @@ struct ForwardRows {
       }
       Vector<Y, kVector> rounded;
       rounded.pack(values);
-      if (row.valid && team.holds(v)) rounded.store(y + row.offset + team.column(v));
-      scale.advance(team, v);
-      bias.advance(team, v);
+      if (row.valid && threads.holds(v)) rounded.store(y + row.offset + threads.column(v));
+      scale.advance(threads, v);
+      bias.advance(threads, v);
     }
   }
 };
@@ -302,12 +302,12 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
 
   int stage = 0;
   // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
-  for (long long base = rows.team.first_row; base < rows.team.end_row; base += rows.team.row_stride) {
-    const Row row = rows.team.row(base, rows.columns);
+  for (long long base = rows.threads.first_row; base < rows.threads.end_row; base += rows.threads.row_stride) {
+    const Row row = rows.threads.row(base, rows.columns);
     typename Rows::Packed packed;
     Compute mean, total[1] = {rows.load(row, stage, packed)};
     if constexpr (Config::kStages > 0) {
-      rows.fetch(row.number + Config::kStages * rows.team.row_stride, stage);
+      rows.fetch(row.number + Config::kStages * rows.threads.row_stride, stage);
       stage = stage + 1 == Config::kStages ? 0 : stage + 1;
     }
     if constexpr (Config::kStep == Step::apply) {
@@ -317,8 +317,8 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     }
     if constexpr (Config::kStep != Step::measure) {
       rows.finish(row, packed, mean, total[0]);
-    } else if (row.valid && rows.team.lane == 0) {
-      Compute* const moments = rows.moments_of(row) + rows.team.rank * 2;
+    } else if (row.valid && rows.threads.lane == 0) {
+      Compute* const moments = rows.moments_of(row) + rows.threads.rank * 2;
       moments[0] = mean;
       moments[1] = total[0];
     }

@@ -1,13 +1,13 @@
-// The last step of d_scale and d_bias: adds the blocks' shares and rounds once.
+// The last step of d_scale and d_bias: adds the blocks' partials and rounds once.
 //
 //   grid             x: group, then tiles of columns; y: the gradients asked for
 //   block            kReduceThreads threads: `lanes` of them for each of kReduceThreads / lanes columns. Lane l adds
-//                    shares l, l + lanes, ... of its column; `lanes` is a power of two, as many as shares at most 32
+//                    partials l, l + lanes, ... of its column; `lanes` is a power of two, at most 32 and the partials
 //   barriers         log2(lanes) + 1 block barriers, between which the lanes add pairwise
 //   shared memory    kReduceThreads sums
 //
 // Every sum has a fixed order, so the result is the same bits on every run.
-// Bytes: the shares, just written and so mostly in the L2 cache. Flops: one a share. Memory bounds it.
+// Bytes: the partials, just written and so mostly in the L2 cache. Flops: one a partial. Memory bounds it.
 #pragma once
 
 #include "core/vector.cuh"
@@ -18,8 +18,8 @@ constexpr int kReduceThreads = 1024;
 
 /// out[group, column] = the sum over blocks of partial[group, block, column].
 template <class T, class Compute>
-__device__ __forceinline__ void sum_shares(const Compute* partial, T* out, int columns, int blocks_per_group,
-                                           int lanes) {
+__device__ __forceinline__ void sum_partials(const Compute* partial, T* out, int columns, int blocks_per_group,
+                                             int lanes) {
   __shared__ Compute sums[kReduceThreads];
   const int width = kReduceThreads / lanes;
   const int tiles = (columns + width - 1) / width;
@@ -28,10 +28,10 @@ __device__ __forceinline__ void sum_shares(const Compute* partial, T* out, int c
   const int column = static_cast<int>(blockIdx.x % tiles) * width + static_cast<int>(threadIdx.x) % width;
   Compute total = 0;
   if (column < columns) {
-    const Compute* shares = partial + group * blocks_per_group * columns + column;
+    const Compute* partials = partial + group * blocks_per_group * columns + column;
 #pragma unroll 8
     for (int block = lane; block < blocks_per_group; block += lanes) {
-      total += shares[static_cast<long long>(block) * columns];
+      total += partials[static_cast<long long>(block) * columns];
     }
   }
   sums[threadIdx.x] = total;

@@ -1,15 +1,15 @@
 // Which rows and columns a thread of the norm kernels owns.
 //
-// A row belongs to a team: `kThreadsPerRow` threads in each of `kParts` blocks. A block holds `kRowsPerBlock` teams,
-// and each team works on `kTurns` rows, one after the other; with `kTurns` 0 the blocks that fit on the device at once
-// stride over all rows of one group. Within a row, part `rank` is `slice` columns, and each thread owns `kVectors`
-// vectors of `kVector` columns, which lie a team's width apart so that a warp's access is contiguous:
+// A row belongs to `kThreadsPerRow` threads in each of `kSplits` blocks. A block holds `kRowsPerBlock` rows at once,
+// and works on `kTurns` such, one after the other; with `kTurns` 0 the blocks that fit on the device at once stride
+// over all rows of one group. Within a row, split `rank` is `slice` columns, and each thread owns `kVectors` vectors of
+// `kVector` columns, which lie as many threads' widths apart so that a warp's access is contiguous:
 //
 //   slice:   | vector 0: thread 0, thread 1, ... | vector 1: thread 0, thread 1, ... | ... (the end may be masked)
 //
-// Almost always there is one part. Rows too wide for one block, and few wide rows, have several: the blocks of a
+// Almost always there is one split. Rows too wide for one block, and few wide rows, have several: the blocks of a
 // cluster, which add their sums through distributed shared memory (`Step::whole`), or unrelated blocks of two launches,
-// of which the first writes each part's sums to memory (`Step::measure`) and the second reads them (`Step::apply`).
+// of which the first writes each split's sums to memory (`Step::measure`) and the second reads them (`Step::apply`).
 #pragma once
 
 #include "core/pipeline_async.cuh"
@@ -19,37 +19,37 @@ namespace jaxdnn {
 
 enum class Step { whole, measure, apply };
 
-/// A team's row of one turn.
+/// A row of one turn.
 struct Row {
   long long number;  // in its group
-  bool valid;        // the last turn of a group may leave some teams of a block without a row
+  bool valid;        // the last turn of a group may leave some threads of a block without a row
   long long offset;  // of its first column, in elements; that of row 0 if it is not valid
 };
 
 template <class Config>
-struct RowTeam {
+struct RowThreads {
   static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block is 1 to 32 whole warps");
-  static_assert(Config::kStep == Step::whole || Config::kRowsPerBlock == 1, "a part of a row has a block of its own");
+  static_assert(Config::kStep == Step::whole || Config::kRowsPerBlock == 1, "a split of a row has a block of its own");
 
-  int lane;              // this thread in its part of the team
-  int team;              // this team in its block
-  int rank;              // this block's part of the row
+  int lane;              // this thread among those of its row and block
+  int row_in_block;      // these threads' row
+  int rank;              // this block's split of the row
   int first;             // this thread's first column
   int end;               // the first column after this block's slice
   long long group;       // the group of rows this block works on
-  long long block;       // this block, with those of the other parts, among the blocks of its group
+  long long block;       // this block, with those of the other splits, among the blocks of its group
   long long first_row;   // of this block's first turn
   long long end_row;     // after this block's last turn, or the group's last row
   long long row_stride;  // rows between two turns
 
-  __device__ __forceinline__ RowTeam(long long rows, int columns, int slice, int blocks_per_group) {
+  __device__ __forceinline__ RowThreads(long long rows, int columns, int slice, int blocks_per_group) {
     lane = threadIdx.x % Config::kThreadsPerRow;
-    team = threadIdx.x / Config::kThreadsPerRow;
-    rank = static_cast<int>(blockIdx.x % Config::kParts);
+    row_in_block = threadIdx.x / Config::kThreadsPerRow;
+    rank = static_cast<int>(blockIdx.x % Config::kSplits);
     first = rank * slice + lane * Config::kVector;
-    end = Config::kParts == 1 || (rank + 1) * slice > columns ? columns : (rank + 1) * slice;
-    const unsigned unit = blockIdx.x / Config::kParts;
+    end = Config::kSplits == 1 || (rank + 1) * slice > columns ? columns : (rank + 1) * slice;
+    const unsigned unit = blockIdx.x / Config::kSplits;
     group = Config::kGrouped ? unit / blocks_per_group : 0;
     block = Config::kGrouped ? unit % blocks_per_group : unit;
     constexpr int kTurnRows = (Config::kTurns == 0 ? 1 : Config::kTurns) * Config::kRowsPerBlock;
@@ -64,14 +64,14 @@ struct RowTeam {
   /// Whether vector `v` lies in the slice. Vectors never straddle its end: `kVector` divides `slice` and the columns.
   __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
 
-  /// This team's row of the turn that begins at row `base`, before `end_row`.
+  /// These threads' row of the turn that begins at row `base`, before `end_row`.
   __device__ __forceinline__ Row row(long long base, long long columns) const {
-    const long long number = base + team;
+    const long long number = base + row_in_block;
     const bool valid = Config::kRowsPerBlock == 1 || number < end_row;
     return {number, valid, valid ? number * columns : 0};
   }
 
-  /// A row of this team's that may lie after the block's last.
+  /// A row of these threads that may lie after the block's last.
   __device__ __forceinline__ Row ahead(long long number, long long columns) const {
     const bool valid = number < end_row;
     return {number, valid, valid ? number * columns : 0};
@@ -83,7 +83,8 @@ struct RowTeam {
 template <class T, class Config, bool kPresent>
 struct RowStream {
   using Element = Vector<T, Config::kVector>;
-  using Slots = Ring<T, Config::kVector, kPresent ? Config::kVectors : 0, RowTeam<Config>::kThreads, Config::kStages>;
+  using Slots =
+      Ring<T, Config::kVector, kPresent ? Config::kVectors : 0, RowThreads<Config>::kThreads, Config::kStages>;
   static constexpr int kSharedBytes = Slots::kSharedBytes;
 
   const T* source;  // of the group
@@ -92,20 +93,20 @@ struct RowStream {
   __device__ __forceinline__ RowStream(const T* array, unsigned shared) : source(array), slots(shared) {}
 
   /// Starts the copy of vector `v` of a row.
-  __device__ __forceinline__ void fetch(const RowTeam<Config>& team, const Row& row, int stage, int v) const {
+  __device__ __forceinline__ void fetch(const RowThreads<Config>& threads, const Row& row, int stage, int v) const {
     if constexpr (kPresent) {
-      slots.fetch(stage, v, source + row.offset + team.column(v), row.valid && team.holds(v));
+      slots.fetch(stage, v, source + row.offset + threads.column(v), row.valid && threads.holds(v));
     }
   }
 
   /// Vector `v` of a row, whose copy has arrived, if there are stages.
-  __device__ __forceinline__ void read(Element& element, const RowTeam<Config>& team, const Row& row, int stage,
+  __device__ __forceinline__ void read(Element& element, const RowThreads<Config>& threads, const Row& row, int stage,
                                        int v) const {
     if constexpr (kPresent && Config::kStages > 0) {
       slots.read(element, stage, v);
     } else if constexpr (kPresent) {
       element.clear();
-      if (row.valid && team.holds(v)) element.load(source + row.offset + team.column(v));
+      if (row.valid && threads.holds(v)) element.load(source + row.offset + threads.column(v));
     }
   }
 };
@@ -135,7 +136,7 @@ struct Parameter {
   static constexpr bool kInShared = kPresent && Config::kParameters == Place::shared;
   static constexpr int kAhead = kPresent && Config::kParameters == Place::memory ? Config::kAhead : 0;
   static constexpr int kKept = kInRegisters ? Config::kVectors : kAhead;
-  using Slots = Ring<T, Config::kVector, Config::kVectors, RowTeam<Config>::kThreads, kInShared ? 1 : 0>;
+  using Slots = Ring<T, Config::kVector, Config::kVectors, RowThreads<Config>::kThreads, kInShared ? 1 : 0>;
   static constexpr int kSharedBytes = Slots::kSharedBytes;
 
   const T* source;
@@ -146,27 +147,28 @@ struct Parameter {
 
   /// Before the first row is fetched: its arrival then says that the parameters have arrived too. From memory, before
   /// the first vector of each row.
-  __device__ __forceinline__ void load(const RowTeam<Config>& team) {
+  __device__ __forceinline__ void load(const RowThreads<Config>& threads) {
 #pragma unroll
     for (int v = 0; v < Config::kVectors; ++v) {
-      if (v < kKept) load_vector(team, v);
-      if constexpr (kInShared) slots.fetch(0, v, source + team.column(v), team.holds(v));
+      if (v < kKept) load_vector(threads, v);
+      if constexpr (kInShared) slots.fetch(0, v, source + threads.column(v), threads.holds(v));
     }
   }
 
   /// After the last use of vector `v` in a row.
-  __device__ __forceinline__ void advance(const RowTeam<Config>& team, int v) {
-    if (kAhead > 0 && v + kAhead < Config::kVectors) load_vector(team, v + kAhead);
+  __device__ __forceinline__ void advance(const RowThreads<Config>& threads, int v) {
+    if (kAhead > 0 && v + kAhead < Config::kVectors) load_vector(threads, v + kAhead);
   }
 
-  __device__ __forceinline__ void load_vector(const RowTeam<Config>& team, int v) {
+  __device__ __forceinline__ void load_vector(const RowThreads<Config>& threads, int v) {
     Vector<T, Config::kVector>& vector = kept[kKept > 0 ? v % kKept : 0];
     vector.clear();
-    if (team.holds(v)) vector.load(source + team.column(v));
+    if (threads.holds(v)) vector.load(source + threads.column(v));
   }
 
   template <class Compute>
-  __device__ __forceinline__ void get(const RowTeam<Config>& team, int v, Compute (&values)[Config::kVector]) const {
+  __device__ __forceinline__ void get(const RowThreads<Config>& threads, int v,
+                                      Compute (&values)[Config::kVector]) const {
     if constexpr (kPresent) {
       Vector<T, Config::kVector> vector;
       if constexpr (kKept > 0) {
@@ -177,7 +179,7 @@ struct Parameter {
         slots.read(vector, 0, v);
       } else {
         vector.clear();
-        if (team.holds(v)) vector.load(source + team.column(v));
+        if (threads.holds(v)) vector.load(source + threads.column(v));
       }
       vector.unpack(values);
     }

@@ -15,7 +15,8 @@ namespace jaxdnn {
 ///   async    elements that need no conversion are copied without passing through registers, if they stay neighbours
 ///            or are copied one by one; the others wait there while the tile before them is multiplied
 ///
-/// Rows past the end of M or N repeat the last one: their sums are never stored. Past the end of K there are zeros.
+/// Rows past the end of M or N repeat the last one: their accumulators are never stored. Past the end of K there are
+/// zeros.
 template <class T, class Element, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
           class Offset>
 struct SimtTile {
@@ -37,7 +38,7 @@ struct SimtTile {
   Offset offsets[kPasses];
   long long step;  // bytes from one tile to the next
   int first_row;   // in memory's order, of this thread's first copy
-  int place;       // of it in a tile
+  int offset;      // of it in a tile
 
   static __device__ __forceinline__ Element convert(T value) {
     if constexpr (is_same<T, Element>) {
@@ -64,8 +65,8 @@ struct SimtTile {
           static_cast<Offset>((static_cast<long long>(across) * stride + along) * static_cast<long long>(sizeof(T)));
       keep(offsets[i]);
     }
-    place = kAlong ? place_of(run(), first_row) : place_of(first_row, run());
-    keep(place);
+    offset = kAlong ? offset_of(run(), first_row) : offset_of(first_row, run());
+    keep(offset);
   }
 
   /// Makes the compiler hold a value rather than compute it again in each stage.
@@ -77,7 +78,7 @@ struct SimtTile {
   static __device__ __forceinline__ int run() { return threadIdx.x % kRun * kVector; }
 
   /// Where in a tile an element is: number `along` along M or N, `k` along K.
-  static constexpr __device__ __forceinline__ int place_of(int along, int k) {
+  static constexpr __device__ __forceinline__ int offset_of(int along, int k) {
     return kAlong || kTransposes ? k * kPitch + along : along * kPitch + k;
   }
 
@@ -89,7 +90,7 @@ struct SimtTile {
       const int row = kAlong ? first_row + i * kPassRows : run();
       const char* const from = source + offsets[i];
       if constexpr (kAsync) {
-        const unsigned to = ptx::cvta_to_shared(tile + place) + i * kPassStep * static_cast<int>(sizeof(Element));
+        const unsigned to = ptx::cvta_to_shared(tile + offset) + i * kPassStep * static_cast<int>(sizeof(Element));
         const unsigned bytes = row < depth ? kBytes : 0;
         ptx::cp_async<kBytes>(to, from, bytes);
       } else {
@@ -113,7 +114,7 @@ struct SimtTile {
       for (int i = 0; i < kPasses; ++i) {
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          tile[place + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].get(j));
+          tile[offset + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].get(j));
         }
       }
     }

@@ -170,7 +170,7 @@ class Call:
             "Vectors": knobs.vectors,
             "ThreadsPerRow": knobs.threads_per_row,
             "RowsPerBlock": knobs.rows_per_block,
-            "Parts": knobs.parts,
+            "Splits": knobs.parts,
             "Cluster": knobs.cluster,
             "Turns": self.turns,
             "Stages": knobs.stages,
@@ -212,7 +212,7 @@ class Call:
             parameters += [share, result]
             body.append(
                 f"    if (blockIdx.y == {row}) "
-                f"jaxdnn::sum_shares({share.name}, {result.name}, columns, blocks_per_group, lanes);\n"
+                f"jaxdnn::sum_partials({share.name}, {result.name}, columns, blocks_per_group, lanes);\n"
             )
         parameters += [p for p in self.sizes() if p.name in ("columns", "blocks_per_group")]
         lanes = min(32, 1 << (self.blocks_per_group - 1).bit_length())

@@ -24,14 +24,14 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         **epilogue.types(),
         "A": ctype(product.a.dtype),
         "B": ctype(product.b[0].dtype),
-        "Sum": ctype(register_type(product.accumulator)),
+        "Accumulator": ctype(register_type(product.accumulator)),
     }
     constants = {
         "MMajorA": along[0],
         "NMajorB": along[1],
         "Far": far,
         "Half": unit is TENSOR,
-        "Sums": sums,
+        "Accumulators": sums,
         "TileM": knobs.tile_m,
         "TileN": knobs.tile_n,
         "ThreadM": knobs.thread_m,

@@ -14,17 +14,17 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
     product = one.product
     types = {
         **epilogue.types(),
-        "Wide": ctype(one.wide[0].dtype),
-        "Narrow": ctype(one.narrow.dtype),
-        "Sum": ctype(register_type(product.accumulator)),
+        "Streamed": ctype(one.wide[0].dtype),
+        "Stationary": ctype(one.narrow.dtype),
+        "Accumulator": ctype(register_type(product.accumulator)),
     }
     constants = {
-        "AlongWide": one.along_wide,
-        "AlongNarrow": one.along_narrow,
+        "StreamedMnMajor": one.along_wide,
+        "StationaryMnMajor": one.along_narrow,
         "Swapped": one.swapped,
-        "Sums": len(one.wide),
+        "Accumulators": len(one.wide),
         "Tile": knobs.tile,
-        "Narrow": one.width,
+        "Stationary": one.width,
         "Stages": knobs.stages,
         "Splits": knobs.split_k,
         "Once": product.batch == 1 or one.wide[0].batch_stride != 0,
@@ -36,14 +36,14 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
         return map_parameter(name, field, argument)
 
     found = [
-        parameter(f"wide{i}", f"wide[{i}]", matrix, one.along_wide, knobs.tile) for i, matrix in enumerate(one.wide)
+        parameter(f"streamed{i}", f"streamed[{i}]", matrix, one.along_wide, knobs.tile) for i, matrix in enumerate(one.wide)
     ]
-    found.append(parameter("narrow", "narrow", one.narrow, one.along_narrow, one.width))
+    found.append(parameter("stationary", "stationary", one.narrow, one.along_narrow, one.width))
     found += epilogue.parameters()
     found += numbers(rows=one.rows, columns=one.columns, k=product.k, tiles=one.tiles(knobs))
     if product.batch > 1:
-        wide, narrow = (int(matrix.batch_stride != 0) for matrix in (one.wide[0], one.narrow))
-        found += numbers(wide_batched=wide, narrow_batched=narrow)
+        streamed, stationary = (int(matrix.batch_stride != 0) for matrix in (one.wide[0], one.narrow))
+        found += numbers(streamed_batched=streamed, stationary_batched=stationary)
     call, needed = "jaxdnn::ProductSkinny<Config>", one.shared_memory(knobs)
     text = (
         f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"

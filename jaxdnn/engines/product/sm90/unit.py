@@ -41,7 +41,7 @@ DEFAULTS = (
         "TensorStore": True,
         "PairedStore": True,
         "LongEpilogue": False,
-        "Sums": 1,
+        "Accumulators": 1,
         "Stages": 4,
         "ClusterM": 1,
         "ClusterN": 1,
@@ -49,7 +49,7 @@ DEFAULTS = (
         "Stagger": 0,
         "Promotion": 0,
         "StoreColumns": 32,
-        "Slots": 2,
+        "EpilogueStages": 2,
     },
 )
 # Seconds that ptxas takes for an operation on each element of 128 x 256.
@@ -179,7 +179,7 @@ class Unit:
             "Epilogue": f"jaxdnn::{epilogue.name}",
             "Operands": f"TypeList<{', '.join(operands)}>",
             "Results": f"TypeList<{', '.join(results)}>",
-            "Sum": product.accumulator,
+            "Accumulator": product.accumulator,
         }
 
     def reduced_text(self, result: Reduced, register: str) -> str:
@@ -234,7 +234,7 @@ class Unit:
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
-            "Sums": len(product.b),
+            "Accumulators": len(product.b),
             "TileM": knobs.tile_m,
             "TileN": knobs.tile_n * len(product.b),
             "Stages": knobs.stages,
@@ -244,7 +244,7 @@ class Unit:
             "Stagger": knobs.stagger,
             "Promotion": knobs.promotion,
             "StoreColumns": store_columns(self.product, knobs),
-            "Slots": knobs.slots,
+            "EpilogueStages": knobs.slots,
         }
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"ProductSm90<{config}>"
