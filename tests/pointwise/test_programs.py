@@ -33,16 +33,8 @@ EXAMPLE = """\
 struct Epilogue {
     static __forceinline__ void compute(float acc, float b, float residual, float& out) {
         const float v0 = acc + b;
-        const float v1 = v0 * v0;
-        const float v2 = v0 * v1;
-        const float v3 = 0.044715f * v2;
-        const float v4 = v0 + v3;
-        const float v5 = 0.7978846f * v4;
-        const float v6 = math::one_plus_tanh(v5);
-        const float v7 = 0.5f * v6;
-        const float v8 = v0 * v7;
-        const float v9 = v8 + residual;
-        out = v9;
+        const float v1 = v0 * (0.5f * math::one_plus_tanh(0.7978846f * (v0 + 0.044715f * (v0 * (v0 * v0)))));
+        out = v1 + residual;
     }
 
     template <class Sums, class Operands, class Place, class Results>
@@ -82,6 +74,8 @@ def test_the_derivative_of_gelu_has_no_cancelling_sums():
     assert "math::one_plus_tanh(-" in source
     assert "math::one_plus_tanh(v" in source
     assert " - " not in source
+    # Both of the derivative's terms have it.
+    assert source.count("one_plus_tanh(v") == 1
 
 
 def test_a_tanh_that_is_used_by_itself_stays():
@@ -123,9 +117,58 @@ def test_literals():
 
 
 def test_negative_literals():
-    source = functor(collapsed(lambda acc: (acc * (1 - jnp.tanh(np.float32(-0.5))), acc * -np.float32(np.inf)))).source
-    assert "one_plus_tanh(-(-0.5f))" in source
-    assert "(-math::infinity<float>())" in source
+    source = functor(collapsed(lambda acc: (-(acc * -0.5), acc - np.float32(-3), acc * -np.float32(np.inf)))).source
+    assert "out0 = -(acc * -0.5f);" in source
+    assert "out1 = acc - -3.0f;" in source
+    assert "out2 = acc * -math::infinity<float>();" in source
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda a, b, c: a + b + c, "a + b + c"),
+        (lambda a, b, c: a + (b + c), "a + (b + c)"),
+        (lambda a, b, c: a - (b - c), "a - (b - c)"),
+        (lambda a, b, c: a * (b * c), "a * (b * c)"),
+        (lambda a, b, c: (a + b) * c, "(a + b) * c"),
+        (lambda a, b, c: -(a * b) - -c, "-(a * b) - -c"),
+        (lambda a, b, c: jnp.exp(a * b) + c, "math::exp(a * b) + c"),
+        (lambda a, b, c: jnp.where(a > b + c, a, b), "a > b + c ? a : b"),
+    ],
+)
+def test_parentheses(function, expected):
+    """The operations are done in the function's order, for floats are not associative."""
+    assert f"out = {expected};" in functor(collapsed(function, ROW, ROW)).source
+
+
+def test_what_is_used_once_stands_where_it_is_used():
+    source = functor(collapsed(lambda acc, b: jnp.sin(acc * b) + b * b * b, ROW)).source
+    assert "out = math::sin(acc * b) + b * b * b;" in source
+    both = functor(collapsed(lambda acc, b: (acc * b, jnp.sin(acc * b)), ROW)).source
+    assert "const float v0 = acc * b;\n        out0 = v0;\n        out1 = math::sin(v0);" in both
+
+
+def test_both_sides_of_a_select_are_computed_before_it():
+    source = functor(collapsed(lambda acc: jnp.where(acc > 0, jnp.exp(acc), acc * 2))).source
+    assert "const float v0 = math::exp(acc);" in source
+    assert "out = acc > 0.0f ? v0 : v1;" in source
+
+
+def test_what_c_promotes_to_int_is_named():
+    source = functor(collapsed(lambda acc: jnp.invert(acc.astype("int8") & np.int8(3)))).source
+    assert "const int8 v0 = math::convert<int8>(acc) & int8(3);" in source
+    assert "math::invert(v0)" in source
+
+
+def test_lines_are_no_longer_than_people_read():
+    def function(acc, a_long_name):
+        for _ in range(30):
+            acc = jnp.sin(acc * a_long_name) + a_long_name
+        return acc
+
+    source = functor(collapsed(function, ROW)).source
+    assert max(map(len, source.splitlines())) <= 120
+    assert source.count("const float") < 20
 
 
 def test_a_functor_is_emitted_of_collapsed_programs_only():
