@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxdnn.device import Target
-from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.base import ProblemEngine, check_least
 from jaxdnn.engines.norm.problem import Rows
 from jaxdnn.plan import Argument, Launch, Plan, Scalar, Scratch
 
@@ -36,8 +36,7 @@ class HostNormKnobs:
     rows_per_task: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rows_per_task, int) or self.rows_per_task < 1:
-            raise ValueError(f"HostNormKnobs: rows_per_task must be an int of at least 1; got {self.rows_per_task!r}")
+        check_least(self, 1, "rows_per_task")
 
 
 class HostNorm(ProblemEngine[Rows, HostNormKnobs]):

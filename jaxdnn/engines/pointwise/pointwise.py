@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxdnn.device import Target
-from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.base import ProblemEngine, check_least
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
@@ -58,9 +58,7 @@ class PointwiseKnobs:
             raise ValueError(f"pointwise: width is {self.width}; expected one of {WIDTHS}")
         if self.across < 1 or THREADS % self.across:
             raise ValueError(f"pointwise: across is {self.across}; expected a power of two of at most {THREADS}")
-        for name in ("rows", "blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"pointwise: {name} is {getattr(self, name)}; expected at least 1")
+        check_least(self, 1, "rows", "blocks")
 
 
 class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):

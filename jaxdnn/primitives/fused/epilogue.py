@@ -50,21 +50,25 @@ class Epilogue:
         return f"Epilogue({self.program.title!r}, {hashlib.sha256(meaning.encode()).hexdigest()[:8]})"
 
 
-def checked_operands(epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> list[jax.Array]:
-    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for."""
+def checked_operands(caller: str, epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> list[jax.Array]:
+    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for.
+
+    `caller` is the public function, for messages.
+    """
     if epilogue is None and operands:
-        raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
+        raise ValueError(f"{caller}: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
     if epilogue is not None and not callable(epilogue):
-        raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
+        raise TypeError(f"{caller}: epilogue must be a function of the sums and the operands; got {epilogue!r}")
 
-    def as_array(number: int, operand: Any) -> jax.Array:
-        try:
-            return jnp.asarray(operand)
-        except (TypeError, ValueError):
-            kind = type(operand).__name__
-            raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
+    return [as_array(f"{caller}: operand {i} of the epilogue", operand) for i, operand in enumerate(operands)]
 
-    return [as_array(number, operand) for number, operand in enumerate(operands)]
+
+def as_array(title: str, value: Any) -> jax.Array:
+    """The value as an array. Raises TypeError, with what it is for, if it can't be one."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{title} must be an array; got a {type(value).__name__}") from None
 
 
 def strongly_typed(

@@ -15,6 +15,7 @@ from jaxdnn.primitives.fused.traced import located
 
 
 def sharded_product(
+    caller: str,
     product: Callable[..., jax.Array],
     preferred: Any,
     operands: Sequence[Any],
@@ -22,13 +23,16 @@ def sharded_product(
     out_dtype: Any,
     aliases: Mapping[int, int],
 ) -> Any:
-    """The epilogue of a product, a function of `preferred_element_type` that states its own sharding."""
-    operands = checked_operands(epilogue, operands)
+    """The epilogue of a product, a function of `preferred_element_type` that states its own sharding.
+
+    `caller` is the public function, for messages.
+    """
+    operands = checked_operands(caller, epilogue, operands)
     if not current_options().fallback:
-        raise NoEngineError("matmul: with out_sharding the call is XLA's, which options(fallback=False) forbids")
+        raise NoEngineError(f"{caller}: with out_sharding the call is XLA's, which options(fallback=False) forbids")
     if aliases:
         raise ValueError(
-            "matmul: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
+            f"{caller}: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
         )
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
     sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))

@@ -13,7 +13,7 @@ from jaxdnn.config import current_options
 from jaxdnn.pointwise import UnsupportedOperation, capture
 from jaxdnn.primitives.fused.aliases import check_places, checked_aliases
 from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name, preferred_type, promoted
-from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
+from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, as_array, checked_operands, strongly_typed
 from jaxdnn.primitives.fused.out_sharding import sharded_product
 from jaxdnn.primitives.fused.traced import Traced
 from jaxdnn.primitives.matmul.dimensions import Labels, arrange
@@ -85,11 +85,11 @@ def matmul(
       >>> step = lambda total, x, dy: jaxdnn.matmul(x.T, dy, total, epilogue=accumulate, input_output_aliases={0: 0})
       >>> total = jax.jit(step, donate_argnums=0)(jnp.zeros((8, 16)), x, y)
     """
-    aliases = checked_aliases(input_output_aliases, operands, epilogue)
+    aliases = checked_aliases("matmul", input_output_aliases, operands, epilogue)
     preferred = preferred_type(a, b, preferred_element_type)
     if out_sharding is not None:
         product = partial(jnp.matmul, a, b, precision=precision, out_sharding=out_sharding)
-        return sharded_product(product, preferred, operands, epilogue, out_dtype, aliases)
+        return sharded_product("matmul", product, preferred, operands, epilogue, out_dtype, aliases)
     type_of = _product.eval_shape(a, b, precision=precision, preferred_element_type=preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
@@ -103,7 +103,7 @@ def matmul(
     batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
     spec = _spec(a.dtype, b.dtype, dtype, precision)
-    y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
+    y = _apply("matmul", spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
@@ -148,11 +148,11 @@ def dot_general(
       >>> jaxdnn.dot_general(queries, keys, numbers, epilogue=lambda sums: sums / 8.0).shape
       (2, 5, 7)
     """
-    aliases = checked_aliases(input_output_aliases, operands, epilogue)
+    aliases = checked_aliases("dot_general", input_output_aliases, operands, epilogue)
     product = partial(lax.dot_general, lhs, rhs, dimension_numbers, precision)
     if out_sharding is not None:
         product = partial(product, out_sharding=out_sharding)
-        return sharded_product(product, preferred_element_type, operands, epilogue, out_dtype, aliases)
+        return sharded_product("dot_general", product, preferred_element_type, operands, epilogue, out_dtype, aliases)
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
@@ -170,7 +170,7 @@ def dot_general(
     result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
     spec = _spec(lhs.dtype, rhs.dtype, dtype, precision)
     sides = (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))]
-    y = _apply(spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
+    y = _apply("dot_general", spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
@@ -212,19 +212,20 @@ def gated_linear_unit(
       >>> jaxdnn.gated_linear_unit(jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((8, 16))).shape
       (4, 16)
     """
-    title = "gated_linear_unit"
+    caller = "gated_linear_unit"
     preferred = preferred_type(x, gate, preferred_element_type)
     dtype = _product.eval_shape(x, gate, precision=precision, preferred_element_type=preferred).dtype
-    gate, up = jnp.asarray(gate), jnp.asarray(up)
+    gate, up = jnp.asarray(gate), as_array(f"{caller}: up", up)
     if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
         types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
-        raise ValueError(f"{title}: gate and up must be two matrices of one shape (k, n) and one dtype; got {types}")
+        raise ValueError(f"{caller}: gate and up must be two matrices of one shape (k, n) and one dtype; got {types}")
     if not callable(activation):
-        raise TypeError(f"{title}: activation must be a function of an array; got {activation!r}")
-    biases = {name: jnp.asarray(b) for name, b in (("gate_bias", gate_bias), ("up_bias", up_bias)) if b is not None}
+        raise TypeError(f"{caller}: activation must be a function of an array; got {activation!r}")
+    given = {"gate_bias": gate_bias, "up_bias": up_bias}
+    biases = {name: as_array(f"{caller}: {name}", b) for name, b in given.items() if b is not None}
     for name, bias in biases.items():
         if bias.shape != gate.shape[1:]:
-            raise ValueError(f"{title}: {name} must have shape {gate.shape[1:]}; got {bias.shape}")
+            raise ValueError(f"{caller}: {name} must have shape {gate.shape[1:]}; got {bias.shape}")
 
     def gated(gate: jax.Array, up: jax.Array, *rest: jax.Array) -> jax.Array:
         added = dict(zip(biases, rest, strict=True))
@@ -243,10 +244,11 @@ def gated_linear_unit(
     spec = _spec(x.dtype, gate.dtype, dtype, precision)
     rights = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
-    return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
+    return _apply(caller, spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
 
 
 def _apply(
+    caller: str,
     spec: MatmulSpec,
     left: tuple[jax.Array, Labels],
     rights: Sequence[tuple[jax.Array, Labels]],
@@ -257,9 +259,9 @@ def _apply(
     out_dtype: Any,
     aliases: Mapping[int, int],
 ) -> Any:
-    """Binds the primitive for arrays with labels: see `arrange`."""
+    """Binds the primitive, for the public function `caller`, to arrays with labels: see `arrange`."""
     dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
-    operands = checked_operands(epilogue, operands)
+    operands = checked_operands(caller, epilogue, operands)
     dimensions, arrays = arrange(left, rights, result, batch)
     spec = spec.replace(dimensions=dimensions, dual=len(rights) == 2)
     if epilogue is None:
@@ -284,7 +286,7 @@ def _apply(
         return apply_after([*sums.values()], operands, returned, dtype)
 
     stored = program.with_output_dtype(dtype)
-    check_places(aliases, stored, shape, operands)
+    check_places(caller, aliases, stored, shape, operands)
 
     traced = Traced(captured, program)
     # Results that the epilogue leaves in the sums' dtype have the call's.

@@ -8,15 +8,14 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
     element_epilogue,
     identity_sums,
     joined,
-    reductions_reason,
     sums_stage,
 )
-from jaxdnn.engines.product.problem import Product, arguments_reason
+from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
@@ -54,13 +53,7 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
-        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
-            return reason
-        if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
-            return reason
-        if not any(True for _ in self.configurations(problem, target)):
-            return "it has no configuration of as few thread blocks as a grid may have"
-        return None
+        return element_reason(problem, self.configurations(problem, target))
 
     def configurations(self, problem: Product, target: Target) -> Iterable[SimtKnobs]:
         return candidates(problem, target)

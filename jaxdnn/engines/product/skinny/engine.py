@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.product.affine import affine_reason
-from jaxdnn.engines.product.element_epilogue import element_epilogue, joined, reductions_reason
-from jaxdnn.engines.product.problem import Product, arguments_reason
+from jaxdnn.engines.product.element_epilogue import element_epilogue, joined
+from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
@@ -55,13 +55,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
-            return reason
-        if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
-            return reason
-        if not any(True for _ in self.configurations(problem, target)):
-            return "it has no configuration of as few thread blocks as a grid may have"
-        return None
+        return element_reason(problem, self.configurations(problem, target))
 
     def configurations(self, problem: Product, target: Target) -> Iterable[SkinnyKnobs]:
         one = skinny(problem)
