@@ -24,8 +24,8 @@ from jaxdnn.plan import Plan
 LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
 NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
 
-# Multiplications from which on cuBLAS makes up for an epilogue of its own: at 4096^3 in bfloat16 this kernel has 0.45
-# of its speed on an H200.
+# Multiplications from which on cuBLAS makes up for an epilogue of its own: [5] of the notes on simt in
+# benchmarks/results/product_kernels.md.
 _MANY = 2**30
 
 

@@ -17,7 +17,7 @@ from jaxdnn.engines.product.tma import tma_reason
 from jaxdnn.plan import Plan
 
 LARGEST_SIZE = 2**31 - 1024  # of a dimension, which the copy engine indexes with 32 bits
-# Of matrices that are left to sm90, if there are many: 4096 of 128 x 64 x 128 took 77 us, and 67 there.
+# Of matrices that are left to sm90, if there are many: benchmarks/results/product_kernels.md, skinny [3].
 SMALL_ROWS = 128
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 MULTIPLIES = {("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("int8", "int8")} | {
