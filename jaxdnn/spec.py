@@ -87,18 +87,18 @@ class Spec:
         """Names of the primitive's results."""
         raise NotImplementedError
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """The definition of the call without its mapped axes, in plain JAX."""
         raise NotImplementedError
 
-    def evaluate(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """The definition of the call, in plain JAX."""
         function = self.evaluate_unbatched
         for flags in reversed(self.batch):
             function = jax.vmap(function, in_axes=tuple(0 if carried else None for carried in flags))
         return tuple(function(*operands))
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
+    def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """Applies the primitive."""
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class Spec:
     # ------------------------------------------------------------ mapped axes
 
     def mapped(
-        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
+        self, operands: Mapping[str, jax.Array], axes: Mapping[str, int | None]
     ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         """The call for every element of one more mapped axis, of which `axes` is the place in each of `operands`.
 
@@ -229,11 +229,11 @@ class DirectedSpec(Spec):
         """The outputs that the derivatives take besides the inputs."""
         return ()
 
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         """The op's definition in plain jax.numpy: the arrays of `inputs` to those of `outputs`."""
         raise NotImplementedError
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """By direction:
 
         forward:  reference(inputs)
@@ -242,7 +242,7 @@ class DirectedSpec(Spec):
         """
         inputs, rest = operands[: len(self.inputs)], operands[len(self.inputs) + len(self.saved) :]
 
-        def reference(*active: Any) -> tuple[Any, ...]:
+        def reference(*active: jax.Array) -> tuple[jax.Array, ...]:
             moving = dict(zip(self.active, active, strict=True))
             fixed = dict(zip(self.inputs, inputs, strict=True))
             return tuple(self.reference({**fixed, **moving}))
@@ -264,8 +264,8 @@ class DirectedSpec(Spec):
         return self
 
     def derivative_form(
-        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Self, Mapping[str, Any], Mapping[str, Any]]:
+        self, inputs: Mapping[str, jax.Array], outputs: Mapping[str, jax.Array], tangents: Mapping[str, jax.Array]
+    ) -> tuple[Self, Mapping[str, jax.Array], Mapping[str, jax.Array]]:
         """A call with the same derivative that needs less to be kept, its inputs, and their tangents.
 
         An op overrides this when its derivative is simpler in terms of its outputs.
@@ -293,7 +293,7 @@ class DirectedSpec(Spec):
             case "backward":
                 return tuple(f"d_{name}" for name in self.active)
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
+    def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(self.primitives[self.direction](*operands, spec=self))
 
 
@@ -303,24 +303,24 @@ class MultilinearSpec(Spec):
 
     primitive: ClassVar[Callable[..., Any]]  # how it is bound; set by its definition
 
-    def reference(self, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         """The op's definition in plain jax.numpy: the arrays of `operands` to those of `results`."""
         raise NotImplementedError
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(self.reference(dict(zip(self.operands, operands, strict=True))))
 
     def differentiate(
-        self, operands: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        self, operands: Mapping[str, jax.Array], tangents: Mapping[str, jax.Array]
+    ) -> tuple[Mapping[str, jax.Array], Mapping[str, jax.Array]]:
         """The results, and the tangents of those that have one."""
         raise NotImplementedError
 
     def transpose(
-        self, cotangents: Mapping[str, Any], operands: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, cotangents: Mapping[str, jax.Array], operands: Mapping[str, jax.Array], wanted: Mapping[str, jax.Array]
+    ) -> Mapping[str, jax.Array]:
         """The cotangents of the operands that are None, whose types are `wanted`."""
         raise NotImplementedError
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
+    def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(type(self).primitive(*operands, spec=self))

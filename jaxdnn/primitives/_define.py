@@ -45,7 +45,7 @@ class Op:
         bound = (forward.bind, tangent.bind, backward.bind)
         spec_type.primitives = dict(zip(_DIRECTIONS, bound, strict=True))
 
-    def __call__(self, spec: DirectedSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, spec: DirectedSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Binds the primitive of the spec's direction: operands by name to results by name."""
         return bind(spec, arrays)
 
@@ -68,7 +68,7 @@ class Op:
         )
         return [outputs[name] for name in spec.outputs], [d_outputs[f"d_{name}"] for name in spec.outputs]
 
-    def _tangent_transpose(self, cotangents: Sequence[Any], *operands: Any, spec: DirectedSpec) -> list[Any]:
+    def _tangent_transpose(self, cotangents: Sequence[Any], *operands: jax.Array, spec: DirectedSpec) -> list[Any]:
         seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if type(ct) is not ad.Zero}
         arrays = dict(zip(spec.operands, operands, strict=True))
         if not seeds:
@@ -96,7 +96,7 @@ class MultilinearOp:
         ad.primitive_transposes[primitive] = self._transpose
         spec_type.primitive = staticmethod(primitive.bind)
 
-    def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Binds the primitive: operands by name to results by name."""
         return bind(spec, arrays)
 
@@ -111,7 +111,7 @@ class MultilinearOp:
 
         return [results[name] for name in spec.results], [tangent(name) for name in spec.results]
 
-    def _transpose(self, cotangents: Sequence[Any], *operands: Any, spec: MultilinearSpec) -> list[Any]:
+    def _transpose(self, cotangents: Sequence[Any], *operands: jax.Array, spec: MultilinearSpec) -> list[Any]:
         arrays = dict(zip(spec.operands, operands, strict=True))
         wanted = {name: x.aval for name, x in arrays.items() if ad.is_undefined_primal(x)}
         seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if type(ct) is not ad.Zero}
@@ -145,7 +145,7 @@ def _define(op: str) -> Primitive:
     return primitive
 
 
-def bind(spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def bind(spec: Spec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Binds the primitive of a spec: operands by name to results by name."""
     operands = vary_alike([arrays[name] for name in spec.operands])
     return dict(zip(spec.results, spec.bind(*operands), strict=True))
@@ -159,7 +159,7 @@ def _abstract_evaluation(*avals: Any, spec: Spec) -> Any:
 def _reference_jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, spec: Spec) -> Any:
     moving = [position for position, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
 
-    def function(*arrays: Any) -> tuple[Any, ...]:
+    def function(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         merged = list(primals)
         for position, array in zip(moving, arrays, strict=True):
             merged[position] = array
@@ -203,7 +203,7 @@ def vary_alike(operands: Sequence[Any]) -> list[Any]:
     return [vary(array) for array in operands]
 
 
-def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: Spec) -> Any:
+def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: jax.Array, spec: Spec) -> Any:
     context = ctx.module_context.axis_context
     match context:
         case mlir.ShardingContext():
@@ -228,14 +228,14 @@ def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: 
     return custom_call(ctx, selection.plan, operands, spec.aliases)
 
 
-def _lower_reference(ctx: Any, *operands: Any, spec: Spec) -> Any:
+def _lower_reference(ctx: Any, *operands: jax.Array, spec: Spec) -> Any:
     return mlir.lower_fun(spec.evaluate)(ctx, *operands)
 
 
 def _partitioned(primitive: Primitive, spec: Spec) -> Any:
     """The call as a function that the partitioner may split over devices, along the dimensions that the op allows."""
 
-    def call(*operands: Any) -> tuple[Any, ...]:
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(primitive.bind(*operands, spec=spec))
 
     def factors(operands: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any], frozenset[str]]:
@@ -272,7 +272,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
         def summed(dimensions: Sequence[str]) -> tuple[str, ...]:
             return tuple(name for factor, names in axes.items() if factor not in dimensions for name in names)
 
-        def shard(*operands: Any) -> tuple[Any, ...]:
+        def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the
             # shardings of the sum's own computation.
             with use_abstract_mesh(AbstractMesh((), ())):

@@ -76,7 +76,7 @@ class NormSpec(DirectedSpec):
     def saving(self) -> Self:
         return self.replace(statistics=True)
 
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         compute = jnp.float64 if any(array.dtype == jnp.float64 for array in inputs.values()) else jnp.float32
         total = inputs["x"]
         if self.residual == "add":
@@ -102,8 +102,8 @@ class NormSpec(DirectedSpec):
         return (y.astype(self.dtype), *sums, *(outputs if self.statistics else ()))
 
     def derivative_form(
-        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Self, Mapping[str, Any], Mapping[str, Any]]:
+        self, inputs: Mapping[str, jax.Array], outputs: Mapping[str, jax.Array], tangents: Mapping[str, jax.Array]
+    ) -> tuple[Self, Mapping[str, jax.Array], Mapping[str, jax.Array]]:
         if self.residual != "add":
             return self, inputs, tangents
         # y is a function of the sum alone, and the sum's tangent is the sum of the tangents.
@@ -119,7 +119,7 @@ class NormSpec(DirectedSpec):
         return self.replace(residual="added"), {"x": total, **kept}, {**moving, **parameters}
 
     def mapped(
-        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
+        self, operands: Mapping[str, jax.Array], axes: Mapping[str, int | None]
     ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         # Rows of x mapped and the parameters not: more rows. A gradient of a parameter, however, is wanted for each
         # element of the mapped axis by itself.

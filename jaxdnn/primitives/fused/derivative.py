@@ -38,7 +38,7 @@ class Rule:
     """
 
     digest: str = ""
-    opaque: tuple[Any, ...] = ()
+    opaque: tuple[jax.Array, ...] = ()
 
     @staticmethod
     def of(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> "Rule":
@@ -142,12 +142,12 @@ class EpilogueSpec(DirectedSpec):
         floating = (jnp.issubdtype(output.dtype, jnp.floating) for output in self.program.outputs)
         return tuple(f"y{i}" for i, is_floating in enumerate(floating) if is_floating)
 
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         assert self.epilogue is not None
         results = self.epilogue.function(*(inputs[name] for name in self.inputs))
         return tuple(results[int(name.removeprefix("y"))] for name in self.outputs)
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if self.computes is not None:
             return evaluate(self.computes, operands[0].shape, (), operands)
         sums = [array.astype(self.accumulator) for array in operands[: self.sum_count]]
@@ -216,7 +216,7 @@ class EpilogueSpec(DirectedSpec):
 def _program(spec: EpilogueSpec, types: tuple[jax.ShapeDtypeStruct, ...]) -> Program | str:
     """What a call without mapped axes does to one element, or why that is no pointwise function."""
 
-    def function(*arrays: Any) -> Any:
+    def function(*arrays: jax.Array) -> Any:
         return spec.evaluate_unbatched(*arrays)
 
     named = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in spec.operands]
@@ -234,7 +234,7 @@ _epilogue = Op(EpilogueSpec)
 
 
 def tangents_of(
-    spec: EpilogueSpec, rule: Rule, arrays: Mapping[str, Any], tangents: Mapping[str, Any]
+    spec: EpilogueSpec, rule: Rule, arrays: Mapping[str, jax.Array], tangents: Mapping[str, jax.Array]
 ) -> Mapping[int, Any]:
     """The tangents of an epilogue's floating outputs, by their number.
 

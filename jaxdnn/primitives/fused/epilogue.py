@@ -26,7 +26,7 @@ class Epilogue:
       in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the sums' shape.
     """
 
-    function: Callable[..., tuple[Any, ...]] = field(compare=False)
+    function: Callable[..., tuple[jax.Array, ...]] = field(compare=False)
     program: Program
     saved: int = 0
     in_place: tuple[tuple[int, int], ...] = ()
@@ -83,7 +83,7 @@ def strongly_typed(
         return epilogue, list(operands)
 
     @wraps(epilogue)
-    def of_strong(*arrays: Any) -> Any:
+    def of_strong(*arrays: jax.Array) -> Any:
         given = zip(arrays[sum_count:], weak, strict=True)
         return epilogue(*arrays[:sum_count], *(weakly_typed(x) if is_weak else x for x, is_weak in given))
 

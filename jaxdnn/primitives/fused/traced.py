@@ -40,7 +40,7 @@ class Traced:
     captured: Captured
     program: Program | None = None
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         jaxpr, count = self.captured.jaxpr, self.captured.accumulators
         if self.program is None or [jnp.shape(array) for array in arrays] == [aval.shape for aval in jaxpr.in_avals]:
             return tuple(evaluate(jaxpr, arrays))
@@ -50,7 +50,7 @@ class Traced:
 def located(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called once, with derivatives for which the operands of its maxima and minima are computed once."""
 
-    def evaluated(*arrays: Any) -> Any:
+    def evaluated(*arrays: jax.Array) -> Any:
         jaxpr, types = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)(*arrays)
         return jax.tree.unflatten(jax.tree.structure(types), evaluate(jaxpr, arrays))
 
@@ -67,7 +67,7 @@ def _once_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return lax.optimization_barrier(*primals), *tangents
 
 
-def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
+def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[Any]:
     """What a jaxpr computes of arrays, whose shardings and manual axes may be other ones than it was traced with."""
     values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     values |= zip(jaxpr.jaxpr.invars, arrays, strict=True)

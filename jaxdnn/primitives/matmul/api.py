@@ -32,7 +32,7 @@ def matmul(
     *operands: jax.typing.ArrayLike,
     epilogue: Callable[..., Any] | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
     out_sharding: Any = None,
     input_output_aliases: Mapping[int, int] | None = None,
@@ -111,7 +111,7 @@ def dot_general(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
     dimension_numbers: Any,
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
     *,
     operands: Sequence[jax.typing.ArrayLike] = (),
@@ -183,7 +183,7 @@ def gated_linear_unit(
     *,
     activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
     out_dtype: jax.typing.DTypeLike | None = None,
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """A gated linear unit, `activation(x @ gate + gate_bias) * (x @ up + up_bias)`, in one kernel that reads x once.
@@ -256,7 +256,7 @@ def _apply(
     batch: Labels,
     operands: Sequence[Any],
     epilogue: Callable[..., Any] | None,
-    out_dtype: Any,
+    out_dtype: jax.typing.DTypeLike | None,
     aliases: Mapping[int, int],
 ) -> Any:
     """Binds the primitive, for the public function `caller`, to arrays with labels: see `arrange`."""
@@ -292,7 +292,7 @@ def _apply(
     # Results that the epilogue leaves in the sums' dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
 
-    def rounding(*arrays: Any) -> tuple[Any, ...]:
+    def rounding(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         leaves = zip(traced(*arrays), rounds, strict=True)
         return tuple(leaf.astype(dtype) if own else leaf for leaf, own in leaves)
 
@@ -301,7 +301,7 @@ def _apply(
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.results])
 
 
-def _spec(a: Any, b: Any, dtype: Any, precision: Any) -> MatmulSpec:
+def _spec(a: Any, b: Any, dtype: Any, precision: jax.lax.PrecisionLike) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
     vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
     traced = _dot.trace(*vectors, precision=precision).jaxpr

@@ -45,7 +45,7 @@ class MatmulSpec(FusedSpec):
         levels = {_LEVELS.get(one) or _ALGORITHM_LEVELS.get(getattr(one, "name", ""), "highest") for one in both}
         return "highest" if "highest" in levels else "default"
 
-    def shape(self, operands: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape(self, operands: Mapping[str, jax.Array]) -> tuple[int, ...]:
         return self.dimensions.shape(jnp.shape(operands["a"]), jnp.shape(operands[self.rhs[0]]))
 
     @property
@@ -53,7 +53,7 @@ class MatmulSpec(FusedSpec):
         batch, rows, columns, _ = self.dimensions.counts.values()
         return batch, rows, columns
 
-    def multiply(self, a: Any, b: Any, dtype: str) -> Any:
+    def multiply(self, a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
         of_a, of_b, of_y = (self.dimensions.labels(which) for which in ("a", "b", "y"))
         batch = [label for label in of_y if label in of_a and label in of_b]
         contracted = [label for label in of_a if label not in of_y]
@@ -78,8 +78,8 @@ class MatmulSpec(FusedSpec):
         return self.replace(dimensions=dimensions, out_sharding=sharding), places
 
     def transpose_product(
-        self, name: str, wanted: Any, cotangent: Any, operands: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, name: str, wanted: Any, cotangent: Any, operands: Mapping[str, jax.Array]
+    ) -> Mapping[str, jax.Array]:
         which, other = ("a", "b") if name == "a" else ("b", "a")
         dtype = gradient_dtype(operands[other].dtype)
         gradient = contract(

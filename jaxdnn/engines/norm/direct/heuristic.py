@@ -75,8 +75,8 @@ class Heuristic:
         return NormKnobs(vector, -(-each // team), team, rows_per_block=rows, parts=parts, join=join)
 
     def forward_candidates(self) -> Iterator[NormKnobs]:
-        # Parameters that outweigh the rows are kept for several of them, a ring of four turns, or come from the L1 cache
-        # by the shortest way, `near` [9, 10].
+        # Parameters that outweigh the rows are kept for several of them, in a ring of four turns, or come from the L1
+        # cache by the shortest way, `near` [9, 10].
         heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
         size = max(self.row_sizes)
         for parts in self.clusters():
