@@ -4,11 +4,13 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxdnn.pointwise import Program
 
 
 def checked_aliases(
-    caller: str, given: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None
+    caller: str, given: object, operands: Sequence[object], epilogue: Callable[..., Any] | None
 ) -> dict[int, int]:
     """The user's `input_output_aliases`: numbers of operands to numbers of results, of which nothing is known yet.
 
@@ -36,7 +38,7 @@ def checked_aliases(
 
 
 def check_places(
-    caller: str, aliases: Mapping[int, int], program: Program, shape: Sequence[int], operands: Sequence[Any]
+    caller: str, aliases: Mapping[int, int], program: Program, shape: Sequence[int], operands: Sequence[jax.Array]
 ) -> None:
     """Raises ValueError unless each result can be stored where its operand is, and be computed in any order.
 

@@ -50,7 +50,9 @@ class Epilogue:
         return f"Epilogue({self.program.title!r}, {hashlib.sha256(meaning.encode()).hexdigest()[:8]})"
 
 
-def checked_operands(caller: str, epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> list[jax.Array]:
+def checked_operands(
+    caller: str, epilogue: Callable[..., Any] | None, operands: Sequence[jax.typing.ArrayLike]
+) -> list[jax.Array]:
     """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for.
 
     `caller` is the public function, for messages.
@@ -63,7 +65,7 @@ def checked_operands(caller: str, epilogue: Callable[..., Any] | None, operands:
     return [as_array(f"{caller}: operand {i} of the epilogue", operand) for i, operand in enumerate(operands)]
 
 
-def as_array(title: str, value: Any) -> jax.Array:
+def as_array(title: str, value: jax.typing.ArrayLike) -> jax.Array:
     """The value as an array. Raises TypeError, with what it is for, if it can't be one."""
     try:
         return jnp.asarray(value)
@@ -96,7 +98,7 @@ def apply_after(
     """The epilogue as a JAX function of its own. What it leaves in the sums' shape and dtype is rounded to `dtype`."""
     returned = sums[0] if epilogue is None else epilogue(*sums, *operands)
 
-    def rounded(leaf: Any) -> Any:
+    def rounded(leaf: jax.Array) -> jax.Array:
         return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
 
     return jax.tree.map(rounded, returned)

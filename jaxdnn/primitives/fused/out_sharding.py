@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from jaxdnn.config import current_options
@@ -17,10 +18,10 @@ from jaxdnn.primitives.fused.traced import located
 def sharded_product(
     caller: str,
     product: Callable[..., jax.Array],
-    preferred: Any,
-    operands: Sequence[Any],
+    preferred: jax.typing.DTypeLike | None,
+    operands: Sequence[jax.typing.ArrayLike],
     epilogue: Callable[..., Any] | None,
-    out_dtype: Any,
+    out_dtype: jax.typing.DTypeLike | None,
     aliases: Mapping[int, int],
 ) -> Any:
     """The epilogue of a product, a function of `preferred_element_type` that states its own sharding.
@@ -41,7 +42,7 @@ def sharded_product(
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
-def explicit_sharding(aval: Any) -> NamedSharding | None:
+def explicit_sharding(aval: ShapedArray) -> NamedSharding | None:
     """The sharding of an array's type, if axes of the mesh are explicit, so that types carry it."""
     mesh = get_abstract_mesh()
     if AxisType.Explicit not in mesh.axis_types:

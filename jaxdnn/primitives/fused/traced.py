@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.extend.linear_util import wrap_init
 
 from jaxdnn.pointwise import Captured, Program
@@ -67,12 +67,12 @@ def _once_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return lax.optimization_barrier(*primals), *tangents
 
 
-def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[Any]:
+def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """What a jaxpr computes of arrays, whose shardings and manual axes may be other ones than it was traced with."""
     values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     values |= zip(jaxpr.jaxpr.invars, arrays, strict=True)
 
-    def read(atom: Any) -> Any:
+    def read(atom: Var | Literal) -> jax.Array:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for equation in jaxpr.jaxpr.eqns:
@@ -85,7 +85,7 @@ def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[Any]:
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
 
 
-def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     primitive = equation.primitive
     if primitive.name in _CALLS:
         return evaluate(equation.params["jaxpr"], inputs)

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdnn.config import current_options
 from jaxdnn.pointwise import UnsupportedOperation, capture
@@ -34,7 +36,7 @@ def matmul(
     out_dtype: jax.typing.DTypeLike | None = None,
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """The product of two arrays, as `jax.numpy.matmul` defines it, with a function of it computed in the same kernel.
@@ -117,7 +119,7 @@ def dot_general(
     operands: Sequence[jax.typing.ArrayLike] = (),
     epilogue: Callable[..., Any] | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """The contraction that `jax.lax.dot_general` defines, with a function of it computed in the same kernel.
@@ -160,8 +162,8 @@ def dot_general(
     if dimension_numbers is None:  # as `jax.lax` has it for vectors and matrices
         dimension_numbers = (((lhs.ndim - 1,), (0,)), ((), ()))
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
-    of_lhs: list[Any] = [("lhs", i) for i in range(lhs.ndim)]
-    of_rhs: list[Any] = [("rhs", i) for i in range(rhs.ndim)]
+    of_lhs: list[tuple[str, int]] = [("lhs", i) for i in range(lhs.ndim)]
+    of_rhs: list[tuple[str, int]] = [("rhs", i) for i in range(rhs.ndim)]
     for i, (left, right) in enumerate(zip(lhs_contracted, rhs_contracted, strict=True)):
         of_lhs[left] = of_rhs[right] = ("contracted", i)
     batch = tuple(("batch", i) for i in range(len(lhs_batch)))
@@ -254,7 +256,7 @@ def _apply(
     rights: Sequence[tuple[jax.Array, Labels]],
     result: Labels,
     batch: Labels,
-    operands: Sequence[Any],
+    operands: Sequence[jax.typing.ArrayLike],
     epilogue: Callable[..., Any] | None,
     out_dtype: jax.typing.DTypeLike | None,
     aliases: Mapping[int, int],
@@ -301,7 +303,7 @@ def _apply(
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.results])
 
 
-def _spec(a: Any, b: Any, dtype: Any, precision: jax.lax.PrecisionLike) -> MatmulSpec:
+def _spec(a: np.dtype, b: np.dtype, dtype: np.dtype, precision: jax.lax.PrecisionLike) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
     vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
     traced = _dot.trace(*vectors, precision=precision).jaxpr
@@ -332,5 +334,5 @@ def _without_stretched(array: jax.Array, of: Labels, other: jax.Array, of_other:
     return lax.squeeze(array, stretched), tuple(label for i, label in enumerate(of) if i not in stretched)
 
 
-def _is_one(size: Any) -> bool:
+def _is_one(size: object) -> bool:
     return isinstance(size, int) and size == 1
