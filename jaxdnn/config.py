@@ -26,7 +26,7 @@ class Options:
     """How engines are chosen; the fields are `options`'s arguments. Part of every spec, and therefore hashable."""
 
     engine: str | None = None
-    knobs: tuple[tuple[str, Any], ...] = ()
+    knobs: tuple[tuple[str, object], ...] = ()
     deterministic: bool = True
     autotune: Autotune = "off"
     sm_count: int | None = None
@@ -99,7 +99,7 @@ class options:  # noqa: N801 - used as a function
       ...     y = jaxdnn.rms_norm(jnp.ones((2, 8)))
     """
 
-    def __init__(self, *, knobs: Mapping[str, Any] | None = None, **changes: Any) -> None:
+    def __init__(self, *, knobs: Mapping[str, object] | None = None, **changes: Any) -> None:
         known = sorted(Options.__dataclass_fields__)
         if unknown := sorted(set(changes) - set(known)):
             raise TypeError(f"options: unknown option {', '.join(unknown)}; the options are {', '.join(known)}")

@@ -48,7 +48,7 @@ def handler(plan: Plan) -> str:
     return _CUDA if plan.unit else _HOST
 
 
-def attributes(plan: Plan, results: int) -> dict[str, Any]:
+def attributes(plan: Plan, results: int) -> dict[str, object]:
     """The plan as the custom call's attributes; `results` is how many results come before scratch, on a GPU.
 
     launches: a dictionary "0", "1", ... of launches in order, each
@@ -83,7 +83,7 @@ def attributes(plan: Plan, results: int) -> dict[str, Any]:
                 maps.append(argument)
                 return 3, len(maps) - 1, 0
 
-    def launch(launch: Launch) -> dict[str, Any]:
+    def launch(launch: Launch) -> dict[str, object]:
         return {
             "kernel": launch.kernel,
             "geometry": _int64(*launch.grid, *launch.block, *launch.cluster, launch.shared_memory),

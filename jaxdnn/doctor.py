@@ -27,15 +27,13 @@ from jaxdnn.spec import Signature, Spec
 
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
 _SQUARE = Epilogue(lambda sums: (sums * sums,), trace(lambda sums: sums * sums, _ROWS.shape, (_ROWS.dtype,)))
+_DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("sums0",), seeded=("y0",))
 
-# A call of each problem, which the engines of that problem are asked to make ready.
-_SAMPLES: tuple[tuple[Spec, Signature], ...] = (
-    (NormSpec(kind="rms_norm"), Signature({"x": _ROWS}, {"y": _ROWS})),
-    (MatmulSpec(), Signature({"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS})),
-    (
-        EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("sums0",), seeded=("y0",)),
-        Signature({"sums0": _ROWS, "d_y0": _ROWS}, {"d_sums0": _ROWS}),
-    ),
+# A call of each op, which the engines of its problem are asked to make ready: the spec, the operands, the results.
+_SAMPLES: tuple[tuple[Spec, dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]], ...] = (
+    (NormSpec(kind="rms_norm"), {"x": _ROWS}, {"y": _ROWS}),
+    (MatmulSpec(), {"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS}),
+    (_DERIVATIVE, {"sums0": _ROWS, "d_y0": _ROWS}, {"d_sums0": _ROWS}),
 )
 
 
@@ -136,9 +134,9 @@ def _why_not(engine: Engine) -> str | None:
     """Why the engine can't serve a small call on this machine; None if it can."""
     if engine.platform == "any":
         return None
-    spec, signature = next(sample for sample in _SAMPLES if engine.problem in sample[0].problems)
+    spec, operands, results = next(sample for sample in _SAMPLES if engine.problem in sample[0].problems)
     options = Options(engine=engine.name, deterministic=False)
-    selection = select(spec.replace(options=options), signature, engine.platform)
+    selection = select(spec.replace(options=options), Signature(operands, results), engine.platform)
     return dict(selection.rejected).get(engine.name)
 
 

@@ -11,8 +11,13 @@ from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from jaxdnn.config import Options
+
+Typed = jax.Array | jax.ShapeDtypeStruct | ShapedArray  # what has a shape and a dtype
+Arrays = Mapping[str, jax.Array]  # by name
+Types = Mapping[str, ShapedArray]  # likewise
 
 Direction = Literal["forward", "tangent", "backward"]
 
@@ -87,18 +92,18 @@ class Spec:
         """Names of the primitive's results."""
         raise NotImplementedError
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """The definition of the call without its mapped axes, in plain JAX."""
         raise NotImplementedError
 
-    def evaluate(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """The definition of the call, in plain JAX."""
         function = self.evaluate_unbatched
         for flags in reversed(self.batch):
             function = jax.vmap(function, in_axes=tuple(0 if carried else None for carried in flags))
         return tuple(function(*operands))
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
+    def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """Applies the primitive."""
         raise NotImplementedError
 
@@ -140,9 +145,7 @@ class Spec:
 
     # ------------------------------------------------------------ mapped axes
 
-    def mapped(
-        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
-    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
+    def mapped(self, operands: Arrays, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         """The call for every element of one more mapped axis, of which `axes` is the place in each of `operands`.
 
         Returns:
@@ -163,17 +166,17 @@ class Spec:
         """This spec with `carries`, given for each of its operands."""
         return self.replace(batch=tuple(zip(*(carries[name] for name in self.operands), strict=True)))
 
-    def aligned(self, name: str, array: Any) -> Any:
+    def aligned(self, name: str, array: jax.Array) -> jax.Array:
         """The operand `name`, or its tangent, with an axis of size one for each mapped axis that it does not carry."""
         missing = [level for level, carried in enumerate(self.carries[name]) if not carried]
         return jnp.expand_dims(array, missing)
 
     # ------------------------------------------------------------ data
 
-    def signature(self, operands: Any, results: Any) -> Signature:
+    def signature(self, operands: Sequence[Any], results: Sequence[Any]) -> Signature:
         """The shapes and dtypes of a call's abstract values, by name."""
 
-        def named(names: tuple[str, ...], avals: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        def named(names: tuple[str, ...], avals: Sequence[Any]) -> dict[str, jax.ShapeDtypeStruct]:
             pairs = zip(names, avals, strict=True)
             return {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in pairs}
 
@@ -229,11 +232,11 @@ class DirectedSpec(Spec):
         """The outputs that the derivatives take besides the inputs."""
         return ()
 
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, inputs: Arrays) -> tuple[jax.Array, ...]:
         """The op's definition in plain jax.numpy: the arrays of `inputs` to those of `outputs`."""
         raise NotImplementedError
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         """By direction:
 
         forward:  reference(inputs)
@@ -242,7 +245,7 @@ class DirectedSpec(Spec):
         """
         inputs, rest = operands[: len(self.inputs)], operands[len(self.inputs) + len(self.saved) :]
 
-        def reference(*active: Any) -> tuple[Any, ...]:
+        def reference(*active: jax.Array) -> tuple[jax.Array, ...]:
             moving = dict(zip(self.active, active, strict=True))
             fixed = dict(zip(self.inputs, inputs, strict=True))
             return tuple(self.reference({**fixed, **moving}))
@@ -263,9 +266,7 @@ class DirectedSpec(Spec):
         """The same call, with everything among its outputs that the derivatives want saved."""
         return self
 
-    def derivative_form(
-        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Self, Mapping[str, Any], Mapping[str, Any]]:
+    def derivative_form(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> tuple[Self, Arrays, Arrays]:
         """A call with the same derivative that needs less to be kept, its inputs, and their tangents.
 
         An op overrides this when its derivative is simpler in terms of its outputs.
@@ -293,7 +294,7 @@ class DirectedSpec(Spec):
             case "backward":
                 return tuple(f"d_{name}" for name in self.active)
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
+    def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(self.primitives[self.direction](*operands, spec=self))
 
 
@@ -303,24 +304,20 @@ class MultilinearSpec(Spec):
 
     primitive: ClassVar[Callable[..., Any]]  # how it is bound; set by its definition
 
-    def reference(self, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, operands: Arrays) -> tuple[jax.Array, ...]:
         """The op's definition in plain jax.numpy: the arrays of `operands` to those of `results`."""
         raise NotImplementedError
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(self.reference(dict(zip(self.operands, operands, strict=True))))
 
-    def differentiate(
-        self, operands: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def differentiate(self, operands: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
         """The results, and the tangents of those that have one."""
         raise NotImplementedError
 
-    def transpose(
-        self, cotangents: Mapping[str, Any], operands: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    def transpose(self, cotangents: Arrays, operands: Mapping[str, jax.Array | None], wanted: Types) -> Arrays:
         """The cotangents of the operands that are None, whose types are `wanted`."""
         raise NotImplementedError
 
-    def bind(self, *operands: Any) -> tuple[Any, ...]:
+    def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(type(self).primitive(*operands, spec=self))

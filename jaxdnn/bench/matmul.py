@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
@@ -74,7 +75,12 @@ def _plain_dot(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _operands(
-    shapes: list[tuple[int, int, int]], dtype: Any, bias: bool, columns: int, batch: tuple[int, ...], key: jax.Array
+    shapes: list[tuple[int, int, int]],
+    dtype: np.dtype,
+    bias: bool,
+    columns: int,
+    batch: tuple[int, ...],
+    key: jax.Array,
 ) -> list[jax.Array]:
     """x, each of the weights, and the bias."""
     (m, n, k), keys = shapes[0], jax.random.split(key, len(shapes) + 2)
@@ -90,7 +96,7 @@ def _operands(
 def _case(
     call: str,
     shape: tuple[int, int, int],
-    dtype: Any,
+    dtype: np.dtype,
     products: list[tuple[int, int, int]],
     fused: Callable[..., Any],
     plain: Callable[..., Any],
@@ -115,7 +121,7 @@ def _case(
     )
 
 
-def _gradient(shape: tuple[int, int, int], dtype: Any) -> Case:
+def _gradient(shape: tuple[int, int, int], dtype: np.dtype) -> Case:
     """A layer's output and the gradients of all that it takes: three products."""
     m, n, k = shape
 

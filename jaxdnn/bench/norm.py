@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
@@ -49,7 +49,7 @@ def _jaxdnn_residual(x: jax.Array, residual: jax.Array, scale: jax.Array) -> tup
     return jaxdnn.rms_norm(x, scale, residual=residual)
 
 
-def _operands(shape: tuple[int, int], dtype: Any, arrays: int, parameters: int, key: jax.Array) -> list[jax.Array]:
+def _operands(shape: tuple[int, int], dtype: np.dtype, arrays: int, parameters: int, key: jax.Array) -> list[jax.Array]:
     """`arrays` arrays of `shape`, then `parameters` vectors near one."""
     keys = iter(jax.random.split(key, arrays + parameters))
     wide = [jax.random.normal(next(keys), shape, dtype) for _ in range(arrays)]
@@ -60,7 +60,7 @@ def _operands(shape: tuple[int, int], dtype: Any, arrays: int, parameters: int, 
 def _case(
     call: str,
     shape: tuple[int, int],
-    dtype: Any,
+    dtype: np.dtype,
     *,
     arrays: int,
     parameters: int,
@@ -86,7 +86,7 @@ def _unprepared(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _forward(
-    name: str, ours: Callable, plain: Callable, shape: tuple[int, int], dtype: Any, *, parameters: int
+    name: str, ours: Callable, plain: Callable, shape: tuple[int, int], dtype: np.dtype, *, parameters: int
 ) -> Case:
     return _case(
         f"{name} forward",
@@ -100,7 +100,7 @@ def _forward(
     )
 
 
-def _residual(shape: tuple[int, int], dtype: Any) -> Case:
+def _residual(shape: tuple[int, int], dtype: np.dtype) -> Case:
     return _case(
         "rms_norm + residual forward",
         shape,
@@ -114,7 +114,7 @@ def _residual(shape: tuple[int, int], dtype: Any) -> Case:
 
 
 def _backward(
-    name: str, ours: Callable, plain: Callable, shape: tuple[int, int], dtype: Any, *, parameters: int
+    name: str, ours: Callable, plain: Callable, shape: tuple[int, int], dtype: np.dtype, *, parameters: int
 ) -> Case:
     """x and dy are read, dx and the gradient of each parameter written.
 
@@ -141,7 +141,7 @@ def _backward(
 
 
 def _forward_backward(
-    name: str, ours: Callable, plain: Callable, shape: tuple[int, int], dtype: Any, *, parameters: int
+    name: str, ours: Callable, plain: Callable, shape: tuple[int, int], dtype: np.dtype, *, parameters: int
 ) -> Case:
     """The sum of the two others, in one program."""
 

@@ -77,7 +77,7 @@ def measure(case: Case) -> Measurement:
     keys = jax.random.split(jax.random.key(0), SETS)
     operands = [jax.jit(case.operands)(key) for key in keys]
 
-    def prepared(implementation: Implementation) -> list[Sequence[Any]]:
+    def prepared(implementation: Implementation) -> list[Sequence[jax.Array]]:
         prepare = jax.jit(implementation.prepare)
         return [prepare(*arrays) for arrays in operands]
 
@@ -100,13 +100,13 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def _engines(run: Callable[..., Any], arrays: Sequence[Any]) -> str:
+def _engines(run: Callable[..., Any], arrays: Sequence[jax.Array]) -> str:
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
     calls = find_calls(run, *arrays)
     return " + ".join(dict.fromkeys(select(call.spec, call.signature, platform).engine for call in calls))
 
 
-def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Callable[[], Any]:
+def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> Callable[[], Any]:
     if jax.default_backend() == "gpu":
         unrolled = jax.jit(lambda sets: [run(*arrays) for arrays in sets])
         return lambda: unrolled(sets)

@@ -55,3 +55,19 @@ class ProblemEngine(Generic[P, K]):
 
 
 Engine = ProblemEngine[Any, Any]
+
+
+def check_least(knobs: object, least: int, *names: str) -> None:
+    """Raises ValueError unless these fields of an engine's knobs are integers of at least `least`."""
+    for name in names:
+        value = getattr(knobs, name)
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{type(knobs).__name__}: {name} must be an int of at least {least}; got {value!r}")
+
+
+def check_powers_of_two(knobs: object, *names: str) -> None:
+    """Raises ValueError unless these fields of an engine's knobs are powers of two."""
+    for name in names:
+        value = getattr(knobs, name)
+        if not isinstance(value, int) or value < 1 or value & (value - 1):
+            raise ValueError(f"{type(knobs).__name__}: {name} must be a power of two; got {value!r}")

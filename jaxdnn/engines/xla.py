@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from jaxdnn.device import Target
-from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.base import Problem, ProblemEngine
 
 
 @dataclass(frozen=True)
@@ -13,7 +12,7 @@ class XlaKnobs:
     """XLA has no knobs of ours."""
 
 
-class Xla(ProblemEngine[Any, XlaKnobs]):
+class Xla(ProblemEngine[Problem, XlaKnobs]):
     """The op's reference."""
 
     name = "xla"
@@ -21,13 +20,13 @@ class Xla(ProblemEngine[Any, XlaKnobs]):
     problem = None
     notes = ("portable",)
 
-    def reason(self, problem: Any, target: Target) -> str | None:
+    def reason(self, problem: Problem, target: Target) -> str | None:
         del problem, target
         return None
 
-    def configurations(self, problem: Any, target: Target) -> Iterable[XlaKnobs]:
+    def configurations(self, problem: Problem, target: Target) -> Iterable[XlaKnobs]:
         del problem, target
         yield XlaKnobs()
 
-    def build(self, config: XlaKnobs, problem: Any, target: Target) -> None:
+    def build(self, config: XlaKnobs, problem: Problem, target: Target) -> None:
         del config, problem, target

@@ -14,6 +14,8 @@ from jaxdnn.config import Options
 from jaxdnn.engines.base import Problem
 from jaxdnn.spec import Signature, Spec
 
+Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes
+
 
 @dataclass(frozen=True)
 class Call:
@@ -77,12 +79,12 @@ def _seed(output: Any) -> Any:
 
 
 def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
-    counts: Counter[tuple[Spec, Any, Any]] = Counter()
+    counts: Counter[tuple[Spec, Types, Types]] = Counter()
     for eqn, times in _equations(jaxpr.jaxpr, 1):
         operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (eqn.invars, eqn.outvars))
         counts[eqn.params["spec"], operands, results] += times
 
-    def call(spec: Spec, operands: Any, results: Any, count: int) -> Call:
+    def call(spec: Spec, operands: Types, results: Types, count: int) -> Call:
         avals = [[jax.ShapeDtypeStruct(*one) for one in side] for side in (operands, results)]
         return Call(spec, spec.signature(*avals), count)
 

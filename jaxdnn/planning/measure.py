@@ -23,7 +23,7 @@ class Measurement:
     """One configuration of a call: its time in seconds (a median) and its workspace in bytes."""
 
     engine: str
-    knobs: tuple[tuple[str, Any], ...]
+    knobs: tuple[tuple[str, object], ...]
     seconds: float
     workspace: int
 

@@ -112,7 +112,7 @@ def _try(engine: Engine, request: Request) -> tuple[Any, Plan | None] | str:
     return _prepare(engine, options.knobs if options.engine == engine.name else (), request)
 
 
-def _prepare(engine: Engine, knobs: tuple[tuple[str, Any], ...], request: Request) -> tuple[Any, Plan | None] | str:
+def _prepare(engine: Engine, knobs: tuple[tuple[str, object], ...], request: Request) -> tuple[Any, Plan | None] | str:
     """The heuristic's choice with these knobs; without any, the first configuration that the options allow."""
     configs = engine.configurations(request.problem, request.device)
     if knobs:

@@ -2,7 +2,11 @@
 
 import html
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table as RichTable
 
 
 class Table:
@@ -14,7 +18,7 @@ class Table:
         """Title and rows of each table; a cell may have several lines."""
         raise NotImplementedError
 
-    def __rich_console__(self, console: Any, options: Any) -> Any:
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         from rich.measure import Measurement  # here, since importing jaxdnn must not cost it
         from rich.table import Table as RichTable
 
@@ -31,7 +35,7 @@ class Table:
             else:
                 yield self._narrow(title, rows)
 
-    def _narrow(self, title: str, rows: Sequence[Sequence[str]]) -> Any:
+    def _narrow(self, title: str, rows: Sequence[Sequence[str]]) -> "RichTable":
         """A record for each row, a line for each cell that is not empty."""
         from rich.table import Table as RichTable
 

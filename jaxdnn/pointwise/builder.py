@@ -1,9 +1,9 @@
 """`Builder` collects the instructions of a program: each one once, constants folded, trivial ones left out."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxdnn.pointwise.operations import NARROW_FLOATS, TABLE, kind
 from jaxdnn.pointwise.program import Instruction, Output, literal_bits
@@ -26,7 +26,7 @@ class Builder:
             self._instructions.append(instruction)
         return self._positions[instruction]
 
-    def literal(self, value: Any, dtype: str) -> int:
+    def literal(self, value: npt.ArrayLike, dtype: str) -> int:
         return self.add(Instruction("literal", dtype, immediate=literal_bits(value, dtype)))
 
     def operation(self, name: str, *arguments: int) -> int:

@@ -1,11 +1,13 @@
 """A program as a CUDA functor: `functor`. What it calls is in cpp/kernels/core/math.cuh."""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxdnn.pointwise.cancellation import without_cancellation
+from jaxdnn.pointwise.expression import PRIMARY, UNARY, Expression, composed
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, TABLE, kind
 from jaxdnn.pointwise.program import AffineLoad, Index, Instruction, Program
 
@@ -21,6 +23,12 @@ xor_eq
 _RESERVED = frozenset(
     (*_KEYWORDS.split(), *DTYPES, "apply", "batch", "column", "compute", "math", "round_to", "row", "widen", "Table")
 )
+
+# Functions with a variant that is 2^-17 off.
+_APPROXIMATED = ("logistic", "tanh", "one_plus_tanh")
+
+# Characters of an expression, so that it fits in 120 columns after "const double v999 = ".
+_LONGEST = 90
 
 _COORDINATES = ("batch", "row", "column")
 
@@ -103,22 +111,10 @@ def functor(program: Program, name: str = "Epilogue", *, approximate: bool = Fal
     return _Emitter(program, name, approximate).functor()
 
 
-@dataclass(frozen=True)
-class _ShiftedTanh:
-    """1 + tanh(argument), 1 - tanh(argument), or times * (1 + tanh(argument)); of positions of instructions."""
-
-    argument: int
-    negated: bool = False
-    times: int | None = None
-
-    @property
-    def arguments(self) -> tuple[int, ...]:
-        return (self.argument,) if self.times is None else (self.argument, self.times)
-
-
 class _Emitter:
     def __init__(self, program: Program, name: str, approximate: bool) -> None:
-        self.program, self.name = program, name
+        self.program = program = without_cancellation(program)
+        self.name = name
         self.taken: set[str] = {name}
         self.accumulators = [self._unique(argument.name) for argument in program.accumulators]
         self.operands = [
@@ -169,124 +165,94 @@ class _Emitter:
         self.taken.add(name)
         return name
 
-    def _shifted_tanh(self) -> dict[int, "_ShiftedTanh"]:
-        """Sums of 1 and a tanh, as in gelu and its derivative, which cancel where the tanh is near the other one."""
+    def _statements(self) -> list[str]:
+        """What is used once stands where it is used, if the line is no longer than people read; the rest has a name."""
         instructions = self.program.instructions
-
-        def argument_of_tanh(position: int) -> int | None:
-            one = instructions[position]
-            return one.arguments[0] if one.operation == "tanh" else None
-
-        found = {}
-        for i, instruction in enumerate(instructions):
-            if instruction.operation not in ("add", "sub") or instruction.dtype not in ("float32", "float64"):
-                continue
-            for one, other in (instruction.arguments, instruction.arguments[::-1]):
-                tanh = argument_of_tanh(other)
-                is_one = instructions[one].operation == "literal" and instructions[one].literal == 1
-                subtracted = instruction.operation == "sub"
-                if tanh is not None and is_one and not (subtracted and one == instruction.arguments[1]):
-                    found[i] = _ShiftedTanh(tanh, negated=subtracted)
-                # x + x * tanh
-                product = instructions[other]
-                if instruction.operation == "add" and product.operation == "mul" and one in product.arguments:
-                    factor = product.arguments[1] if product.arguments[0] == one else product.arguments[0]
-                    tanh = argument_of_tanh(factor)
-                    if tanh is not None:
-                        found[i] = _ShiftedTanh(tanh, times=one)
-        return found
-
-    def _needed(self, shifted: dict[int, "_ShiftedTanh"]) -> set[int]:
-        """The instructions that the outputs depend on."""
-        needed: set[int] = set()
-        waiting = [output.value for output in self.program.outputs]
-        while waiting:
-            position = waiting.pop()
-            if position not in needed:
-                needed.add(position)
-                own = self.program.instructions[position].arguments
-                waiting += shifted[position].arguments if position in shifted else own
-        return needed
-
-    def _statements(self) -> Iterable[str]:
-        names: list[str] = []
-        shifted = self._shifted_tanh()
-        needed = self._needed(shifted)
+        uses = Counter(argument for instruction in instructions for argument in instruction.arguments)
+        uses.update(output.value for output in self.program.outputs)
+        statements: list[str] = []
+        values: list[Expression] = []
         operands = iter(self.operands)
-        computed = 0
-        for position, instruction in enumerate(self.program.instructions):
-            arguments = [names[argument] for argument in instruction.arguments]
-            dtypes = [self.program.instructions[argument].dtype for argument in instruction.arguments]
-            match instruction.operation:
-                case "accumulator":
-                    assert isinstance(instruction.immediate, int)
-                    expression = self.accumulators[instruction.immediate]
-                case "operand":
-                    operand = next(operands)
-                    expression = operand.name
-                    if operand.table:
-                        expression = f"v{computed}"
-                        computed += 1
-                        value = f"widen({operand.name}.at({', '.join(arguments)}))"
-                        yield f"const {operand.register} {expression} = {value};"
-                case "literal":
-                    literal = _literal(instruction)
-                    # So that a minus before it stays one.
-                    expression = f"({literal})" if literal.startswith("-") else literal
-                case "convert" if _widens(dtypes[0], instruction.dtype):
-                    expression = arguments[0]
-                case _ if position not in needed:
-                    expression = ""
-                case _:
-                    expression = f"v{computed}"
-                    computed += 1
-                    approximate = "approximate_" if self.approximate and instruction.dtype == "float32" else ""
-                    if position in shifted:
-                        one = shifted[position]
-                        value = f"math::{approximate}one_plus_tanh({'-' * one.negated}{names[one.argument]})"
-                        value = value if one.times is None else f"{names[one.times]} * {value}"
-                    elif instruction.operation in ("logistic", "tanh") and approximate:
-                        value = f"math::approximate_{instruction.operation}({arguments[0]})"
-                    else:
-                        value = _expression(instruction, arguments, dtypes)
-                    yield f"const {register_type(instruction.dtype)} {expression} = {value};"
-            names.append(expression)
-        for name, output in zip(self.outputs, self.program.outputs, strict=True):
-            yield f"{name} = {names[output.value]};"
+
+        def name(position: int) -> None:
+            value = values[position]
+            if not value.leaf:
+                values[position] = Expression(f"v{len(statements)}", leaf=True)
+                register = register_type(instructions[position].dtype)
+                statements.append(f"const {register} {values[position].text} = {value.text};")
+
+        for position, instruction in enumerate(instructions):
+            operand = next(operands) if instruction.operation == "operand" else None
+            if instruction.operation == "select":
+                for side in instruction.arguments[1:]:
+                    name(side)  # or the compiler may branch around it
+            while True:
+                value = self._value(instruction, [values[argument] for argument in instruction.arguments], operand)
+                inner = [argument for argument in instruction.arguments if not values[argument].leaf]
+                if len(value.text) <= _LONGEST or not inner:
+                    break
+                name(max(inner, key=lambda argument: len(values[argument].text)))
+            values.append(value)
+            if uses[position] > 1 or _promoted(instruction):
+                name(position)
+        for result, output in zip(self.outputs, self.program.outputs, strict=True):
+            statements.append(f"{result} = {values[output.value].text};")
+        return statements
+
+    def _value(self, instruction: Instruction, arguments: list[Expression], operand: Field | None) -> Expression:
+        dtype = instruction.dtype
+        dtypes = [self.program.instructions[argument].dtype for argument in instruction.arguments]
+        match instruction.operation:
+            case "accumulator":
+                assert isinstance(instruction.immediate, int)
+                return Expression(self.accumulators[instruction.immediate], leaf=True)
+            case "operand":
+                assert operand
+                if operand.table:
+                    return Expression(f"widen({operand.name}.at({', '.join(one.text for one in arguments)}))")
+                return Expression(operand.name, leaf=True)
+            case "literal":
+                literal = _literal(instruction)
+                return Expression(literal, UNARY if literal.startswith("-") else PRIMARY, leaf=True)
+            case "index":
+                assert isinstance(instruction.immediate, Index)
+                return _index(instruction.immediate, dtype)
+            case "convert":
+                return _conversion(dtypes[0], dtype, arguments[0])
+            case operation if operation in _APPROXIMATED and self.approximate and dtype == "float32":
+                return composed(f"math::approximate_{operation}({{0}})", arguments)
+            case "one_plus_tanh":
+                return composed("math::one_plus_tanh({0})", arguments)
+            case operation:
+                row = TABLE[operation]
+                value = composed(row.floating if kind(dtypes[-1]) == "f" else row.integer, arguments)
+                return value if row.exact else _rounded(dtype, value)
 
 
-def _widens(source: str, to: str) -> bool:
-    """Whether a value of dtype `source` already lies in its register as one of dtype `to`."""
-    return to == "float32" and source in NARROW_FLOATS
+def _promoted(instruction: Instruction) -> bool:
+    """Whether C++ makes an int of what is narrower."""
+    return instruction.operation in ("and", "or", "xor") and np.dtype(instruction.dtype).itemsize < 4
 
 
-def _expression(instruction: Instruction, arguments: list[str], dtypes: list[str]) -> str:
-    dtype = instruction.dtype
-    if isinstance(instruction.immediate, Index):
-        index = instruction.immediate
-        position = _COORDINATES[index.dimension]
-        position += f" / {index.divisor}" if index.divisor != 1 else ""
-        position += f" % {index.modulus}" if index.modulus else ""
-        return _rounded(dtype, f"static_cast<{register_type(dtype)}>({position})")
-    if instruction.operation == "convert":
-        return _conversion(dtypes[0], dtype, arguments[0])
-    row = TABLE[instruction.operation]
-    expression = (row.floating if kind(dtypes[-1]) == "f" else row.integer).format(*arguments)
-    return expression if row.exact else _rounded(dtype, expression)
+def _index(index: Index, dtype: str) -> Expression:
+    position = _COORDINATES[index.dimension]
+    position += f" / {index.divisor}" if index.divisor != 1 else ""
+    position += f" % {index.modulus}" if index.modulus else ""
+    return _rounded(dtype, Expression(f"static_cast<{register_type(dtype)}>({position})"))
 
 
-def _rounded(dtype: str, expression: str) -> str:
-    return f"round_to<{dtype}>({expression})" if dtype in NARROW_FLOATS else expression
+def _rounded(dtype: str, value: Expression) -> Expression:
+    return composed(f"round_to<{dtype}>({{0}})", [value]) if dtype in NARROW_FLOATS else value
 
 
-def _conversion(source: str, to: str, argument: str) -> str:
+def _conversion(source: str, to: str, value: Expression) -> Expression:
     if to == "bool":
-        return f"{argument} != 0"
-    if kind(source) == "f" and kind(to) == "f":
-        return f"static_cast<{register_type(to)}>({argument})" if to not in NARROW_FLOATS else _rounded(to, argument)
-    if kind(source) == "f":
-        return f"math::convert<{to}>({argument})"
-    return _rounded(to, f"static_cast<{register_type(to)}>({argument})")
+        return composed("{0} != 0", [value])
+    if kind(source) == kind(to) == "f" and (to in NARROW_FLOATS or register_type(source) == register_type(to)):
+        return _rounded(to, value)
+    if kind(source) == "f" and kind(to) != "f":
+        return composed(f"math::convert<{to}>({{0}})", [value])
+    return _rounded(to, composed(f"static_cast<{register_type(to)}>({{0}})", [value]))
 
 
 def _literal(instruction: Instruction) -> str:

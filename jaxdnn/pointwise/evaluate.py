@@ -23,8 +23,8 @@ _REDUCTIONS = {"sum": lax.reduce_sum, "max": lax.reduce_max, "min": lax.reduce_m
 
 
 def evaluate(
-    program: Program, shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any]
-) -> tuple[Any, ...]:
+    program: Program, shape: Sequence[int], accumulators: Sequence[jax.Array], operands: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
     """The program's outputs.
 
     Args:
@@ -34,7 +34,7 @@ def evaluate(
       operands: the others.
     """
 
-    def value(instruction: Instruction, arguments: Sequence[Any]) -> Any:
+    def value(instruction: Instruction, arguments: Sequence[jax.Array]) -> jax.Array:
         match instruction.operation, instruction.immediate:
             case "accumulator", int(number):
                 return accumulators[number]
@@ -55,7 +55,7 @@ def evaluate(
     return tuple(_stored(output, values[output.value]) for output in program.outputs)
 
 
-def _loaded(load: Load, array: Any, shape: Sequence[int], indices: Sequence[Any]) -> Any:
+def _loaded(load: Load, array: jax.Array, shape: Sequence[int], indices: Sequence[jax.Array]) -> jax.Array:
     """The operand's element for each of the output's; of a dimension that is gathered, the one that an index says."""
     if load.gathered:
         places = {
@@ -71,7 +71,7 @@ def _loaded(load: Load, array: Any, shape: Sequence[int], indices: Sequence[Any]
     return lax.broadcast_in_dim(lax.transpose(array, order), tuple(shape), places)
 
 
-def _stored(output: Output, value: Any) -> Any:
+def _stored(output: Output, value: jax.Array) -> jax.Array:
     """The value as the array that the function returns."""
     if output.reduction is None:
         return value.astype(output.dtype)

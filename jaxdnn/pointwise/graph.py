@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+from jax.core import AbstractValue
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
@@ -35,7 +37,7 @@ class UnsupportedOperation(NotImplementedError):
         self.primitive, self.where, self.reason = primitive, where, reason
         super().__init__(f"`{primitive}` at {where}: {reason}")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
         return type(self), (self.primitive, self.where, self.reason)
 
 
@@ -68,14 +70,14 @@ class Graph:
         return self.nodes[-1]
 
     def inline(
-        self, jaxpr: Jaxpr, constants: Iterable[Any], inputs: Sequence[Node], where: str = UNKNOWN
+        self, jaxpr: Jaxpr, constants: Iterable[jax.typing.ArrayLike], inputs: Sequence[Node], where: str = UNKNOWN
     ) -> list[Node]:
         """Adds what `jaxpr` computes from `inputs`, and returns its outputs; `where` is the place that calls it."""
         environment: dict[Var, Node] = dict(zip(jaxpr.invars, inputs, strict=True))
         for variable, value in zip(jaxpr.constvars, constants, strict=True):
             environment[variable] = self._constant(variable.aval, value)
 
-        def read(atom: Any) -> Node:
+        def read(atom: Var | Literal) -> Node:
             return self._constant(atom.aval, atom.val) if isinstance(atom, Literal) else environment[atom]
 
         for equation in jaxpr.eqns:
@@ -97,7 +99,7 @@ class Graph:
             environment.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _constant(self, aval: Any, value: Any) -> Node:
+    def _constant(self, aval: AbstractValue, value: jax.typing.ArrayLike) -> Node:
         return self.add("constant", *_type(aval), params={"value": value})
 
 

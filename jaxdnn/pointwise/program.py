@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from jaxdnn.pointwise.operations import kind
 
@@ -133,7 +134,7 @@ class Index:
     modulus: int = 0
 
 
-def literal_bits(value: Any, dtype: str) -> int:
+def literal_bits(value: npt.ArrayLike, dtype: str) -> int:
     """The bytes of `value` as a `dtype`, as an unsigned number. Unlike numbers, bits tell 0.0 from -0.0."""
     with np.errstate(all="ignore"):
         return int.from_bytes(np.asarray(value).astype(jnp.dtype(dtype)).tobytes(), "little")

@@ -68,7 +68,10 @@ class Captured:
 
 
 def capture(
-    function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
+    function: Callable[..., Any],
+    shape: Sequence[int],
+    accumulators: Sequence[jax.typing.DTypeLike],
+    operands: Sequence[jax.Array | jax.ShapeDtypeStruct] = (),
 ) -> Captured:
     """Calls `function(*accumulators, *operands)` with tracers.
 
@@ -108,7 +111,10 @@ def capture(
 
 
 def trace(
-    function: Callable[..., Any], shape: Sequence[int], accumulators: Sequence[Any], operands: Sequence[Any] = ()
+    function: Callable[..., Any],
+    shape: Sequence[int],
+    accumulators: Sequence[jax.typing.DTypeLike],
+    operands: Sequence[jax.Array | jax.ShapeDtypeStruct] = (),
 ) -> Program:
     """Traces `function(*accumulators, *operands)` to a program.
 

@@ -10,7 +10,7 @@ Op            is three primitives (see `Spec`): `forward`, whose JVP rule binds 
 MultilinearOp is one primitive, whose derivatives the spec writes in terms of the same primitive.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,15 +19,22 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
 from jax._src.lax.lax import _convert_element_type
+from jax.core import AbstractValue
 from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import select
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
+
+Tangent = jax.Array | ad.Zero  # or a cotangent
+Pushed = tuple[Sequence[jax.Array], Sequence[Tangent]]  # results and their tangents
+Transposed = list[Tangent | None]  # a cotangent for each operand that is not known
+Types = Sequence[jax.ShapeDtypeStruct]
+TensorTypes = Sequence[mlir.ir.RankedTensorType]
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "tangent", "backward")
 _PLATFORMS = ("cpu", "cuda")
@@ -45,15 +52,15 @@ class Op:
         bound = (forward.bind, tangent.bind, backward.bind)
         spec_type.primitives = dict(zip(_DIRECTIONS, bound, strict=True))
 
-    def __call__(self, spec: DirectedSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, spec: DirectedSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Binds the primitive of the spec's direction: operands by name to results by name."""
         return bind(spec, arrays)
 
-    def _forward_jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: DirectedSpec) -> tuple[Any, Any]:
+    def _forward_jvp(self, primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, spec: DirectedSpec) -> Pushed:
         spec_saving = spec.saving()
         inputs = dict(zip(spec.inputs, primals, strict=True))
         outputs = self(spec_saving, inputs)
-        moving = {name: t for name, t in zip(spec.inputs, tangents, strict=True) if type(t) is not ad.Zero}
+        moving = {name: t for name, t in zip(spec.inputs, tangents, strict=True) if not isinstance(t, ad.Zero)}
         form, form_inputs, form_tangents = spec_saving.derivative_form(inputs, outputs, moving)
 
         everywhere = (True,) * len(spec.batch)
@@ -68,8 +75,8 @@ class Op:
         )
         return [outputs[name] for name in spec.outputs], [d_outputs[f"d_{name}"] for name in spec.outputs]
 
-    def _tangent_transpose(self, cotangents: Sequence[Any], *operands: Any, spec: DirectedSpec) -> list[Any]:
-        seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if type(ct) is not ad.Zero}
+    def _tangent_transpose(self, cotangents: Sequence[Tangent], *operands: Any, spec: DirectedSpec) -> Transposed:
+        seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if not isinstance(ct, ad.Zero)}
         arrays = dict(zip(spec.operands, operands, strict=True))
         if not seeds:
             return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
@@ -78,7 +85,7 @@ class Op:
         carries = {**spec.carries, **dict.fromkeys(seeds, (True,) * len(spec.batch))}
         gradients = self(backward.carrying(carries), {**arrays, **seeds})
 
-        def reduced(name: str) -> Any:
+        def reduced(name: str) -> jax.Array:
             # A tangent that did not carry a mapped axis was the same all along it.
             missing = tuple(level for level, carried in enumerate(spec.carries[name]) if not carried)
             gradient = jnp.sum(gradients[name], missing) if missing else gradients[name]
@@ -96,25 +103,26 @@ class MultilinearOp:
         ad.primitive_transposes[primitive] = self._transpose
         spec_type.primitive = staticmethod(primitive.bind)
 
-    def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Binds the primitive: operands by name to results by name."""
         return bind(spec, arrays)
 
-    def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any], *, spec: MultilinearSpec) -> tuple[Any, Any]:
-        moving = {name: t for name, t in zip(spec.operands, tangents, strict=True) if type(t) is not ad.Zero}
+    def _jvp(self, primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, spec: MultilinearSpec) -> Pushed:
+        moving = {name: t for name, t in zip(spec.operands, tangents, strict=True) if not isinstance(t, ad.Zero)}
         results, d_results = spec.differentiate(dict(zip(spec.operands, primals, strict=True)), moving)
 
-        def tangent(name: str) -> Any:
+        def tangent(name: str) -> Tangent:
             result, given = results[name], d_results.get(name)
-            constant = given is None or jax.dtypes.result_type(given) == jax.dtypes.float0
-            return ad.Zero(jax.typeof(result).to_tangent_aval()) if constant else given
+            if given is None or jax.dtypes.result_type(given) == jax.dtypes.float0:
+                return ad.Zero(jax.typeof(result).to_tangent_aval())
+            return given
 
         return [results[name] for name in spec.results], [tangent(name) for name in spec.results]
 
-    def _transpose(self, cotangents: Sequence[Any], *operands: Any, spec: MultilinearSpec) -> list[Any]:
+    def _transpose(self, cotangents: Sequence[Tangent], *operands: Any, spec: MultilinearSpec) -> Transposed:
         arrays = dict(zip(spec.operands, operands, strict=True))
         wanted = {name: x.aval for name, x in arrays.items() if ad.is_undefined_primal(x)}
-        seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if type(ct) is not ad.Zero}
+        seeds = {name: ct for name, ct in zip(spec.results, cotangents, strict=True) if not isinstance(ct, ad.Zero)}
         given = {name: None if name in wanted else array for name, array in arrays.items()}
         gradients = spec.transpose(seeds, given, wanted) if seeds else {}
         return [gradients.get(name, ad.Zero(wanted[name])) if name in wanted else None for name in spec.operands]
@@ -126,7 +134,7 @@ def live(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     return ClosedJaxpr(kept, jaxpr.consts), tuple(used)
 
 
-def weakly_typed(array: Any) -> Any:
+def weakly_typed(array: jax.Array) -> Any:
     """The array with a dtype that gives way to another's, as that of a Python number; JAX has no public name for it."""
     return _convert_element_type(array, weak_type=True)
 
@@ -145,21 +153,23 @@ def _define(op: str) -> Primitive:
     return primitive
 
 
-def bind(spec: Spec, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def bind(spec: Spec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Binds the primitive of a spec: operands by name to results by name."""
     operands = vary_alike([arrays[name] for name in spec.operands])
     return dict(zip(spec.results, spec.bind(*operands), strict=True))
 
 
-def _abstract_evaluation(*avals: Any, spec: Spec) -> Any:
+def _abstract_evaluation(*avals: AbstractValue, spec: Spec) -> Sequence[AbstractValue]:
     # The trace's own types, since shape and dtype alone would drop shardings and the manual axes that vary.
     return jax.make_jaxpr(spec.evaluate)(*avals).out_avals
 
 
-def _reference_jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, spec: Spec) -> Any:
-    moving = [position for position, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+def _reference_jvp(
+    primitive: Primitive, primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, spec: Spec
+) -> Pushed:
+    moving = [position for position, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
-    def function(*arrays: Any) -> tuple[Any, ...]:
+    def function(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         merged = list(primals)
         for position, array in zip(moving, arrays, strict=True):
             merged[position] = array
@@ -170,13 +180,15 @@ def _reference_jvp(primitive: Primitive, primals: Sequence[Any], tangents: Seque
     return results, d_results
 
 
-def _batch(primitive: Primitive, operands: Sequence[Any], axes: Sequence[int | None], *, spec: Spec) -> Any:
+def _batch(
+    primitive: Primitive, operands: Sequence[jax.Array], axes: Sequence[int | None], *, spec: Spec
+) -> tuple[Sequence[jax.Array], Sequence[int]]:
     names = spec.operands
     size = next(array.shape[axis] for array, axis in zip(operands, axes, strict=True) if axis is not None)
     arrays = dict(zip(names, operands, strict=True))
     spec_mapped, places, of_results = spec.mapped(arrays, dict(zip(names, axes, strict=True)))
 
-    def moved(name: str, axis: int | None) -> Any:
+    def moved(name: str, axis: int | None) -> jax.Array:
         if name not in places:
             return arrays[name]
         if axis is None:
@@ -187,23 +199,25 @@ def _batch(primitive: Primitive, operands: Sequence[Any], axes: Sequence[int | N
     return results, of_results
 
 
-def vary_alike(operands: Sequence[Any]) -> list[Any]:
+def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Makes the operands vary over the same manual axes of `shard_map`, as JAX's own functions do before they bind."""
 
-    def varying(array: Any) -> frozenset[Any]:
+    def varying(array: jax.Array) -> frozenset[Hashable]:
         aval = jax.typeof(array)
         return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
-    everywhere = frozenset[Any]().union(*map(varying, operands))
+    everywhere = frozenset[Hashable]().union(*map(varying, operands))
 
-    def vary(array: Any) -> Any:
+    def vary(array: jax.Array) -> jax.Array:
         missing = tuple(everywhere - varying(array))
         return lax.pcast(array, missing, to="varying") if missing else array
 
     return [vary(array) for array in operands]
 
 
-def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: Spec) -> Any:
+def _lower(
+    primitive: Primitive, platform: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
+) -> Sequence[mlir.ir.Value]:
     context = ctx.module_context.axis_context
     match context:
         case mlir.ShardingContext():
@@ -228,31 +242,31 @@ def _lower(primitive: Primitive, platform: str, ctx: Any, *operands: Any, spec: 
     return custom_call(ctx, selection.plan, operands, spec.aliases)
 
 
-def _lower_reference(ctx: Any, *operands: Any, spec: Spec) -> Any:
+def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec) -> Sequence[mlir.ir.Value]:
     return mlir.lower_fun(spec.evaluate)(ctx, *operands)
 
 
-def _partitioned(primitive: Primitive, spec: Spec) -> Any:
+def _partitioned(primitive: Primitive, spec: Spec) -> Callable[..., tuple[jax.Array, ...]]:
     """The call as a function that the partitioner may split over devices, along the dimensions that the op allows."""
 
-    def call(*operands: Any) -> tuple[Any, ...]:
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(primitive.bind(*operands, spec=spec))
 
-    def factors(operands: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any], frozenset[str]]:
+    def factors(operands: Types, results: Types) -> tuple[list[Any], list[Any], frozenset[str]]:
         named, whole = spec.factors(spec.signature(operands, results))
         levels = range(len(spec.batch))
         carries = spec.carries
         of_operands = [(*(f"b{i}" for i in levels if carries[name][i]), *named[name]) for name in spec.operands]
         return of_operands, [(*(f"b{i}" for i in levels), *named[name]) for name in spec.results], whole
 
-    def rule(mesh: Any, operand_types: Sequence[Any], result_types: Sequence[Any]) -> SdyShardingRule:
+    def rule(mesh: Mesh, operand_types: TensorTypes, result_types: TensorTypes) -> SdyShardingRule:
         del mesh
         of_operands, of_results, whole = factors(*map(_typed, (operand_types, result_types)))
         # In the order in which they appear, as the rule's verifier wants them.
         ordered = dict.fromkeys(factor for array in (*of_operands, *of_results) for factor in array if factor in whole)
         return SdyShardingRule(tuple(of_operands), tuple(of_results), need_replication_factors=tuple(ordered))
 
-    def partition(mesh: Any, operand_shapes: Sequence[Any], result_shapes: Sequence[Any]) -> Any:
+    def partition(mesh: Mesh, operand_shapes: Types, result_shapes: Types) -> tuple[object, ...]:
         of_operands, of_results, whole = factors(operand_shapes, result_shapes)
         share = spec.share(spec.signature(operand_shapes, result_shapes))
         # Where arrays ask for different things a result's wish comes first, and no axis of the mesh serves twice.
@@ -272,7 +286,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
         def summed(dimensions: Sequence[str]) -> tuple[str, ...]:
             return tuple(name for factor, names in axes.items() if factor not in dimensions for name in names)
 
-        def shard(*operands: Any) -> tuple[Any, ...]:
+        def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the
             # shardings of the sum's own computation.
             with use_abstract_mesh(AbstractMesh((), ())):
@@ -287,6 +301,6 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Any:
     return function
 
 
-def _typed(types: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+def _typed(types: TensorTypes) -> list[jax.ShapeDtypeStruct]:
     """Shapes of MLIR tensor types. A sharding rule needs no dtype."""
     return [jax.ShapeDtypeStruct(tuple(t.shape), jnp.float32) for t in types]

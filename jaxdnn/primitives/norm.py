@@ -18,7 +18,7 @@ from jax import lax
 from jaxdnn.config import current_options
 from jaxdnn.engines.norm.problem import Rows, row_arrays
 from jaxdnn.primitives._define import Op
-from jaxdnn.spec import DirectedSpec, Signature
+from jaxdnn.spec import Arrays, DirectedSpec, Signature
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 _PARAMETERS = frozenset({"scale", "bias", "d_scale", "d_bias"})
@@ -76,7 +76,7 @@ class NormSpec(DirectedSpec):
     def saving(self) -> Self:
         return self.replace(statistics=True)
 
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, inputs: Arrays) -> tuple[jax.Array, ...]:
         compute = jnp.float64 if any(array.dtype == jnp.float64 for array in inputs.values()) else jnp.float32
         total = inputs["x"]
         if self.residual == "add":
@@ -101,9 +101,7 @@ class NormSpec(DirectedSpec):
         sums = () if self.residual == "absent" else (total,)
         return (y.astype(self.dtype), *sums, *(outputs if self.statistics else ()))
 
-    def derivative_form(
-        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Self, Mapping[str, Any], Mapping[str, Any]]:
+    def derivative_form(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> tuple[Self, Arrays, Arrays]:
         if self.residual != "add":
             return self, inputs, tangents
         # y is a function of the sum alone, and the sum's tangent is the sum of the tangents.
@@ -118,9 +116,7 @@ class NormSpec(DirectedSpec):
         kept = {name: array for name, array in inputs.items() if name in _PARAMETERS}
         return self.replace(residual="added"), {"x": total, **kept}, {**moving, **parameters}
 
-    def mapped(
-        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
-    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
+    def mapped(self, operands: Arrays, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         # Rows of x mapped and the parameters not: more rows. A gradient of a parameter, however, is wanted for each
         # element of the mapped axis by itself.
         per_element = self.direction == "backward" and not _PARAMETERS.isdisjoint(self.results)
@@ -262,13 +258,13 @@ def rms_norm(
 
 def _normalize(
     kind: Literal["layer_norm", "rms_norm"],
-    x: Any,
-    scale: Any,
-    bias: Any,
+    x: jax.typing.ArrayLike,
+    scale: jax.typing.ArrayLike | None,
+    bias: jax.typing.ArrayLike | None,
     axis: int | Sequence[int],
     epsilon: float,
     scale_offset: float,
-    residual: Any,
+    residual: jax.typing.ArrayLike | None,
     *,
     return_statistics: bool,
 ) -> Any:
@@ -312,7 +308,7 @@ def _normalize(
     return (y, *others) if others else y
 
 
-def _floating(kind: str, name: str, array: Any) -> jax.Array:
+def _floating(kind: str, name: str, array: jax.typing.ArrayLike) -> jax.Array:
     array = jnp.asarray(array)
     if array.dtype.name not in _DTYPES:
         raise TypeError(f"{kind}: {name} must have one of the dtypes {', '.join(_DTYPES)}; got {array.dtype.name}")
@@ -333,7 +329,7 @@ def _axes(kind: str, axis: int | Sequence[int], x: jax.Array) -> tuple[int, ...]
     return axes
 
 
-def _number(kind: str, name: str, value: Any) -> float:
+def _number(kind: str, name: str, value: object) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{kind}: {name} must be a real number, known when tracing; got {value!r}")
     try:

@@ -17,7 +17,8 @@ HOST = device.Target("cpu", "avx2", "CPU", 8)
 # Data, not hardware: what is planned for these is the same on every machine.
 TARGETS = {"cpu": [HOST], "cuda": [device._NAMED[80], device._NAMED[90]], "any": [HOST]}
 
-FAMILIES = {"matmul": "product", "epilogue": "pointwise"}  # of the engines that serve an op, where it is not its name
+# The engines that serve an op: the folder of that name.
+FAMILIES = {"matmul": "product", "epilogue": "pointwise", "norm": "norm"}
 
 
 @functools.cache
@@ -68,7 +69,7 @@ def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
 
 def native(platform: str, op: str) -> list[Any]:
     """The engines of the table with kernels of our own for an op on a platform."""
-    return [engine for engine in ENGINES if engine.platform == platform and engine.family == FAMILIES.get(op, op)]
+    return [engine for engine in ENGINES if engine.platform == platform and engine.family == FAMILIES[op]]
 
 
 def primitives(jaxpr):

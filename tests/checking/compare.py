@@ -25,7 +25,7 @@ def platform() -> str:
 def engines(op: str, on: str | None = None) -> list[str]:
     """Names of the engines of the table that serve `op` on this machine (or the platform `on`)."""
     here = ("any", on or platform())
-    families = (FAMILIES.get(op, op), "any")
+    families = (FAMILIES[op], "any")
     return [engine.name for engine in ENGINES if engine.platform in here and engine.family in families]
 
 

@@ -46,7 +46,7 @@ BAD = {
     "operands without an epilogue": (
         lambda: jaxdnn.matmul(A, B, jnp.ones(5)),
         ValueError,
-        "1 operands for an epilogue, and no epilogue",
+        "^matmul: got 1 operands for an epilogue, and no epilogue",
     ),
     "an operand that does not broadcast": (
         with_epilogue(lambda sums, bias: sums + bias, jnp.ones(7, jnp.float32)),
@@ -66,6 +66,26 @@ BAD = {
         with_epilogue(lambda sums, b: sums + b["x"], {"x": A}),
         TypeError,
         "operand 0 of the epilogue must be an array; got a dict",
+    ),
+    "an operand of dot_general that is no array": (
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=[{"x": A}], epilogue=lambda sums, b: sums + b["x"]),
+        TypeError,
+        "^dot_general: operand 0 of the epilogue must be an array; got a dict",
+    ),
+    "operands of dot_general without an epilogue": (
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=[A]),
+        ValueError,
+        "^dot_general: got 1 operands for an epilogue",
+    ),
+    "aliases of dot_general": (
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, epilogue=lambda sums: sums, input_output_aliases={0: 0}),
+        ValueError,
+        "^dot_general: input_output_aliases=.*no operand 0; .* there are 0",
+    ),
+    "a bias that is no array": (
+        lambda: jaxdnn.gated_linear_unit(A, B, B, {"x": A}),
+        TypeError,
+        "^gated_linear_unit: gate_bias must be an array; got a dict",
     ),
     "an activation that is no function": (
         lambda: jaxdnn.gated_linear_unit(A, B, B, activation="silu"),

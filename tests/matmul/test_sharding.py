@@ -72,7 +72,7 @@ def test_out_sharding_is_xlas(cpus, call):
     ],
 )
 def test_out_sharding_with_bad_input(cpus, given, expected):
-    with pytest.raises(expected, match="matmul: "):
+    with pytest.raises(expected, match=r"^dot_general: "):
         with_out_sharding(cpus, functools.partial(of_vectors, **given))
 
 

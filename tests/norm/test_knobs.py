@@ -51,7 +51,7 @@ def test_rows_are_asked_for_early_in_one_turn_alone():
         ("ahead is 9", {"ahead": 9}),
         ("ahead is -1", {"ahead": -1}),
         ("expected up to `vectors` with parameters = 'memory'", {"parameters": "registers"}),
-        ("prefetch is -1", {"prefetch": -1}),
+        ("prefetch must be an int of at least 0; got -1", {"prefetch": -1}),
         ("prefetch needs blocks in the order of the rows", {"turns": 0}),
         (
             "prefetch needs rows of a multiple of 16 bytes",

@@ -103,3 +103,9 @@ def test_results(name, tmp_path):
         allowed = unit * np.abs(want) + (approximate + compute) * np.sqrt(terms) * np.max(np.abs(want))
         error = np.abs(got.astype(np.float64) - want)
         assert np.all(error <= allowed), f"{result}: off by {np.max(error / allowed)} times what is allowed"
+
+
+def test_units_are_short():
+    call = call_of("gelu")
+    plan = ENGINE.build(next(iter(ENGINE.configurations(call.problem, H100))), call.problem, H100)
+    assert len(plan.unit.splitlines()) <= 60

@@ -1,4 +1,4 @@
-"""What tracing makes of a function, what it refuses, and what is emitted."""
+"""What tracing makes of a function, and the words of its bytecode."""
 
 import re
 from dataclasses import replace
@@ -7,132 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 from checking.pointwise.cases import ACTIVATIONS, jvp, vjp
-from checking.pointwise.programs import F32, ROW, SHAPE, traced
-from jaxdnn.pointwise import Program, bytecode, collapse, functor, trace
+from checking.pointwise.programs import F32, ROW, SHAPE, collapsed, traced
+from jaxdnn.pointwise import Program, bytecode, collapse, trace
 from jaxdnn.pointwise.bytecode import EXTRA
 from jaxdnn.pointwise.operations import DTYPES, OPERATIONS
 
 E4M3 = jnp.float8_e4m3fn
-
-
-def collapsed(function: Any, *operands: Any, groups: tuple[int, int, int] = (0, 1, 1)) -> Program:
-    program = collapse(traced(function, *operands), SHAPE, [operand.shape for operand in operands], groups)
-    assert isinstance(program, Program)
-    return program
-
-
-# ---- What is emitted -------------------------------------------------------------------------------------------------
-
-EXAMPLE = """\
-// lambda acc, b, residual: jax.nn.gelu(acc + b) + residual
-struct Epilogue {
-    static __forceinline__ void compute(float acc, float b, float residual, float& out) {
-        const float v0 = acc + b;
-        const float v1 = v0 * v0;
-        const float v2 = v0 * v1;
-        const float v3 = 0.044715f * v2;
-        const float v4 = v0 + v3;
-        const float v5 = 0.7978846f * v4;
-        const float v6 = math::one_plus_tanh(v5);
-        const float v7 = 0.5f * v6;
-        const float v8 = v0 * v7;
-        const float v9 = v8 + residual;
-        out = v9;
-    }
-
-    template <class Sums, class Operands, class Place, class Results>
-    static __forceinline__ void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result) {
-        compute(sum[0], operand[0], operand[1], result[0]);
-    }
-};
-"""
-
-
-def test_emitted_source():
-    residual = jax.ShapeDtypeStruct(SHAPE, "bfloat16")
-    program = collapsed(lambda acc, b, residual: jax.nn.gelu(acc + b) + residual, ROW, residual)
-    emitted = functor(program)
-    assert emitted.source == EXAMPLE
-    assert [(field.name, field.dtype, field.load.strides) for field in emitted.operands] == [
-        ("b", "float32", (0, 0, 1)),
-        ("residual", "bfloat16", (0, 6, 1)),
-    ]
-    assert emitted.results == ("float",)
-
-
-def test_results_of_16_bits_are_computed_with_fewer_instructions():
-    def function(acc):
-        return jax.nn.gelu(acc), jax.nn.silu(acc), jnp.tanh(acc * 2)
-
-    exact = collapsed(function)
-    rounded = exact.with_output_dtype("bfloat16")
-    for name in ("one_plus_tanh", "logistic", "tanh"):
-        assert f"math::{name}(" in functor(exact).source
-        assert f"math::approximate_{name}(" in functor(rounded).source
-
-
-def test_the_derivative_of_gelu_has_no_cancelling_sums():
-    source = functor(collapsed(jax.grad(lambda acc: jnp.sum(jax.nn.gelu(acc))))).source
-    assert "math::tanh(" not in source
-    assert "math::one_plus_tanh(-" in source
-    assert "math::one_plus_tanh(v" in source
-    assert " - " not in source
-
-
-def test_a_tanh_that_is_used_by_itself_stays():
-    def function(acc):
-        tanh = jnp.tanh(acc)
-        return 1 + tanh, tanh
-
-    source = functor(collapsed(function)).source
-    assert "math::one_plus_tanh(acc)" in source
-    assert "math::tanh(acc)" in source
-
-
-def test_names_of_arguments_are_made_valid():
-    def function(float, v0, out, größe, row):  # noqa: A002
-        return float + v0 + out + größe + row
-
-    source = functor(collapsed(function, *[ROW] * 4)).source
-    assert "compute(float float_, float v0_, float out, float gr__e, float row_, float& out_)" in source
-
-
-@pytest.mark.parametrize(
-    ("function", "title"),
-    [
-        (lambda acc: acc + 1, "lambda acc: acc + 1"),
-        (lambda x: (x, x.astype("bfloat16")), 'lambda x: (x, x.astype("bfloat16"))'),
-        (jax.nn.relu, "relu"),
-    ],
-)
-def test_title(function, title):
-    assert traced(function).title == title
-    assert repr(traced(function)) == f"Program({title!r})"
-
-
-def test_literals():
-    source = functor(collapsed(lambda acc: (acc * 0.1, acc + np.float32(np.inf), acc * np.float32(np.nan)))).source
-    assert "acc * 0.1f" in source
-    assert "math::infinity<float>()" in source
-    assert "math::not_a_number<float>()" in source
-
-
-def test_negative_literals():
-    source = functor(collapsed(lambda acc: (acc * (1 - jnp.tanh(np.float32(-0.5))), acc * -np.float32(np.inf)))).source
-    assert "one_plus_tanh(-(-0.5f))" in source
-    assert "(-math::infinity<float>())" in source
-
-
-def test_a_functor_is_emitted_of_collapsed_programs_only():
-    with pytest.raises(ValueError, match="the program has 2 dimensions; collapse it"):
-        functor(traced(jax.nn.relu))
-    with pytest.raises(ValueError, match="the program has 2 dimensions; collapse it"):
-        bytecode(traced(jax.nn.relu))
 
 
 def test_codes_are_those_of_the_interpreter():

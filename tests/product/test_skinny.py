@@ -124,9 +124,9 @@ def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
 
 
 def test_knobs_are_validated():
-    with pytest.raises(ValueError, match="expected 64, 128 or 256"):
+    with pytest.raises(ValueError, match="tile must be 64, 128 or 256; got 96"):
         SkinnyKnobs(tile=96)
-    with pytest.raises(ValueError, match="expected 1, 2, 4 or 8"):
+    with pytest.raises(ValueError, match="split_k must be 1, 2, 4 or 8; got 3"):
         SkinnyKnobs(split_k=3)
 
 

@@ -15,8 +15,8 @@
 //   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles in their place
 //
 // Bytes: A once for each kTileN columns of the result and B once for each kTileM rows, mostly from L2; of a split, 4
-// (float64: 8) an accumulator. Flops: 2 m n k, at one fused multiply-add a lane and cycle. Arithmetic bounds it. Of 128 x 128
-// accumulators and 8 x 16 a thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
+// (float64: 8) an accumulator. Flops: 2 m n k, at one fused multiply-add a lane and cycle. Arithmetic bounds it. Of 128
+// x 128 accumulators and 8 x 16 a thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
 #pragma once
 
 #include "core/epilogue_element.cuh"

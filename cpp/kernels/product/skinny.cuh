@@ -5,7 +5,7 @@
 // streamed (kTile x K) * stationary (kStationary x K)^T: so the tensor cores' 64 rows are full, and their columns as
 // few as can be.
 //
-//   grid             a block for each kTile rows of streamed and each of kSplits splits of K, all of them at once on the
+//   grid             a block for each kTile rows of streamed and each of kSplits splits of K, all at once on the
 //                    device, so that all stream to the end; the splits of one tile are a cluster
 //   warp groups      each multiplies 64 rows of streamed. Of one more warp, a thread starts the copies, as far ahead as
 //                    there are stages

@@ -5,16 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxdnn.device import Target
-from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.base import ProblemEngine, check_least
 from jaxdnn.engines.norm.problem import Rows
 from jaxdnn.plan import Argument, Launch, Plan, Scalar, Scratch
 
-# Elements of one task: few enough to share out among many threads, enough to drown the start of a task. On two Zen 3
-# cores 4096 x 1024 in bfloat16 takes 1.80 ms with 2 rows a task, 1.40 with 8, 1.33 with 16, and no less with more.
+# Elements of one task: few enough to share out among many threads, enough to drown the start of a task. This and the
+# next two are of the notes on the host in benchmarks/results/norm_kernels.md.
 _TASK_ELEMENTS = 32 * 1024
-# With a parameter's gradient a task also writes, and `norm_reduce` reads, its own row of sums. Backward, layer_norm,
-# bfloat16: 4096 x 1024 takes 4.5 ms with 16 rows a task, 2.6 with 32, 2.5 with 64, 3.0 with 256; 512 x 16384 takes 13.9
-# with 8, 11.9 with 16, 8.0 with 32, 12.2 with 64.
+# With a parameter's gradient a task also writes, and `norm_reduce` reads, its own row of sums.
 _GRADIENT_TASK_ELEMENTS = 64 * 1024
 _LEAST_GRADIENT_ROWS = 32
 # More rows than this in one float32 sum would let its rounding grow.
@@ -36,8 +34,7 @@ class HostNormKnobs:
     rows_per_task: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rows_per_task, int) or self.rows_per_task < 1:
-            raise ValueError(f"HostNormKnobs: rows_per_task must be an int of at least 1; got {self.rows_per_task!r}")
+        check_least(self, 1, "rows_per_task")
 
 
 class HostNorm(ProblemEngine[Rows, HostNormKnobs]):

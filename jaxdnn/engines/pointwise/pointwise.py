@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxdnn.device import Target
-from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.base import ProblemEngine, check_least
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import (
@@ -29,9 +29,7 @@ from jaxdnn.pointwise import functor
 THREADS = 256
 WIDTHS = (8, 4, 2, 1)
 LARGEST_VECTOR = {1: 32, 2: 32, 4: 32, 8: 16}  # bytes of an array that a thread takes at once, by size of its elements
-# Of 8192 x 14336 bfloat16, gelu's derivative with the sum over rows took 183 us with 32 threads along the columns and
-# 32 blocks for each multiprocessor, 195 with 128 and 16; that of silu(gate) * up 285 and 290.
-MOST_ACROSS = 32
+MOST_ACROSS = 32  # threads: benchmarks/results/product_kernels.md, pointwise
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,7 @@ class PointwiseKnobs:
             raise ValueError(f"pointwise: width is {self.width}; expected one of {WIDTHS}")
         if self.across < 1 or THREADS % self.across:
             raise ValueError(f"pointwise: across is {self.across}; expected a power of two of at most {THREADS}")
-        for name in ("rows", "blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"pointwise: {name} is {getattr(self, name)}; expected at least 1")
+        check_least(self, 1, "rows", "blocks")
 
 
 class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
@@ -124,7 +120,9 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         constants = {"Width": config.width, "Across": config.across, "Rows": config.rows}
         found = epilogue.parameters()
         column_blocks = _column_blocks(problem, config)
-        found += numbers(rows=problem.rows, columns=problem.columns, chunk=chunk, chunks=chunks, column_blocks=column_blocks)
+        found += numbers(
+            rows=problem.rows, columns=problem.columns, chunk=chunk, chunks=chunks, column_blocks=column_blocks
+        )
         entry = entry_text("pointwise", "jaxdnn::Pointwise<Config>", str(THREADS), found)
         launch = Launch("pointwise", arguments(found), (_blocks(problem, config, target), 1, 1), (THREADS, 1, 1))
         text = f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n{entry}"

@@ -35,7 +35,10 @@ def split_stage(product: Product, epilogue: ElementEpilogue, splits: int, scratc
     m, n, batches = product.m, product.n, product.batch
     register = ctype(register_type(product.accumulator))
     matrices = sums_of_splits(product, scratch)
-    found = [Parameter(f"const {register}*", f"accumulators{i}", f"accumulators[{i}]", one.buffer) for i, one in enumerate(matrices)]
+    found = [
+        Parameter(f"const {register}*", f"accumulators{i}", f"accumulators[{i}]", one.buffer)
+        for i, one in enumerate(matrices)
+    ]
     found += epilogue.parameters() + numbers("unsigned", m=m, n=n, batches=batches, splits=splits)
     config = struct_text("SplitConfig", {**epilogue.types(), "Accumulator": register}, {"Accumulators": len(matrices)})
     entry = entry_text("product_split", "jaxdnn::ProductSplit<SplitConfig>", str(THREADS), found)

@@ -4,16 +4,23 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxdnn.pointwise import Program
 
 
-def checked_aliases(given: Any, operands: Sequence[Any], epilogue: Callable[..., Any] | None) -> dict[int, int]:
-    """The user's `input_output_aliases`: numbers of operands to numbers of results, of which nothing is known yet."""
+def checked_aliases(
+    caller: str, given: object, operands: Sequence[object], epilogue: Callable[..., Any] | None
+) -> dict[int, int]:
+    """The user's `input_output_aliases`: numbers of operands to numbers of results, of which nothing is known yet.
+
+    `caller` is the public function, for messages.
+    """
     if not given:
         return {}
     if not isinstance(given, Mapping):
-        raise TypeError(f"matmul: input_output_aliases must be a mapping, as in {{0: 0}}; got {given!r}")
-    title = f"matmul: input_output_aliases={given!r}"
+        raise TypeError(f"{caller}: input_output_aliases must be a mapping, as in {{0: 0}}; got {given!r}")
+    title = f"{caller}: input_output_aliases={given!r}"
     try:
         aliases = {operator.index(operand): operator.index(result) for operand, result in given.items()}
     except TypeError:
@@ -22,25 +29,28 @@ def checked_aliases(given: Any, operands: Sequence[Any], epilogue: Callable[...,
         raise ValueError(f"{title} is about an epilogue's operands and results, and there is none; pass epilogue=")
     if missing := [number for number in aliases if not 0 <= number < len(operands)]:
         raise ValueError(
-            f"{title}: the epilogue has no operand {missing[0]}; its operands are what follows a and b, numbered from "
-            f"0, and there are {len(operands)}"
+            f"{title}: the epilogue has no operand {missing[0]}; its own, without those of the product, are numbered "
+            f"from 0, and there are {len(operands)}"
         )
     if len(set(aliases.values())) < len(aliases):
         raise ValueError(f"{title}: a result can take the place of one operand only; name each result once")
     return aliases
 
 
-def check_places(aliases: Mapping[int, int], program: Program, shape: Sequence[int], operands: Sequence[Any]) -> None:
+def check_places(
+    caller: str, aliases: Mapping[int, int], program: Program, shape: Sequence[int], operands: Sequence[jax.Array]
+) -> None:
     """Raises ValueError unless each result can be stored where its operand is, and be computed in any order.
 
     Args:
+      caller: the public function, for messages.
       aliases: numbers of operands to numbers of results.
       program: the epilogue's, whose outputs are the results.
       shape: of the sums.
       operands: the epilogue's.
     """
     for number, result in aliases.items():
-        title = f"matmul: input_output_aliases={dict(aliases)}"
+        title = f"{caller}: input_output_aliases={dict(aliases)}"
         if not 0 <= result < len(program.outputs):
             raise ValueError(
                 f"{title}: there is no result {result}; the epilogue returns {len(program.outputs)}, numbered from 0"

@@ -25,7 +25,7 @@ from jaxdnn.plan import Operand
 from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, evaluate, trace
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
-from jaxdnn.spec import DirectedSpec, Signature
+from jaxdnn.spec import Arrays, DirectedSpec, Signature
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Rule:
     """
 
     digest: str = ""
-    opaque: tuple[Any, ...] = ()
+    opaque: tuple[Hashable, ...] = ()
 
     @staticmethod
     def of(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> "Rule":
@@ -58,7 +58,7 @@ class Rule:
 class _Itself:
     """Something that can't be compared, as an array whose numbers are not known: equal to itself alone."""
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, held: object) -> None:
         self.held = held
 
     def __eq__(self, other: object) -> bool:
@@ -68,10 +68,10 @@ class _Itself:
         return id(self.held)
 
 
-def _hashable(held: Any) -> Hashable:
+def _hashable(held: object) -> Hashable:
     """A function that a jaxpr holds, by what tells it from others. JAX wraps some with lists of types."""
 
-    def frozen(value: Any) -> Any:
+    def frozen(value: object) -> object:
         return tuple(map(frozen, value)) if isinstance(value, (tuple, list)) else value
 
     found = (held.f, frozen(held.transforms)) if isinstance(held, WrappedFun) else held
@@ -82,7 +82,7 @@ def _hashable(held: Any) -> Hashable:
     return found
 
 
-def _held(value: Any) -> Iterator[Any]:
+def _held(value: object) -> Iterator[Hashable | np.ndarray]:
     """The arrays and functions that a jaxpr holds, or a parameter of its equations."""
     if isinstance(value, (ClosedJaxpr, Jaxpr)):  # which JAX 0.11 makes one type
         for array in getattr(value, "consts", ()):
@@ -142,12 +142,12 @@ class EpilogueSpec(DirectedSpec):
         floating = (jnp.issubdtype(output.dtype, jnp.floating) for output in self.program.outputs)
         return tuple(f"y{i}" for i, is_floating in enumerate(floating) if is_floating)
 
-    def reference(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, inputs: Arrays) -> tuple[jax.Array, ...]:
         assert self.epilogue is not None
         results = self.epilogue.function(*(inputs[name] for name in self.inputs))
         return tuple(results[int(name.removeprefix("y"))] for name in self.outputs)
 
-    def evaluate_unbatched(self, *operands: Any) -> tuple[Any, ...]:
+    def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if self.computes is not None:
             return evaluate(self.computes, operands[0].shape, (), operands)
         sums = [array.astype(self.accumulator) for array in operands[: self.sum_count]]
@@ -216,7 +216,7 @@ class EpilogueSpec(DirectedSpec):
 def _program(spec: EpilogueSpec, types: tuple[jax.ShapeDtypeStruct, ...]) -> Program | str:
     """What a call without mapped axes does to one element, or why that is no pointwise function."""
 
-    def function(*arrays: Any) -> Any:
+    def function(*arrays: jax.Array) -> Any:
         return spec.evaluate_unbatched(*arrays)
 
     named = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in spec.operands]
@@ -233,9 +233,7 @@ def _program(spec: EpilogueSpec, types: tuple[jax.ShapeDtypeStruct, ...]) -> Pro
 _epilogue = Op(EpilogueSpec)
 
 
-def tangents_of(
-    spec: EpilogueSpec, rule: Rule, arrays: Mapping[str, Any], tangents: Mapping[str, Any]
-) -> Mapping[int, Any]:
+def tangents_of(spec: EpilogueSpec, rule: Rule, arrays: Arrays, tangents: Arrays) -> Mapping[int, jax.Array]:
     """The tangents of an epilogue's floating outputs, by their number.
 
     Args:

@@ -7,14 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.lax import DotDimensionNumbers
+from jax.sharding import NamedSharding
 
 from jaxdnn.primitives._define import weakly_typed
 
 FEW_PRODUCTS = 2**20  # so many that widening their factors takes next to no time
 
 
-def accumulator(operands: Any, result: Any) -> Any:
+def accumulator(operands: np.dtype, result: np.dtype) -> np.dtype:
     """The dtype to sum products in: wide enough for the operands and for the result."""
     if jnp.issubdtype(operands, jnp.floating):
         if not jnp.issubdtype(result, jnp.floating):
@@ -24,7 +27,7 @@ def accumulator(operands: Any, result: Any) -> Any:
     return jnp.dtype("int32") if signed and result.itemsize < 4 else result
 
 
-def promoted(a: Any, b: Any, result: Any) -> tuple[jax.Array, jax.Array]:
+def promoted(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike, result: np.dtype) -> tuple[jax.Array, jax.Array]:
     """Arrays of one dtype that is wide enough for both, for a product whose dtype is `result`; or two of float8."""
     a, b = jnp.asarray(a), jnp.asarray(b)
     if a.dtype == b.dtype or _both_float8(a, b):
@@ -44,30 +47,39 @@ def promoted(a: Any, b: Any, result: Any) -> tuple[jax.Array, jax.Array]:
     return a.astype(dtype), b.astype(dtype)
 
 
-def preferred_type(a: Any, b: Any, preferred: Any) -> Any:
+def preferred_type(
+    a: jax.typing.ArrayLike, b: jax.typing.ArrayLike, preferred: jax.typing.DTypeLike | None
+) -> jax.typing.DTypeLike | None:
     """What `jax.numpy` needs to be told of two arrays of float8, which its promotion rules refuse."""
     return _product_dtype(a, b) if preferred is None and _both_float8(a, b) else preferred
 
 
-def _product_dtype(a: Any, b: Any) -> Any:
+def _product_dtype(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> np.dtype:
     """The dtype that `lax.dot_general` gives a product."""
     vectors = [jax.ShapeDtypeStruct((1,), jnp.result_type(array)) for array in (a, b)]
     return jax.eval_shape(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))), *vectors).dtype
 
 
-def _both_float8(a: Any, b: Any) -> bool:
+def _both_float8(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> bool:
     dtypes = [getattr(array, "dtype", None) for array in (a, b)]
     return all(dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1 for dtype in dtypes)
 
 
-def summed(a: Any, b: Any, numbers: Any, algorithm: Any, accumulator: str, sharding: Any) -> jax.Array:
+def summed(
+    a: jax.Array,
+    b: jax.Array,
+    numbers: DotDimensionNumbers,
+    algorithm: Any,
+    accumulator: str,
+    sharding: NamedSharding | None,
+) -> jax.Array:
     """`lax.dot_general` with sums in the accumulator's dtype, where needs be of operands that are widened to it."""
     wide = jnp.dtype(accumulator)
 
-    def multiply(a: Any, b: Any) -> jax.Array:
+    def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
         return lax.dot_general(a, b, numbers, algorithm, wide, out_sharding=sharding)
 
-    def multiply_wide(a: Any, b: Any) -> jax.Array:
+    def multiply_wide(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(a.astype(wide), b.astype(wide))
 
     given = (a.dtype, b.dtype)
@@ -78,7 +90,7 @@ def summed(a: Any, b: Any, numbers: Any, algorithm: Any, accumulator: str, shard
     return lax.platform_dependent(a, b, cpu=multiply_wide, cuda=of_cuda, default=multiply)
 
 
-def _is_inexact_on_cuda(a: Any, b: Any, numbers: Any, wide: Any) -> bool:
+def _is_inexact_on_cuda(a: jax.Array, b: jax.Array, numbers: DotDimensionNumbers, wide: np.dtype) -> bool:
     """Whether XLA may return something else than sums in `wide` of exact products: JAX 0.11.2, on an H200."""
     if jnp.issubdtype(wide, jnp.integer):
         return True  # sums of int8 came out twice as large, for some shapes
@@ -96,7 +108,7 @@ def _is_inexact_on_cuda(a: Any, b: Any, numbers: Any, wide: Any) -> bool:
     return any(isinstance(size, int) and size <= least for size, least in ((m, 1), (n, 1), (m * n * k, FEW_PRODUCTS)))
 
 
-def saved_dtype(operands: Any, results: Iterable[Any], accumulator: Any) -> Any:
+def saved_dtype(operands: np.dtype, results: Iterable[np.dtype], accumulator: np.dtype) -> np.dtype:
     """The dtype in which sums wait for the derivative of a function of them.
 
     It is that of the gradient's factors, unless sums may not fit in it or the function's results are wider.
@@ -108,12 +120,12 @@ def saved_dtype(operands: Any, results: Iterable[Any], accumulator: Any) -> Any:
     return accumulator if wide else gradient_dtype(operands)
 
 
-def gradient_dtype(dtype: Any) -> Any:
+def gradient_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype in which cotangents are multiplied by arrays of `dtype`: that, if it has a mantissa worth the name."""
     return jnp.dtype("bfloat16") if dtype.itemsize == 1 else dtype
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: jax.typing.DTypeLike) -> str:
     """The name of what JAX makes of a user's dtype."""
     return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype.name
 

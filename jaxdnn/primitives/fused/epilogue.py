@@ -26,7 +26,7 @@ class Epilogue:
       in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the sums' shape.
     """
 
-    function: Callable[..., tuple[Any, ...]] = field(compare=False)
+    function: Callable[..., tuple[jax.Array, ...]] = field(compare=False)
     program: Program
     saved: int = 0
     in_place: tuple[tuple[int, int], ...] = ()
@@ -50,21 +50,27 @@ class Epilogue:
         return f"Epilogue({self.program.title!r}, {hashlib.sha256(meaning.encode()).hexdigest()[:8]})"
 
 
-def checked_operands(epilogue: Callable[..., Any] | None, operands: Sequence[Any]) -> list[jax.Array]:
-    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for."""
+def checked_operands(
+    caller: str, epilogue: Callable[..., Any] | None, operands: Sequence[jax.typing.ArrayLike]
+) -> list[jax.Array]:
+    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for.
+
+    `caller` is the public function, for messages.
+    """
     if epilogue is None and operands:
-        raise ValueError(f"matmul: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
+        raise ValueError(f"{caller}: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
     if epilogue is not None and not callable(epilogue):
-        raise TypeError(f"matmul: epilogue must be a function of the sums and the operands; got {epilogue!r}")
+        raise TypeError(f"{caller}: epilogue must be a function of the sums and the operands; got {epilogue!r}")
 
-    def as_array(number: int, operand: Any) -> jax.Array:
-        try:
-            return jnp.asarray(operand)
-        except (TypeError, ValueError):
-            kind = type(operand).__name__
-            raise TypeError(f"matmul: operand {number} of the epilogue must be an array; got a {kind}") from None
+    return [as_array(f"{caller}: operand {i} of the epilogue", operand) for i, operand in enumerate(operands)]
 
-    return [as_array(number, operand) for number, operand in enumerate(operands)]
+
+def as_array(title: str, value: jax.typing.ArrayLike) -> jax.Array:
+    """The value as an array. Raises TypeError, with what it is for, if it can't be one."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{title} must be an array; got a {type(value).__name__}") from None
 
 
 def strongly_typed(
@@ -79,7 +85,7 @@ def strongly_typed(
         return epilogue, list(operands)
 
     @wraps(epilogue)
-    def of_strong(*arrays: Any) -> Any:
+    def of_strong(*arrays: jax.Array) -> Any:
         given = zip(arrays[sum_count:], weak, strict=True)
         return epilogue(*arrays[:sum_count], *(weakly_typed(x) if is_weak else x for x, is_weak in given))
 
@@ -92,7 +98,7 @@ def apply_after(
     """The epilogue as a JAX function of its own. What it leaves in the sums' shape and dtype is rounded to `dtype`."""
     returned = sums[0] if epilogue is None else epilogue(*sums, *operands)
 
-    def rounded(leaf: Any) -> Any:
+    def rounded(leaf: jax.Array) -> jax.Array:
         return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
 
     return jax.tree.map(rounded, returned)

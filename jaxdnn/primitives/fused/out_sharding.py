@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
 
 from jaxdnn.config import current_options
@@ -15,20 +16,24 @@ from jaxdnn.primitives.fused.traced import located
 
 
 def sharded_product(
+    caller: str,
     product: Callable[..., jax.Array],
-    preferred: Any,
-    operands: Sequence[Any],
+    preferred: jax.typing.DTypeLike | None,
+    operands: Sequence[jax.typing.ArrayLike],
     epilogue: Callable[..., Any] | None,
-    out_dtype: Any,
+    out_dtype: jax.typing.DTypeLike | None,
     aliases: Mapping[int, int],
 ) -> Any:
-    """The epilogue of a product, a function of `preferred_element_type` that states its own sharding."""
-    operands = checked_operands(epilogue, operands)
+    """The epilogue of a product, a function of `preferred_element_type` that states its own sharding.
+
+    `caller` is the public function, for messages.
+    """
+    operands = checked_operands(caller, epilogue, operands)
     if not current_options().fallback:
-        raise NoEngineError("matmul: with out_sharding the call is XLA's, which options(fallback=False) forbids")
+        raise NoEngineError(f"{caller}: with out_sharding the call is XLA's, which options(fallback=False) forbids")
     if aliases:
         raise ValueError(
-            "matmul: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
+            f"{caller}: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
         )
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
     sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
@@ -37,7 +42,7 @@ def sharded_product(
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
-def explicit_sharding(aval: Any) -> NamedSharding | None:
+def explicit_sharding(aval: ShapedArray) -> NamedSharding | None:
     """The sharding of an array's type, if axes of the mesh are explicit, so that types carry it."""
     mesh = get_abstract_mesh()
     if AxisType.Explicit not in mesh.axis_types:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.sharding import NamedSharding
 
 from jaxdnn.engines.product.problem import (
@@ -25,7 +26,7 @@ from jaxdnn.primitives._define import bind, live
 from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, tangents_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
-from jaxdnn.spec import MultilinearSpec, Signature
+from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Typed
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,11 +54,11 @@ class FusedSpec(MultilinearSpec):
 
     # ------------------------------------------------------------ what an op says of its product
 
-    def multiply(self, a: Any, b: Any, dtype: str) -> Any:
+    def multiply(self, a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
         """a * b in plain JAX, summed in the accumulator's dtype and rounded to `dtype`."""
         raise NotImplementedError
 
-    def shape(self, operands: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape(self, operands: Mapping[str, Typed]) -> tuple[int, ...]:
         """The shape of a * b."""
         raise NotImplementedError
 
@@ -71,8 +72,8 @@ class FusedSpec(MultilinearSpec):
         raise NotImplementedError
 
     def transpose_product(
-        self, name: str, wanted: Any, cotangent: Any, operands: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, name: str, wanted: ShapedArray, cotangent: jax.Array, operands: Mapping[str, Any]
+    ) -> Arrays:
         """The cotangent of a or b, of the type `wanted`, by name."""
         raise NotImplementedError
 
@@ -112,7 +113,7 @@ class FusedSpec(MultilinearSpec):
 
     # ------------------------------------------------------------ meaning
 
-    def reference(self, operands: Mapping[str, Any]) -> tuple[Any, ...]:
+    def reference(self, operands: Arrays) -> tuple[jax.Array, ...]:
         dtype = self.dtype if self.epilogue is None else self.accumulator
         accumulators = [self.multiply(operands["a"], operands[name], dtype) for name in self.rhs]
         if self.epilogue is None:
@@ -123,14 +124,12 @@ class FusedSpec(MultilinearSpec):
         """The product of a and one b alone, as a `dtype`."""
         return self.replace(epilogue=None, operand_count=0, dual=False, dtype=dtype, out_sharding=None, unfused="")
 
-    def traced(self, function: Callable[..., Any], operands: Mapping[str, Any]) -> Program:
+    def traced(self, function: Callable[..., Any], operands: Mapping[str, Typed]) -> Program:
         """The program of an epilogue, for arrays of these shapes."""
         types = [jax.ShapeDtypeStruct(operands[n].shape, operands[n].dtype) for n in self.epilogue_operands]
         return trace(function, self.shape(operands), (self.accumulator,) * len(self.rhs), types)
 
-    def mapped(
-        self, operands: Mapping[str, Any], axes: Mapping[str, int | None]
-    ) -> tuple[Self, Mapping[str, int], Sequence[int]]:
+    def mapped(self, operands: Arrays, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         spec, of_product = self.mapped_product(axes)
         places = {**of_product, **{name: 0 for name in self.epilogue_operands if axes[name] is not None}}
         if self.epilogue is not None:
@@ -147,9 +146,7 @@ class FusedSpec(MultilinearSpec):
 
     # ------------------------------------------------------------ derivatives
 
-    def differentiate(
-        self, operands: Mapping[str, Any], tangents: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def differentiate(self, operands: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
         if self.batch:
             return self._differentiate_reference(operands, tangents)
         if self.epilogue is None:
@@ -166,8 +163,8 @@ class FusedSpec(MultilinearSpec):
         directions = [directions[i] for i in moving]
         own = [operands[name] for name in self.epilogue_operands]
 
-        def push_forward(arguments: Sequence[Any], directions: Sequence[Any]) -> Any:
-            def along(*active: Any) -> tuple[Any, ...]:
+        def push_forward(arguments: Sequence[jax.Array], directions: Sequence[jax.Array]) -> Any:
+            def along(*active: jax.Array) -> tuple[jax.Array, ...]:
                 merged = dict(enumerate(arguments)) | dict(zip(moving, active, strict=True))
                 return function(*merged.values())
 
@@ -202,15 +199,15 @@ class FusedSpec(MultilinearSpec):
         d_results = push_forward([*[zero] * count, *own], directions)
         return kept, dict(zip(self.results, d_results, strict=True))
 
-    def _differentiate_reference(self, operands: Mapping[str, Any], tangents: Mapping[str, Any]) -> Any:
-        def along(*active: Any) -> tuple[Any, ...]:
+    def _differentiate_reference(self, operands: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
+        def along(*active: jax.Array) -> tuple[jax.Array, ...]:
             merged = {**operands, **dict(zip(tangents, active, strict=True))}
             return self.evaluate(*(merged[name] for name in self.operands))
 
         _, d_results = jax.jvp(along, [operands[name] for name in tangents], list(tangents.values()))
         return bind(self, operands), dict(zip(self.results, d_results, strict=True))
 
-    def _tangent(self, operands: Mapping[str, Any], tangents: Mapping[str, Any], rhs: str, dtype: str) -> Any:
+    def _tangent(self, operands: Arrays, tangents: Arrays, rhs: str, dtype: str) -> Any:
         """The tangent of a product; None if it is constant."""
         moving = [name for name in ("a", rhs) if name in tangents]
         # Two terms are added before they are rounded.
@@ -219,7 +216,7 @@ class FusedSpec(MultilinearSpec):
         terms = [bind(plain, {"a": term["a"], "b": term[rhs]})["y"] for term in arrays]
         return functools.reduce(jnp.add, terms).astype(dtype) if terms else None
 
-    def _saving(self, operands: Mapping[str, Any]) -> Self:
+    def _saving(self, operands: Arrays) -> Self:
         """The same call with the accumulators among its results, for the derivative of the epilogue."""
         assert self.epilogue is not None
         function, count = self.epilogue.function, len(self.rhs)
@@ -228,22 +225,30 @@ class FusedSpec(MultilinearSpec):
         results = [jnp.dtype(output.dtype) for output in self.epilogue.program.outputs if not output.reduction]
         dtype = saved_dtype(operands["a"].dtype, results, jnp.dtype(self.accumulator))
 
-        def saving(*arrays: Any) -> tuple[Any, ...]:
+        def saving(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             return (*function(*arrays), *(array.astype(dtype) for array in arrays[:count]))
 
         program = replace(self.traced(saving, operands), title=self.epilogue.program.title)
         return self.replace(epilogue=Epilogue(saving, program, count, self.epilogue.in_place))
 
     def transpose(
-        self, cotangents: Mapping[str, Any], operands: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self,
+        cotangents: Arrays,
+        operands: Mapping[str, jax.Array | None],
+        wanted: Mapping[str, ShapedArray],
+    ) -> Arrays:
         if self.epilogue is not None or self.dual or self.batch or len(wanted) > 1:
             return self._transpose_reference(cotangents, operands, wanted)
         ((name, aval),) = wanted.items()
         return self.transpose_product(name, aval, cotangents["y"], operands)
 
-    def _transpose_reference(self, cotangents: Any, operands: Any, wanted: Any) -> Mapping[str, Any]:
-        def linear(*unknown: Any) -> tuple[Any, ...]:
+    def _transpose_reference(
+        self,
+        cotangents: Arrays,
+        operands: Mapping[str, jax.Array | None],
+        wanted: Mapping[str, ShapedArray],
+    ) -> Arrays:
+        def linear(*unknown: jax.Array) -> tuple[jax.Array, ...]:
             merged = {**operands, **dict(zip(wanted, unknown, strict=True))}
             return self.evaluate(*(merged[name] for name in self.operands))
 
@@ -304,7 +309,7 @@ class FusedSpec(MultilinearSpec):
         return () if self.epilogue is None else self.epilogue.words
 
 
-def _moved(array: Any, axis: int | None, place: int | None, size: int) -> jax.ShapeDtypeStruct:
+def _moved(array: jax.Array, axis: int | None, place: int | None, size: int) -> jax.ShapeDtypeStruct:
     """The type of an array whose mapped axis, of `size`, has gone to `place`."""
     shape = [length for i, length in enumerate(jnp.shape(array)) if i != axis]
     if place is not None:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.extend.linear_util import wrap_init
 
 from jaxdnn.pointwise import Captured, Program
@@ -40,7 +40,7 @@ class Traced:
     captured: Captured
     program: Program | None = None
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         jaxpr, count = self.captured.jaxpr, self.captured.accumulators
         if self.program is None or [jnp.shape(array) for array in arrays] == [aval.shape for aval in jaxpr.in_avals]:
             return tuple(evaluate(jaxpr, arrays))
@@ -50,7 +50,7 @@ class Traced:
 def located(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called once, with derivatives for which the operands of its maxima and minima are computed once."""
 
-    def evaluated(*arrays: Any) -> Any:
+    def evaluated(*arrays: jax.Array) -> Any:
         jaxpr, types = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)(*arrays)
         return jax.tree.unflatten(jax.tree.structure(types), evaluate(jaxpr, arrays))
 
@@ -67,12 +67,12 @@ def _once_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return lax.optimization_barrier(*primals), *tangents
 
 
-def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
+def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """What a jaxpr computes of arrays, whose shardings and manual axes may be other ones than it was traced with."""
     values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     values |= zip(jaxpr.jaxpr.invars, arrays, strict=True)
 
-    def read(atom: Any) -> Any:
+    def read(atom: Var | Literal) -> jax.Array:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for equation in jaxpr.jaxpr.eqns:
@@ -85,7 +85,7 @@ def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
 
 
-def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     primitive = equation.primitive
     if primitive.name in _CALLS:
         return evaluate(equation.params["jaxpr"], inputs)

@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdnn.config import current_options
 from jaxdnn.pointwise import UnsupportedOperation, capture
 from jaxdnn.primitives.fused.aliases import check_places, checked_aliases
 from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name, preferred_type, promoted
-from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
+from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, as_array, checked_operands, strongly_typed
 from jaxdnn.primitives.fused.out_sharding import sharded_product
 from jaxdnn.primitives.fused.traced import Traced
 from jaxdnn.primitives.matmul.dimensions import Labels, arrange
@@ -32,9 +34,9 @@ def matmul(
     *operands: jax.typing.ArrayLike,
     epilogue: Callable[..., Any] | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """The product of two arrays, as `jax.numpy.matmul` defines it, with a function of it computed in the same kernel.
@@ -85,11 +87,11 @@ def matmul(
       >>> step = lambda total, x, dy: jaxdnn.matmul(x.T, dy, total, epilogue=accumulate, input_output_aliases={0: 0})
       >>> total = jax.jit(step, donate_argnums=0)(jnp.zeros((8, 16)), x, y)
     """
-    aliases = checked_aliases(input_output_aliases, operands, epilogue)
+    aliases = checked_aliases("matmul", input_output_aliases, operands, epilogue)
     preferred = preferred_type(a, b, preferred_element_type)
     if out_sharding is not None:
         product = partial(jnp.matmul, a, b, precision=precision, out_sharding=out_sharding)
-        return sharded_product(product, preferred, operands, epilogue, out_dtype, aliases)
+        return sharded_product("matmul", product, preferred, operands, epilogue, out_dtype, aliases)
     type_of = _product.eval_shape(a, b, precision=precision, preferred_element_type=preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
@@ -103,7 +105,7 @@ def matmul(
     batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
     spec = _spec(a.dtype, b.dtype, dtype, precision)
-    y = _apply(spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
+    y = _apply("matmul", spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
@@ -111,13 +113,13 @@ def dot_general(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
     dimension_numbers: Any,
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
     *,
     operands: Sequence[jax.typing.ArrayLike] = (),
     epilogue: Callable[..., Any] | None = None,
     out_dtype: jax.typing.DTypeLike | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     input_output_aliases: Mapping[int, int] | None = None,
 ) -> Any:
     """The contraction that `jax.lax.dot_general` defines, with a function of it computed in the same kernel.
@@ -148,11 +150,11 @@ def dot_general(
       >>> jaxdnn.dot_general(queries, keys, numbers, epilogue=lambda sums: sums / 8.0).shape
       (2, 5, 7)
     """
-    aliases = checked_aliases(input_output_aliases, operands, epilogue)
+    aliases = checked_aliases("dot_general", input_output_aliases, operands, epilogue)
     product = partial(lax.dot_general, lhs, rhs, dimension_numbers, precision)
     if out_sharding is not None:
         product = partial(product, out_sharding=out_sharding)
-        return sharded_product(product, preferred_element_type, operands, epilogue, out_dtype, aliases)
+        return sharded_product("dot_general", product, preferred_element_type, operands, epilogue, out_dtype, aliases)
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
@@ -160,8 +162,8 @@ def dot_general(
     if dimension_numbers is None:  # as `jax.lax` has it for vectors and matrices
         dimension_numbers = (((lhs.ndim - 1,), (0,)), ((), ()))
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
-    of_lhs: list[Any] = [("lhs", i) for i in range(lhs.ndim)]
-    of_rhs: list[Any] = [("rhs", i) for i in range(rhs.ndim)]
+    of_lhs: list[tuple[str, int]] = [("lhs", i) for i in range(lhs.ndim)]
+    of_rhs: list[tuple[str, int]] = [("rhs", i) for i in range(rhs.ndim)]
     for i, (left, right) in enumerate(zip(lhs_contracted, rhs_contracted, strict=True)):
         of_lhs[left] = of_rhs[right] = ("contracted", i)
     batch = tuple(("batch", i) for i in range(len(lhs_batch)))
@@ -170,7 +172,7 @@ def dot_general(
     result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
     spec = _spec(lhs.dtype, rhs.dtype, dtype, precision)
     sides = (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))]
-    y = _apply(spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
+    y = _apply("dot_general", spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
@@ -183,7 +185,7 @@ def gated_linear_unit(
     *,
     activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
     out_dtype: jax.typing.DTypeLike | None = None,
-    precision: Any = None,
+    precision: jax.lax.PrecisionLike = None,
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """A gated linear unit, `activation(x @ gate + gate_bias) * (x @ up + up_bias)`, in one kernel that reads x once.
@@ -212,19 +214,20 @@ def gated_linear_unit(
       >>> jaxdnn.gated_linear_unit(jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((8, 16))).shape
       (4, 16)
     """
-    title = "gated_linear_unit"
+    caller = "gated_linear_unit"
     preferred = preferred_type(x, gate, preferred_element_type)
     dtype = _product.eval_shape(x, gate, precision=precision, preferred_element_type=preferred).dtype
-    gate, up = jnp.asarray(gate), jnp.asarray(up)
+    gate, up = jnp.asarray(gate), as_array(f"{caller}: up", up)
     if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
         types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
-        raise ValueError(f"{title}: gate and up must be two matrices of one shape (k, n) and one dtype; got {types}")
+        raise ValueError(f"{caller}: gate and up must be two matrices of one shape (k, n) and one dtype; got {types}")
     if not callable(activation):
-        raise TypeError(f"{title}: activation must be a function of an array; got {activation!r}")
-    biases = {name: jnp.asarray(b) for name, b in (("gate_bias", gate_bias), ("up_bias", up_bias)) if b is not None}
+        raise TypeError(f"{caller}: activation must be a function of an array; got {activation!r}")
+    given = {"gate_bias": gate_bias, "up_bias": up_bias}
+    biases = {name: as_array(f"{caller}: {name}", b) for name, b in given.items() if b is not None}
     for name, bias in biases.items():
         if bias.shape != gate.shape[1:]:
-            raise ValueError(f"{title}: {name} must have shape {gate.shape[1:]}; got {bias.shape}")
+            raise ValueError(f"{caller}: {name} must have shape {gate.shape[1:]}; got {bias.shape}")
 
     def gated(gate: jax.Array, up: jax.Array, *rest: jax.Array) -> jax.Array:
         added = dict(zip(biases, rest, strict=True))
@@ -243,23 +246,24 @@ def gated_linear_unit(
     spec = _spec(x.dtype, gate.dtype, dtype, precision)
     rights = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
-    return _apply(spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
+    return _apply(caller, spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
 
 
 def _apply(
+    caller: str,
     spec: MatmulSpec,
     left: tuple[jax.Array, Labels],
     rights: Sequence[tuple[jax.Array, Labels]],
     result: Labels,
     batch: Labels,
-    operands: Sequence[Any],
+    operands: Sequence[jax.typing.ArrayLike],
     epilogue: Callable[..., Any] | None,
-    out_dtype: Any,
+    out_dtype: jax.typing.DTypeLike | None,
     aliases: Mapping[int, int],
 ) -> Any:
-    """Binds the primitive for arrays with labels: see `arrange`."""
+    """Binds the primitive, for the public function `caller`, to arrays with labels: see `arrange`."""
     dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
-    operands = checked_operands(epilogue, operands)
+    operands = checked_operands(caller, epilogue, operands)
     dimensions, arrays = arrange(left, rights, result, batch)
     spec = spec.replace(dimensions=dimensions, dual=len(rights) == 2)
     if epilogue is None:
@@ -284,13 +288,13 @@ def _apply(
         return apply_after([*sums.values()], operands, returned, dtype)
 
     stored = program.with_output_dtype(dtype)
-    check_places(aliases, stored, shape, operands)
+    check_places(caller, aliases, stored, shape, operands)
 
     traced = Traced(captured, program)
     # Results that the epilogue leaves in the sums' dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
 
-    def rounding(*arrays: Any) -> tuple[Any, ...]:
+    def rounding(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         leaves = zip(traced(*arrays), rounds, strict=True)
         return tuple(leaf.astype(dtype) if own else leaf for leaf, own in leaves)
 
@@ -299,7 +303,7 @@ def _apply(
     return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.results])
 
 
-def _spec(a: Any, b: Any, dtype: Any, precision: Any) -> MatmulSpec:
+def _spec(a: np.dtype, b: np.dtype, dtype: np.dtype, precision: jax.lax.PrecisionLike) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
     vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
     traced = _dot.trace(*vectors, precision=precision).jaxpr
@@ -330,5 +334,5 @@ def _without_stretched(array: jax.Array, of: Labels, other: jax.Array, of_other:
     return lax.squeeze(array, stretched), tuple(label for i, label in enumerate(of) if i not in stretched)
 
 
-def _is_one(size: Any) -> bool:
+def _is_one(size: object) -> bool:
     return isinstance(size, int) and size == 1

@@ -7,8 +7,9 @@ and the result) and "k" (contracted: in a and b).
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 Labels = tuple[Hashable, ...]
@@ -86,8 +87,8 @@ class Dimensions:
 
 
 def arrange(
-    left: tuple[Any, Labels], rights: Sequence[tuple[Any, Labels]], result: Labels, batch: Labels
-) -> tuple[Dimensions, list[Any]]:
+    left: tuple[jax.Array, Labels], rights: Sequence[tuple[jax.Array, Labels]], result: Labels, batch: Labels
+) -> tuple[Dimensions, list[jax.Array]]:
     """The dimensions of a contraction, and its arrays, transposed where their order is no matrix's.
 
     Args:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.plan import Operand
@@ -15,7 +17,7 @@ from jaxdnn.primitives.fused.dtypes import gradient_dtype, summed
 from jaxdnn.primitives.fused.out_sharding import explicit_sharding, rearranged
 from jaxdnn.primitives.fused.spec import FusedSpec
 from jaxdnn.primitives.matmul.dimensions import Dimensions, Labels, Which, arrange
-from jaxdnn.spec import Signature
+from jaxdnn.spec import Arrays, Signature, Typed
 
 # What an array of float32 may be rounded to before it is multiplied.
 # (For HIGH too, JAX documents tf32 on GPUs.)
@@ -45,7 +47,7 @@ class MatmulSpec(FusedSpec):
         levels = {_LEVELS.get(one) or _ALGORITHM_LEVELS.get(getattr(one, "name", ""), "highest") for one in both}
         return "highest" if "highest" in levels else "default"
 
-    def shape(self, operands: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape(self, operands: Mapping[str, Typed]) -> tuple[int, ...]:
         return self.dimensions.shape(jnp.shape(operands["a"]), jnp.shape(operands[self.rhs[0]]))
 
     @property
@@ -53,7 +55,7 @@ class MatmulSpec(FusedSpec):
         batch, rows, columns, _ = self.dimensions.counts.values()
         return batch, rows, columns
 
-    def multiply(self, a: Any, b: Any, dtype: str) -> Any:
+    def multiply(self, a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
         of_a, of_b, of_y = (self.dimensions.labels(which) for which in ("a", "b", "y"))
         batch = [label for label in of_y if label in of_a and label in of_b]
         contracted = [label for label in of_a if label not in of_y]
@@ -78,8 +80,8 @@ class MatmulSpec(FusedSpec):
         return self.replace(dimensions=dimensions, out_sharding=sharding), places
 
     def transpose_product(
-        self, name: str, wanted: Any, cotangent: Any, operands: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+        self, name: str, wanted: ShapedArray, cotangent: jax.Array, operands: Mapping[str, Any]
+    ) -> Arrays:
         which, other = ("a", "b") if name == "a" else ("b", "a")
         dtype = gradient_dtype(operands[other].dtype)
         gradient = contract(
@@ -162,7 +164,9 @@ class MatmulSpec(FusedSpec):
 matmul = MultilinearOp(MatmulSpec)
 
 
-def contract(spec: MatmulSpec, left: tuple[Any, Labels], right: tuple[Any, Labels], result: Labels) -> Any:
+def contract(
+    spec: MatmulSpec, left: tuple[jax.Array, Labels], right: tuple[jax.Array, Labels], result: Labels
+) -> jax.Array:
     """The sum over what `result` lacks of the product of two arrays, each given with its labels.
 
     `spec` is a plain one, whose dimensions are replaced.

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxdnn.pointwise import Program, trace
+from jaxdnn.pointwise import Program, collapse, trace
 
 SHAPE = (4, 6)
 F32 = jax.ShapeDtypeStruct(SHAPE, "float32")
@@ -15,3 +15,9 @@ def traced(
     function: Any, *operands: Any, shape: tuple[int, ...] = SHAPE, sums: tuple[str, ...] = ("float32",)
 ) -> Program:
     return trace(function, shape, sums, operands)
+
+
+def collapsed(function: Any, *operands: Any, groups: tuple[int, int, int] = (0, 1, 1)) -> Program:
+    program = collapse(traced(function, *operands), SHAPE, [operand.shape for operand in operands], groups)
+    assert isinstance(program, Program)
+    return program

@@ -1,4 +1,7 @@
-"""Which knobs of the direct norm kernels to try for a call, best first."""
+"""Which knobs of the direct norm kernels to try for a call, best first.
+
+Numbers in brackets are those of "What was tried" in benchmarks/results/norm_kernels.md.
+"""
 
 import itertools
 import math
@@ -11,8 +14,7 @@ from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, c
 from jaxdnn.engines.norm.problem import Rows
 
 MOST_CANDIDATES = 8
-# Rows that are on their way into the L2 cache before a block wants them. Too many push each other out: layer_norm of
-# 4096 x 16384 in bfloat16, 3,845 GB/s without, 3,955 with 4 MiB, 3,913 with 8, 3,315 with 12.
+# Rows that are on their way into the L2 cache before a block wants them. Too many push each other out [10].
 PREFETCH_BYTES = 4 << 20
 Join = Literal["cluster", "launches"]
 
@@ -25,10 +27,9 @@ def power_of_two(least: int) -> int:
 class Heuristic:
     """Orders the configurations of one call.
 
-    The thresholds come from sweeps on an H200, benchmarks/results/norm_kernels.md. What they show: the memory system is
-    fastest with about 64 KiB of reads in flight on each multiprocessor (less does not cover the latency, more slows
-    the copy alone by up to 7%), and when blocks are scheduled in the order of the rows, not when a fixed set of blocks
-    strides over them and drifts apart (5 to 10%).
+    The memory system is fastest with about 64 KiB of reads in flight on each multiprocessor (less does not cover the
+    latency, more slows the copy alone), and when blocks are scheduled in the order of the rows, not when a fixed set of
+    blocks strides over them and drifts apart [1, 11].
     """
 
     def __init__(self, problem: Rows, target: Target) -> None:
@@ -74,16 +75,14 @@ class Heuristic:
         return NormKnobs(vector, -(-each // team), team, rows_per_block=rows, parts=parts, join=join)
 
     def forward_candidates(self) -> Iterator[NormKnobs]:
-        # Parameters that outweigh the rows are kept for several of them, or come from the L1 cache by the shortest way:
-        # layer_norm with float32 parameters in bfloat16, at 4096 x 16384 3,346 GB/s with neither, 3,781 in a ring of
-        # four turns, 3,955 by `near`; at 512 x 16384, where a multiprocessor has four rows, 3,019 and 2,615.
+        # Parameters that outweigh the rows are kept for several of them, in a ring of four turns, or come from the L1
+        # cache by the shortest way, `near` [9, 10].
         heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
         size = max(self.row_sizes)
         for parts in self.clusters():
             row_bytes = size * self.problem.columns // parts
             # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it. Two
-            # launches, which read x twice, overtake clusters of four blocks of 64 bytes: 2,526 GB/s at 512 x 131072 in
-            # bfloat16, against 2,253.
+            # launches, which read x twice, overtake clusters of four blocks of 64 bytes [12].
             choices = [(64, 512), (128, 512), (64, 1024), (128, 1024)]
             if parts > 2 and not self.few(parts):
                 choices = [(128, 512), (128, 1024)]
@@ -96,8 +95,7 @@ class Heuristic:
                     if direct and direct.threads * direct.blocks_per_sm >= 1024:
                         yield direct
                     continue
-                # Two turns with a ring in rows of 2 to 16 KiB: 3,966 GB/s against 3,906 at 16384 x 4096 in bfloat16.
-                # One turn in longer ones: 3,905 against 3,874 at 8192 x 8192.
+                # Two turns with a ring in rows of 2 to 16 KiB, one turn in longer ones [5].
                 ringed = len(self.row_sizes) == 1 and row_bytes >= 2048 and (heavy or row_bytes < 16384)
                 turns = 4 if heavy and row_bytes >= 16384 else 2
                 ring = self.ring(self.layout(parts, elements, 128), turns)
@@ -143,20 +141,12 @@ class Heuristic:
         return self.within_registers([self.with_prefetch(ahead), ahead], layout.blocks_per_sm)
 
     def with_ahead(self, layout: NormKnobs) -> NormKnobs:
-        """Parameters from the L1 cache, two vectors before their use where they are wider than the rows.
-
-        layer_norm of 4096 x 16384 in bfloat16 with float32 parameters: 3,723 GB/s without, 3,755 with one ahead, 3,845
-        with two; rms_norm 3,946 and 3,970.
-        """
+        """Parameters from the L1 cache, two vectors before their use where they are wider than the rows [9]."""
         wider = self.words == 1 and max(self.parameter_sizes, default=0) > max(self.row_sizes)
         return replace(layout, parameters="memory", ahead=min(2, layout.vectors) if wider else 0)
 
     def with_prefetch(self, knobs: NormKnobs) -> NormKnobs:
-        """Rows ahead for blocks of one turn, whose next row nothing else has asked for.
-
-        rms_norm + residual of 8192 x 8192 in bfloat16, 4,174 GB/s against 4,032; layer_norm of 16384 x 4096 in float32,
-        4,190 against 4,058. A ring gains less or nothing: layer_norm of 16384 x 4096 in bfloat16, 4,016 against 4,054.
-        """
+        """Rows ahead for blocks of one turn, whose next row nothing else has asked for. A ring gains less [10]."""
         row_bytes = [size * self.problem.columns for size in self.row_sizes]
         if self.target.compute_capability < 90 or knobs.parts > 1 or self.words == 2:
             return knobs
@@ -178,11 +168,11 @@ class Heuristic:
                     knobs = self.backward(self.backward_layout(parts, elements // self.words), strict)
                     if knobs:
                         yield knobs
-        # Two launches overtake clusters of four: 2,051 GB/s at 2048 x 32768 in bfloat16, against 1,639.
+        # Two launches overtake clusters of four [12].
         yield from self.split(16 // self.words, self.backward)
 
     def backward_layout(self, parts: int, elements: int) -> NormKnobs | None:
-        """Blocks of 256 threads, or of two rows of 256: 3,858 GB/s at 16384 x 4096 in bfloat16, 3,799 with one."""
+        """Blocks of 256 threads, or of two rows of 256 [7]."""
         layout = self.layout(parts, elements, 256)
         if layout and layout.threads_per_row == 256 and max(self.row_sizes) < 4:
             return self.layout(parts, elements, 512)
@@ -204,12 +194,10 @@ class Heuristic:
         again = replace(shape, hold=False)
         variants = [layout, again, replace(again, parameters="shared"), replace(again, parameters="memory")]
         if layout.parts == 1 and not few and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
-            # In one large block, rows held in registers cost more than a second reading: with float32 parameters at
-            # 8192 x 8192 in bfloat16, rms_norm 2,979 GB/s against 3,838; layer_norm in float32 3,451 against 3,559.
+            # In one large block, rows held in registers cost more than a second reading [8].
             variants = [*variants[1:3], layout, variants[3]]
         if layout.threads_per_row > 512:
-            # 64 registers have no room for parameters: layer_norm of 4096 x 16384 in bfloat16 with float32 parameters,
-            # 3,310 GB/s.
+            # 64 registers have no room for parameters [7].
             variants.sort(key=lambda knobs: knobs.parameters != "shared")
         for variant in variants:
             if variant.parameters == "shared" and not self.shareable(variant):
@@ -229,10 +217,7 @@ class Heuristic:
         return bool(self.parameter_sizes) and all(knobs.vector * size >= 4 for size in self.parameter_sizes)
 
     def staged(self, knobs: NormKnobs) -> NormKnobs:
-        """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes.
-
-        layer_norm of 4096 x 16384 in bfloat16: 3,337 GB/s with two stages and 2,860 with one.
-        """
+        """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes [7]."""
         columns = knobs.part_columns * knobs.rows_per_block
         stage = sum(self.row_sizes) * columns * knobs.blocks_per_sm
         return replace(knobs, stages=min(4, max(1, 65536 // stage) + (not knobs.hold and columns > 8192)))

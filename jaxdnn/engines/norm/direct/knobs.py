@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.norm.problem import Rows
 
 MAX_CLUSTER = 8  # the largest that every device with clusters takes
@@ -47,29 +48,23 @@ class NormKnobs:
     hold: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vector", "threads_per_row"):
-            if (value := getattr(self, name)) < 1 or value & (value - 1):
-                raise ValueError(f"direct norm: {name} is {value}; expected a power of two")
-        for name in ("vectors", "rows_per_block", "blocks_per_sm", "parts"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"direct norm: {name} is {value}; expected at least 1")
-        for name in ("stages", "turns", "prefetch"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"direct norm: {name} is {value}; expected at least 0")
+        check_powers_of_two(self, "vector", "threads_per_row")
+        check_least(self, 1, "vectors", "rows_per_block", "blocks_per_sm", "parts")
+        check_least(self, 0, "stages", "turns", "prefetch")
         if not 0 <= self.ahead <= (self.vectors if self.parameters == "memory" else 0):
             raise ValueError(
-                f"direct norm: ahead is {self.ahead}; expected up to `vectors` with parameters = 'memory', and else 0"
+                f"NormKnobs: ahead is {self.ahead}; expected up to `vectors` with parameters = 'memory', and else 0"
             )
         if self.threads % 32 or self.threads > 1024:
             raise ValueError(
-                f"direct norm: threads_per_row x rows_per_block is {self.threads}; expected a multiple of 32 up to 1024"
+                f"NormKnobs: threads_per_row x rows_per_block is {self.threads}; expected a multiple of 32 up to 1024"
             )
         if self.threads_per_row > 32 and self.rows_per_block > 15:
-            raise ValueError("direct norm: expected at most 15 rows a block when a row has more than 32 threads")
+            raise ValueError("NormKnobs: expected at most 15 rows a block when a row has more than 32 threads")
         if self.parts > 1 and (self.rows_per_block > 1 or self.threads_per_row < 32):
-            raise ValueError("direct norm: a row of several parts needs rows_per_block = 1 and whole warps")
+            raise ValueError("NormKnobs: a row of several parts needs rows_per_block = 1 and whole warps")
         if self.cluster & (self.cluster - 1) or self.cluster > MAX_CLUSTER:
-            raise ValueError(f"direct norm: a cluster has {self.cluster} parts; expected 1, 2, 4 or {MAX_CLUSTER}")
+            raise ValueError(f"NormKnobs: a cluster has {self.cluster} parts; expected 1, 2, 4 or {MAX_CLUSTER}")
 
     @property
     def threads(self) -> int:

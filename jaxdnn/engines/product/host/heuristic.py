@@ -1,4 +1,7 @@
-"""Which knobs of products on the CPU to try, best first."""
+"""Which knobs of products on the CPU to try, best first.
+
+Numbers in brackets are those of the notes on host in benchmarks/results/product_kernels.md.
+"""
 
 import itertools
 import math
@@ -20,38 +23,29 @@ class _Shape:
     step: int = 1
 
 
-# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1. With AVX2 the size
-# hardly matters: 1024 x 1024 x 1024 in float32 takes 23.5 ms on a Zen 3 core with tiles of 192 x 256, 96 x 128,
-# 48 x 256 or 96 x 1024. With AVX-512, two Zen 4 cores: 11.2 ms with 41, 64 or 82 x 512. Two and 16 threads of Sapphire
-# Rapids: 8.9 and 1.88 ms with 42 x 512, three panels of 14 rows; 8.4 and 2.06 with 64 x 512; 9.7 and 1.82 with
-# 42 x 256. Epilogues are fastest on rows as long as the interpreter's blocks.
+# A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1; the size
+# hardly matters [1]. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
     "avx512": _Shape(168, 512, 256),
-    # Dtypes for which the processor may have tiles, whose sums wait in them longer. 1024 x 1024 x 1024 in bfloat16, two
-    # cores with AMX: 1.3 ms with depth 1024 and 128 rows, 1.4 with 512, 1.9 with 512 and 256 rows.
+    # Dtypes for which the processor may have tiles, whose sums wait in them longer [2].
     "avx512, narrow": _Shape(128, 256, 1024, step=32),
     "avx2": _Shape(192, 512, 256),
     "baseline": _Shape(96, 512, 256),
 }
 # Tiles that a large result is to have at least, so that many threads share it evenly; a result must not depend on how
-# many there are. Few rows wait for memory, some threads longer than others, and want more: 64 x 4096 x 4096 in float32
-# with AVX-512, 16 threads: 2.4 ms with 64, 2.9 with 32; two threads: 11.0 and 11.7 ms.
+# many there are. Few rows wait for memory, some threads longer than others, and want more [3].
 _ENOUGH_TILES = 32
 _ENOUGH_TILES_OF_FEW_ROWS = 64
-# Tiles of a thread where their shape may depend on threads, but half of those above at least: 1024 x 1024 x 1024 with
-# AVX-512, bias and gelu, 16 threads, takes 1.87 ms with 100 tiles of 42 x 256, 2.0 with 44 of 47 x 512; 768 x 768 x 768
-# with two threads 6.0 ms with 20 of 77 x 384, 6.8 with 38 of 41 x 384.
+# Tiles of a thread where their shape may depend on threads, but half of those above at least [4].
 _ENOUGH_TILES_OF_A_THREAD = 4
 _WIDE = 256  # columns of these tiles, but for their being even: a is packed for each column of tiles
 # Tiles of a thread for which matrices are packed ahead. With fewer, each tile packs what it needs: that is in a cache
-# of its own core, and no thread waits for another. 1024 x 1024 x 1024, 16 threads, packed by the tiles and ahead: in
-# float32 1.9 and 2.3 ms, in bfloat16 0.65 and 0.95; with 4 threads in float32 5.4 and 5.2.
+# of its own core, and no thread waits for another [5].
 _AHEAD_TILES = 8
 # With more rows, multiplying panels makes up for packing them.
 _STREAM_ROWS = 12
 _STREAM_ROWS_INT8 = 4
-# Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest: of 1 x 4096 x 4096 in
-# float32 a Zen 3 core multiplies 128 columns at a time in 4.6 ms, 1024 in 3.5, all in 2.4.
+# Sums of a tile that streams, which stay in the L1 cache. Memory gives long rows of b fastest [6].
 _STREAM_SUMS = 4096
 # Parts of the largest tile's rows and columns, by what is cut first, the largest tile first.
 _CUTS = {
@@ -92,8 +86,7 @@ def _heuristic(product: Product, target: Target) -> HostKnobs:
     # Where a tile has all rows, b is packed where it is used, and once.
     whole = product.m <= shape.rows
     few_rows = whole and not streamed
-    # With AVX-512 copies of b are packed on the way as fast as ahead, so rows may be few and a packed less often:
-    # 1024 x 1024 x 1024 in tiles of 47 x 512, two Zen 4 cores, 11.2 and 11.3 ms; with AVX2 14.8 and 13.7.
+    # With AVX-512 copies of b are packed on the way as fast as ahead, so rows may be few and a packed less often [7].
     on_the_way = copied(product) and target.arch == "avx512"
     enough = min(_ENOUGH_TILES_OF_FEW_ROWS if few_rows else _ENOUGH_TILES, max(1, work // _TASK_WORK))
     # Each split leaves sums in memory, for which its part of k must be long.

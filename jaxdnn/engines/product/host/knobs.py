@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from jaxdnn.engines.base import check_least
 from jaxdnn.engines.product.problem import Product
 
 _STREAMED = ("float64", "float32", "bfloat16", "float16", "int8")  # what is multiplied where it lies
@@ -33,10 +34,7 @@ class HostKnobs:
     streams: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns", "depth", "splits", "tiles_per_task"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"HostKnobs: {name} must be an int of at least 1; got {value!r}")
+        check_least(self, 1, "rows", "columns", "depth", "splits", "tiles_per_task")
         if self.depth % DEPTH_STEP:
             raise ValueError(f"HostKnobs: depth must be a multiple of {DEPTH_STEP}; got {self.depth}")
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.product.affine import affine_reason
-from jaxdnn.engines.product.element_epilogue import element_epilogue, reductions_reason
-from jaxdnn.engines.product.problem import Product, arguments_reason
+from jaxdnn.engines.product.element_epilogue import element_epilogue
+from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
@@ -21,8 +21,8 @@ from jaxdnn.plan import Plan
 LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
 NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
 
-# Multiplications from which on cuBLAS makes up for an epilogue of its own: at 4096^3 in bfloat16 this kernel has 0.45
-# of its speed on an H200.
+# Multiplications from which on cuBLAS makes up for an epilogue of its own: [5] of the notes on simt in
+# benchmarks/results/product_kernels.md.
 _MANY = 2**30
 
 
@@ -50,13 +50,7 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
-        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
-            return reason
-        if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
-            return reason
-        if not any(True for _ in self.configurations(problem, target)):
-            return "it has no configuration of as few thread blocks as a grid may have"
-        return None
+        return element_reason(problem, self.configurations(problem, target))
 
     def configurations(self, problem: Product, target: Target) -> Iterable[SimtKnobs]:
         return candidates(problem, target)

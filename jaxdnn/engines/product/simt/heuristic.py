@@ -1,4 +1,7 @@
-"""Which knobs of the kernel for any GPU to try for a product, best first."""
+"""Which knobs of the kernel for any GPU to try for a product, best first.
+
+Numbers in brackets are those of the notes on simt in benchmarks/results/product_kernels.md.
+"""
 
 import math
 from collections.abc import Iterator
@@ -8,11 +11,11 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.knobs import DOUBLE, TENSOR, SimtKnobs, blocks, knobs_reason, unit_of, vector
 
-# All numbers were measured on an H200 with random data. A rate is of the first tile, 4096 x 4096 x 4096.
+# A rate is of the first tile, 4096 x 4096 x 4096 [1].
 RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a second
 TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
-FEW_WARPS = 0.65  # with fewer, speed falls as this power: 4 are 0.64 as fast, at 512 x 512 x 8192
+FEW_WARPS = 0.65  # with fewer, speed falls as this power [2]
 SUMS_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
 
@@ -31,9 +34,7 @@ _SMALL = (
     Shape(SimtKnobs(tile_m=32, thread_m=4, thread_n=8, resident=4), 0.75),
     Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=4, thread_n=8, resident=8), 0.75),
 )
-# Microseconds at 4096 x 4096 x 4096 with stages of 16 and of 8: neither transposed 2777, 2861; A 3174, 2788; B 3107,
-# 2938; both 2952, 2925. With the narrower tile and stages of 16: A 2768, B 2983, both 2814. Rows that are not aligned:
-# 3470, with the narrower tile 3150.
+# Which of the tiles and depths of a stage is fastest depends on what is transposed, and aligned [3].
 _ALIGNED = (Shape(_LARGE, 1.0), Shape(_WIDE, 0.97), *_SMALL)
 _A_TRANSPOSED = (Shape(_WIDE, 1.0), Shape(replace(_LARGE, depth=8, stages=4), 0.97), *_SMALL)
 _B_TRANSPOSED = (Shape(replace(_LARGE, depth=8, stages=4), 0.94), Shape(_WIDE, 0.93), *_SMALL)
@@ -71,8 +72,7 @@ def shapes(product: Product) -> tuple[Shape, ...]:
     sides = ((product.a, product.a_transposed), *((b, not product.b_transposed) for b in product.b))
     together = min(vector(unit, matrix, along) for matrix, along in sides)
     if unit is DOUBLE:
-        # 512 threads have 128 registers each, none of them for an epilogue, a transposed A or many addresses: 8 to 144
-        # bytes spilled, with one version of NVRTC or another.
+        # 512 threads have 128 registers each, none of them for an epilogue, a transposed A or many addresses [4].
         spare = product.is_plain and len(product.b) == 1 and not product.a_transposed and together > 1
         return _DOUBLE if spare else _DOUBLE[1:]
     if unit is TENSOR:
@@ -99,7 +99,7 @@ def candidates(product: Product, target: Target) -> Iterator[SimtKnobs]:
 def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
     """Into how many parts K may be cut to occupy more of the device: parts of at least 16 stages."""
     if knobs.threads(unit_of(product)) > 256:
-        return [1]  # a part's place takes registers too: 40 bytes spilled with 512 threads
+        return [1]  # a part's place takes registers too [4]
     most = min(slots // blocks(product, knobs), product.k // (16 * knobs.depth), 64)
     return [1, *(split for split in (2, 3, 4, 6, 8, 16, 32, 64) if split <= most)]
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
 
@@ -37,14 +38,9 @@ class SimtKnobs:
     resident: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("tile_m", "tile_n", "thread_m", "thread_n", "depth", "stages", "group", "split_k", "resident"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"simt matmul: {name} is {getattr(self, name)}; expected at least 1")
-        if self.stages < 2:
-            raise ValueError("simt matmul: stages is 1; expected at least 2")
-        for name in ("tile_m", "tile_n", "depth"):
-            if (value := getattr(self, name)) & (value - 1):
-                raise ValueError(f"simt matmul: {name} is {value}; expected a power of two")
+        check_powers_of_two(self, "tile_m", "tile_n", "depth")
+        check_least(self, 1, "thread_m", "thread_n", "group", "split_k", "resident")
+        check_least(self, 2, "stages")
 
     def threads(self, unit: "Unit") -> int:
         return unit.lanes * self.tile_m * self.tile_n // (self.thread_m * self.thread_n)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.product.affine import affine_reason
-from jaxdnn.engines.product.element_epilogue import element_epilogue, reductions_reason
-from jaxdnn.engines.product.problem import Product, arguments_reason
+from jaxdnn.engines.product.element_epilogue import element_epilogue
+from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
@@ -18,7 +18,7 @@ from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 
 LARGEST_SIZE = 2**31 - 1024  # of a dimension, which the copy engine indexes with 32 bits
-# Of matrices that are left to sm90, if there are many: 4096 of 128 x 64 x 128 took 77 us, and 67 there.
+# Of matrices that are left to sm90, if there are many: benchmarks/results/product_kernels.md, skinny [3].
 SMALL_ROWS = 128
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 MULTIPLIES = {("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("int8", "int8")} | {
@@ -56,13 +56,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):
-            return reason
-        if reason := arguments_reason(problem.operands, problem.results) or reductions_reason(problem):
-            return reason
-        if not any(True for _ in self.configurations(problem, target)):
-            return "it has no configuration of as few thread blocks as a grid may have"
-        return None
+        return element_reason(problem, self.configurations(problem, target))
 
     def configurations(self, problem: Product, target: Target) -> Iterable[SkinnyKnobs]:
         one = skinny(problem)

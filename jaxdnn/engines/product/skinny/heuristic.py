@@ -1,4 +1,7 @@
-"""Which knobs of the skinny kernel to try for a product, best first."""
+"""Which knobs of the skinny kernel to try for a product, best first.
+
+Numbers in brackets are those of the notes on skinny in benchmarks/results/product_kernels.md.
+"""
 
 import math
 from collections.abc import Iterator
@@ -7,14 +10,13 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct, knobs_reason
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
-# All numbers were measured on an H200: bfloat16, 1 to 64 rows, b of 4096 x 1024 to 4096 x 28672 and 14336 x 4096.
+# The model of `seconds` [1].
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
 L2_BANDWIDTH = 8e12  # bytes a second from the L2 cache to the multiprocessors
 SM_BANDWIDTH = 110e9  # of which one multiprocessor takes at most so many
 MEMORY_BANDWIDTH = 66e9  # bytes a second from memory to one multiprocessor: 64 of them had all there is
 IN_FLIGHT = 4.3e6  # bytes that must have been asked for at any time, or bandwidth falls in proportion
-# With more than this for each multiprocessor, neighbours in memory are fetched too far apart: 57.0 us with 90 KiB, 57.8
-# with 120 KiB, at 16 x 28672 x 4096.
+# With more than this for each multiprocessor, neighbours in memory are fetched too far apart [2].
 MOST_IN_FLIGHT = 92 * 1024
 START = 2.3e-6  # seconds before the first bytes, and after the last
 EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import check_least
 from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth
@@ -27,11 +28,10 @@ class SkinnyKnobs:
 
     def __post_init__(self) -> None:
         if self.tile not in (64, 128, 256):
-            raise ValueError(f"skinny matmul: tile is {self.tile}; expected 64, 128 or 256")
-        if self.stages < 2:
-            raise ValueError(f"skinny matmul: stages is {self.stages}; expected at least 2")
+            raise ValueError(f"SkinnyKnobs: tile must be 64, 128 or 256; got {self.tile}")
+        check_least(self, 2, "stages")
         if self.split_k not in (1, 2, 4, 8):
-            raise ValueError(f"skinny matmul: split_k is {self.split_k}; expected 1, 2, 4 or 8")
+            raise ValueError(f"SkinnyKnobs: split_k must be 1, 2, 4 or 8; got {self.split_k}")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
         return map_parameter(name, field, argument)
 
     found = [
-        parameter(f"streamed{i}", f"streamed[{i}]", matrix, one.along_wide, knobs.tile) for i, matrix in enumerate(one.wide)
+        parameter(f"streamed{i}", f"streamed[{i}]", matrix, one.along_wide, knobs.tile)
+        for i, matrix in enumerate(one.wide)
     ]
     found.append(parameter("stationary", "stationary", one.narrow, one.along_narrow, one.width))
     found += epilogue.parameters()

@@ -1,4 +1,7 @@
-"""Which knobs of the kernel for Hopper's tensor cores to try for a product, best first."""
+"""Which knobs of the kernel for Hopper's tensor cores to try for a product, best first.
+
+Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +25,7 @@ from jaxdnn.engines.product.sm90.knobs import (
 from jaxdnn.engines.product.tma import tma_reason
 from jaxdnn.pointwise import functor
 
-# All numbers of this file were measured on an H200 that its power limit held at 1.36 to 1.43 GHz, random data. Those of
-# the model of `seconds` are fitted to 267 times of 24 products (all dtypes, 128 to 8192 rows, 4096 small matrices),
-# which it meets with an error of 6 % (root mean square). Of its choices the worst one takes 5 % longer than the best.
+# The model of `seconds` [6].
 RATE = 700e12  # flops a second of 16-bit operands
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
@@ -41,21 +42,16 @@ SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
-MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take 1 to 2% less energy than two
-CLUSTER_LATENCY = 0.91  # speed with few rounds: 597 with clusters against 662 TFLOP/s at 2048 x 2048 x 2048
-# Stages of 8-bit floats that the tensor cores sum. A sum of positive numbers comes out too small by 0.05 % with one, by
-# 0.17 % with two and 0.5 % with four, whatever k; without promotion by 7 % with k = 4096, and 25 % with 16384. With
-# normally distributed numbers the error is 2e-4 with two, relative to the norm. Speed at 8192 x 8192 x 8192: 972, 1194
-# and 1199 TFLOP/s with one, two and four; 1254 without.
-PROMOTION = 2
-# Stages between the consumers. Bias and gelu of four shapes: 624, 647, 624, 655 TFLOP/s with one, 620, 670, 636, 676
-# with two, 633, 669, 646, 688 with three. Without an epilogue nothing is gained, but by 8-bit floats, of which each
-# column is multiplied twice as fast, and stored no faster: 1242 TFLOP/s without, 1251 with two, 1243 with three.
+MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
+CLUSTER_LATENCY = 0.91  # speed with few rounds [7]
+PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as four, and a third as far off [8]
+# Stages between the consumers. Without an epilogue nothing is gained, but by 8-bit floats, of which each column is
+# multiplied twice as fast, and stored no faster [9].
 STAGGER = 3
 PROMOTED_STAGGER = 2
 MOST_SUMS = 192  # registers
 LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
-# What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what did not spill.
+# What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what does not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
 EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
 REDUCTION_REGISTERS = 24
@@ -70,13 +66,12 @@ _SHAPES = (
     Sm90Knobs(tile_m=256, tile_n=192, stages=3),
     Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=128),
-    # Of 8-bit floats, 8192 x 28672 x 4096: 1251 TFLOP/s with three slots, 1225 with two, 1213 and 1192 with pairs.
+    # Large products of 8-bit floats [10].
     Sm90Knobs(tile_n=192, cluster_m=1, slots=3),
-    # Likewise, in one run: 1245 TFLOP/s, and 1224 with two warp groups; 1224 and 1219 for 8192 x 4096 x 14336.
     Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
     Sm90Knobs(tile_n=192),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
-    # With few rows memory is the limit: 67 us with three stages, 70 with four, of 128 rows of 16-bit elements.
+    # With few rows memory is the limit, and three stages are faster than four [11].
     Sm90Knobs(stages=3, cluster_m=1),
     Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
@@ -84,7 +79,7 @@ _SHAPES = (
     Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
-    # 8192 x (64x64x64): 52.6 us, and 57.5 in tiles of 64 x 128.
+    # Many small matrices [12].
     Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1),
     Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
@@ -174,7 +169,7 @@ def is_light(product: Product) -> bool:
     narrow = all(np.dtype(array.dtype).itemsize == 2 for array in (*product.operands, *product.results))
     rows = all(operand.broadcast == "row" for operand in product.operands) and len(product.operands) <= len(product.b)
     light = LIGHT_OPERATIONS.issuperset(product.program.operations) and not product.program.indexed
-    # The argument of a silu is needed twice: 16 bytes spilled, where it is made of an operand too.
+    # The argument of a silu is needed twice, which spills where it is made of an operand too [13].
     silu = "logistic" in product.program.operations and product.operands and len(product.b) == 1
     # A tanh that is not part of a gelu takes twice its constants.
     return narrow and rows and light and not silu and "approximate_tanh(" not in functor(product.program).source

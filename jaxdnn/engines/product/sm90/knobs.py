@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from jaxdnn.engines.base import MAX_TENSOR_MAPS
+from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth, tma_reason
 from jaxdnn.plan import Scratch
@@ -50,28 +50,27 @@ class Sm90Knobs:
     slots: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "group", "split_k", "slots"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"sm90 matmul: {name} is {getattr(self, name)}; expected at least 1")
+        positive = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "group", "split_k", "slots")
+        check_least(self, 1, *positive)
         if self.consumer_rows not in (64, 128):
             raise ValueError(
-                f"sm90 matmul: a warp group would have {self.consumer_rows} rows of the tile; expected 64 or 128"
+                f"Sm90Knobs: a warp group would have {self.consumer_rows} rows of the tile; expected 64 or 128"
             )
         if self.schedule == "pingpong" and self.consumers != 2:
-            raise ValueError(f"sm90 matmul: consumers is {self.consumers}; expected 2 with pingpong")
+            raise ValueError(f"Sm90Knobs: consumers is {self.consumers}; expected 2 with pingpong")
         if not 0 <= self.stagger < self.stages or (self.stagger and self.schedule == "pingpong"):
             raise ValueError(
-                f"sm90 matmul: stagger is {self.stagger}; expected less than the stages, and 0 with pingpong"
+                f"Sm90Knobs: stagger is {self.stagger}; expected less than the stages, and 0 with pingpong"
             )
         if self.promotion < 0 or (self.promotion and self.consumer_rows != 64):
             raise ValueError(
-                f"sm90 matmul: promotion is {self.promotion} with {self.consumer_rows} rows a warp group; expected at "
+                f"Sm90Knobs: promotion is {self.promotion} with {self.consumer_rows} rows a warp group; expected at "
                 "least 0, and 64 rows, for which there are registers to sum them twice"
             )
         if self.consumers > 3:
-            raise ValueError(f"sm90 matmul: consumers is {self.consumers}; expected at most 3")
+            raise ValueError(f"Sm90Knobs: consumers is {self.consumers}; expected at most 3")
         if self.cluster_m * self.cluster_n not in (1, 2, 4):
-            raise ValueError(f"sm90 matmul: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2 or 4")
+            raise ValueError(f"Sm90Knobs: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2 or 4")
 
     @property
     def consumer_rows(self) -> int:
