@@ -46,7 +46,7 @@ class Layers(NamedTuple):
 
 def hidden(y, weight, bias):
     """One kernel: the activation is applied to the sums before they are stored."""
-    return jaxdnn.matmul(y, weight, bias, epilogue=lambda sums, bias: jax.nn.gelu(sums + bias))
+    return jaxdnn.matmul(y, weight, bias, epilogue=lambda acc, bias: jax.nn.gelu(acc + bias))
 
 
 def plain_hidden(y, weight, bias):

@@ -26,14 +26,14 @@ from jaxdnn.primitives.norm import NormSpec
 from jaxdnn.spec import Signature, Spec
 
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
-_SQUARE = Epilogue(lambda sums: (sums * sums,), trace(lambda sums: sums * sums, _ROWS.shape, (_ROWS.dtype,)))
-_DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("sums0",), seeded=("y0",))
+_SQUARE = Epilogue(lambda acc: (acc * acc,), trace(lambda acc: acc * acc, _ROWS.shape, (_ROWS.dtype,)))
+_DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("accumulator0",), seeded=("y0",))
 
 # A call of each op, which the engines of its problem are asked to make ready: the spec, the operands, the results.
 _SAMPLES: tuple[tuple[Spec, dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]], ...] = (
     (NormSpec(kind="rms_norm"), {"x": _ROWS}, {"y": _ROWS}),
     (MatmulSpec(), {"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS}),
-    (_DERIVATIVE, {"sums0": _ROWS, "d_y0": _ROWS}, {"d_sums0": _ROWS}),
+    (_DERIVATIVE, {"accumulator0": _ROWS, "d_y0": _ROWS}, {"d_accumulator0": _ROWS}),
 )
 
 

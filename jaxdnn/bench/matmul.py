@@ -51,7 +51,7 @@ def cases() -> Iterator[Case]:
 
 
 def _fused_gelu(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
-    return jaxdnn.matmul(x, w, bias, epilogue=lambda sums, bias: jax.nn.gelu(sums + bias))
+    return jaxdnn.matmul(x, w, bias, epilogue=lambda acc, bias: jax.nn.gelu(acc + bias))
 
 
 def _plain_gelu(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:

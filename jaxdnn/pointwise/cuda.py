@@ -38,8 +38,9 @@ _TEMPLATE = """\
 {statements}
     }}
 
-    template <class Sums, class Operands, class Place, class Results>
-    static __forceinline__ void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result) {{
+    template <class Accumulators, class Operands, class Context, class Results>
+    static __forceinline__ void apply(const Accumulators& accumulator, const Operands& operand, const Context& context,
+                                      Results& result) {{
         compute({arguments});
     }}
 }};
@@ -74,11 +75,12 @@ class Functor:
     """A struct of CUDA C++ without data:
 
       static void compute(accumulators..., operands..., the coordinates that are used..., results&...)
-      static void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result)
+      static void apply(const Accumulators& accumulator, const Operands& operand, const Context& context,
+                        Results& result)
 
-    All are scalars in `compute`; `apply`, for generic code, takes them from `sum[i]`, `operand[i]` and `place.batch`,
-    `place.row`, `place.column`, and leaves them in `result[i]`. An operand that is looked up by integers is a `Table`
-    (core/table.cuh) instead, `place.table<T, indices>(i)`.
+    All are scalars in `compute`; `apply`, for generic code, takes them from `accumulator[i]`, `operand[i]` and
+    `context.batch`, `context.row`, `context.column`, and leaves them in `result[i]`. An operand that is looked up by
+    integers is a `Table` (core/table.cuh) instead, `context.table<T, indices>(i)`.
 
     Attributes:
       name: the struct's.
@@ -142,12 +144,12 @@ class _Emitter:
         ]
         parameters += [f"int64 {coordinate}" for coordinate in self.coordinates]
         parameters += [f"{register}& {name}" for register, name in zip(self.results, self.outputs, strict=True)]
-        arguments = [f"sum[{i}]" for i in range(len(self.accumulators))]
+        arguments = [f"accumulator[{i}]" for i in range(len(self.accumulators))]
         arguments += [
-            f"place.template {operand.table.replace('Table', 'table')}({i})" if operand.table else f"operand[{i}]"
+            f"context.template {operand.table.replace('Table', 'table')}({i})" if operand.table else f"operand[{i}]"
             for i, operand in enumerate(self.operands)
         ]
-        arguments += [f"place.{coordinate}" for coordinate in self.coordinates]
+        arguments += [f"context.{coordinate}" for coordinate in self.coordinates]
         arguments += [f"result[{i}]" for i in range(len(self.outputs))]
         source = _TEMPLATE.format(
             title=f"// {program.title}\n" if program.title else "",

@@ -147,7 +147,8 @@ class NormSpec(DirectedSpec):
             return found
         sizes, operands, results = found
         centered, backward = self.kind == "layer_norm", self.direction == "backward"
-        return Rows(*sizes, centered, backward, self.epsilon, self.scale_offset, operands, results)
+        factors = () if backward else (("epsilon", self.epsilon),)
+        return Rows(*sizes, centered, backward, (*factors, ("scale_offset", self.scale_offset)), operands, results)
 
     @property
     def fused(self) -> tuple[str, ...]:

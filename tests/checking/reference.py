@@ -62,7 +62,7 @@ def matmul(case: Any, rounding: Any, a: Any, *arrays: Any) -> Any:
         return jax.lax.dot_general(a, b, case.numbers)
 
     wide = [array.astype(jnp.float64) for array in (a, *arrays[:count])]
-    sums = [rounding.product(multiplied, wide[0], b, case.length, case.input_unit) for b in wide[1:]]
+    acc = [rounding.product(multiplied, wide[0], b, case.length, case.input_unit) for b in wide[1:]]
     if case.kind == "gated_linear_unit":
         activation = getattr(jax.nn, case.epilogue or "silu")
 
@@ -70,5 +70,5 @@ def matmul(case: Any, rounding: Any, a: Any, *arrays: Any) -> Any:
             return activation(gate + gate_bias) * (up + up_bias)
 
     else:
-        epilogue = EPILOGUES[case.epilogue] if case.epilogue else lambda sums: sums
-    return rounding.epilogue(epilogue, sums, arrays[count:], case.multiplied)
+        epilogue = EPILOGUES[case.epilogue] if case.epilogue else lambda acc: acc
+    return rounding.epilogue(epilogue, acc, arrays[count:], case.multiplied)

@@ -81,28 +81,28 @@ class Rounding:
         itself, since they are multiplied by different things.
         """
         growth = self._unit * np.sqrt(length) + unit
-        sums = multiply(*(self._moved(array, growth) for array in (a, b)))
-        return sums * (1 + self._noise(growth, sums.shape))
+        acc = multiply(*(self._moved(array, growth) for array in (a, b)))
+        return acc * (1 + self._noise(growth, acc.shape))
 
-    def epilogue(self, function: Callable[..., Any], sums: Sequence[Any], operands: Sequence[Any], unit: float) -> Any:
+    def epilogue(self, function: Callable[..., Any], acc: Sequence[Any], operands: Sequence[Any], unit: float) -> Any:
         """A pointwise function of sums, whose derivatives see the sums, and get cotangents, rounded to `unit`.
 
         Some 8 operations each err relatively to an argument, to one, or to a sum of such.
         """
-        fixed = jax.lax.stop_gradient((*sums, *operands))
-        shape, count = sums[0].shape, sums[0].size
+        fixed = jax.lax.stop_gradient((*acc, *operands))
+        shape, count = acc[0].shape, acc[0].size
         size = 1 + sum(jnp.max(jnp.abs(jnp.nan_to_num(a, posinf=0, neginf=0)), initial=0.0) for a in fixed)
         # An operand's gradient is a sum over all the elements that it is broadcast to.
         repeated = max((count // max(1, operand.size) for operand in operands), default=1)
         growth = 8 * self._unit * np.sqrt(max(1, repeated))
-        moving = [self._moved(one, unit) + size * self._noise(8 * self._unit, shape) for one in sums]
+        moving = [self._moved(one, unit) + size * self._noise(8 * self._unit, shape) for one in acc]
         moving += [operand * (1 + self._noise(growth, operand.shape)) for operand in operands]
 
         def perturbed(value: Any, moved: Any) -> Any:
             added = 8 * self._unit * np.sqrt(max(1, count // max(1, value.size)))
             moved = moved * (1 + self._noise(growth, moved.shape))
             if value.shape == shape:
-                moved = moved + sum(self._noise(growth, shape) * one for one in sums)
+                moved = moved + sum(self._noise(growth, shape) * one for one in acc)
             return _with_derivative_of(value + size * self._noise(added, value.shape), moved)
 
         return jax.tree.map(perturbed, function(*fixed), function(*moving))

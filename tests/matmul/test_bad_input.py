@@ -18,12 +18,12 @@ def with_epilogue(epilogue, *operands, **keywords):
 
 
 def closing_over():
-    return jax.jit(lambda bias: jaxdnn.matmul(A, B, epilogue=lambda sums: sums + bias))(jnp.ones(5))
+    return jax.jit(lambda bias: jaxdnn.matmul(A, B, epilogue=lambda acc: acc + bias))(jnp.ones(5))
 
 
-def prints(sums):
-    jax.debug.print("sums {}", sums[0, 0])
-    return sums
+def prints(acc):
+    jax.debug.print("acc {}", acc[0, 0])
+    return acc
 
 
 BAD = {
@@ -49,26 +49,26 @@ BAD = {
         "^matmul: got 1 operands for an epilogue, and no epilogue",
     ),
     "an operand that does not broadcast": (
-        with_epilogue(lambda sums, bias: sums + bias, jnp.ones(7, jnp.float32)),
+        with_epilogue(lambda acc, bias: acc + bias, jnp.ones(7, jnp.float32)),
         ValueError,
-        r"lambda sums, bias: sums \+ bias: tracing it on sums: float32\[3, 5\], bias: float32\[7\] failed",
+        r"lambda acc, bias: acc \+ bias: tracing it on acc: float32\[3, 5\], bias: float32\[7\] failed",
     ),
-    "another shape": (with_epilogue(lambda sums: sums[:, :2]), ValueError, "slice|output's shape"),
+    "another shape": (with_epilogue(lambda acc: acc[:, :2]), ValueError, "slice|output's shape"),
     "transposed": (
-        with_epilogue(lambda sums: sums.T),
+        with_epilogue(lambda acc: acc.T),
         ValueError,
         r"float32\[5, 3\]; expected the output's shape \[3, 5\]",
     ),
-    "more dimensions": (with_epilogue(lambda sums: sums[None] + jnp.zeros((2, 1, 1))), ValueError, "output's shape"),
-    "too few parameters": (with_epilogue(lambda sums: sums, jnp.ones(5)), TypeError, "positional argument"),
+    "more dimensions": (with_epilogue(lambda acc: acc[None] + jnp.zeros((2, 1, 1))), ValueError, "output's shape"),
+    "too few parameters": (with_epilogue(lambda acc: acc, jnp.ones(5)), TypeError, "positional argument"),
     "an epilogue that is no function": (with_epilogue(3), TypeError, "epilogue must be a function .*got 3"),
     "an operand that is no array": (
-        with_epilogue(lambda sums, b: sums + b["x"], {"x": A}),
+        with_epilogue(lambda acc, b: acc + b["x"], {"x": A}),
         TypeError,
         "operand 0 of the epilogue must be an array; got a dict",
     ),
     "an operand of dot_general that is no array": (
-        lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=[{"x": A}], epilogue=lambda sums, b: sums + b["x"]),
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=[{"x": A}], epilogue=lambda acc, b: acc + b["x"]),
         TypeError,
         "^dot_general: operand 0 of the epilogue must be an array; got a dict",
     ),
@@ -78,7 +78,7 @@ BAD = {
         "^dot_general: got 1 operands for an epilogue",
     ),
     "aliases of dot_general": (
-        lambda: jaxdnn.dot_general(A, B, NUMBERS, epilogue=lambda sums: sums, input_output_aliases={0: 0}),
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, epilogue=lambda acc: acc, input_output_aliases={0: 0}),
         ValueError,
         "^dot_general: input_output_aliases=.*no operand 0; .* there are 0",
     ),
@@ -135,8 +135,8 @@ def test_without_a_fallback_too(name):
 def test_an_operation_that_kernels_lack():
     """It is named, with where it stands; and runs after the kernel where that is allowed."""
 
-    def epilogue(sums):
-        return jnp.sort(sums, axis=-1)
+    def epilogue(acc):
+        return jnp.sort(acc, axis=-1)
 
     a = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     call = functools.partial(jaxdnn.matmul, epilogue=epilogue, precision="highest")

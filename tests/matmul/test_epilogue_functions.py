@@ -72,15 +72,15 @@ def test_the_same_derivative_compiles_once(activation):
 # ------------------------------------------------------------ weak types
 
 
-def scaled(sums, scale):
-    return sums.astype(BF16) * scale
+def scaled(acc, scale):
+    return acc.astype(BF16) * scale
 
 
 WEAK = {
     "Python float": (2.0, scaled),
     "array": (jnp.where(jnp.ones((4, 6), bool), 2.0, 0), scaled),
-    "reduced": (2.0, lambda sums, scale: jnp.sum(scaled(sums, scale), axis=0)),
-    "integer": (2, lambda sums, scale: jnp.floor(sums).astype(jnp.int8) * scale),
+    "reduced": (2.0, lambda acc, scale: jnp.sum(scaled(acc, scale), axis=0)),
+    "integer": (2, lambda acc, scale: jnp.floor(acc).astype(jnp.int8) * scale),
 }
 
 

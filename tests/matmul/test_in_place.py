@@ -21,8 +21,8 @@ ENGINES = engines("matmul")
 SHAPES = [((33, 40), (40, 24)), ((5, 7, 9), (9, 11)), ((1, 40), (40, 64)), ((300, 128), (128, 515))]
 
 
-def accumulate(sums, c):
-    return 2 * sums + 0.5 * c
+def accumulate(acc, c):
+    return 2 * acc + 0.5 * c
 
 
 matmul = functools.partial(jaxdnn.matmul, epilogue=accumulate, input_output_aliases={0: 0})
@@ -106,8 +106,8 @@ def test_other_results_need_what_is_overwritten(m, engine):
     """One is the operand itself, and one a reduction of it."""
     a, b, c = given((m, 40), (40, 512))
 
-    def epilogue(sums, c):
-        return jnp.sum(c, axis=0), c, sums + c
+    def epilogue(acc, c):
+        return jnp.sum(c, axis=0), c, acc + c
 
     function = functools.partial(jaxdnn.matmul, epilogue=epilogue, input_output_aliases={0: 2})
     with jaxdnn.options(engine=engine):
@@ -159,8 +159,8 @@ def test_gradients_accumulate_in_a_loop(engine):
     def accumulated(total, xs, ys):
         def step(total, pair):
             x, y = pair
-            sums = functools.partial(jaxdnn.matmul, epilogue=lambda s, c: c + s, input_output_aliases={0: 0})
-            return sums(x.T, y, total), None
+            acc = functools.partial(jaxdnn.matmul, epilogue=lambda s, c: c + s, input_output_aliases={0: 0})
+            return acc(x.T, y, total), None
 
         return jax.lax.scan(step, total, (xs, ys))[0]
 
@@ -190,8 +190,8 @@ def test_derivatives(engine):
     """The forward that saves its sums still has them behind the result that is stored in place."""
     a, b, c = given(*SHAPES[0])
 
-    def epilogue(sums, c):
-        return jnp.square(sums / 64) + c * c
+    def epilogue(acc, c):
+        return jnp.square(acc / 64) + c * c
 
     def vjp(aliases, a, b, c):
         function = functools.partial(jaxdnn.matmul, epilogue=epilogue, input_output_aliases=aliases)
@@ -217,7 +217,7 @@ def test_many_devices(cpus, manual, reads):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpus)
     specs = (P("a"), P(None, "b"), P("a", "b"))
     a, b, c = given((8, 12), (12, 6))
-    function = matmul if reads else functools.partial(matmul, epilogue=lambda sums, _: 2 * sums)
+    function = matmul if reads else functools.partial(matmul, epilogue=lambda acc, _: 2 * acc)
     if manual:
         function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[2])
     placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip((a, b, c), specs, strict=True)]
@@ -253,7 +253,7 @@ def test_explained():
 
 def test_dropped_with_an_epilogue_that_runs_after():
     a, b, c = given(*SHAPES[0])
-    function = functools.partial(matmul, epilogue=lambda sums, c: jnp.sort(sums + c, axis=-1))
+    function = functools.partial(matmul, epilogue=lambda acc, c: jnp.sort(acc + c, axis=-1))
     assert spec_of(function, a, b, c).aliases == {}
     y = jax.jit(function, donate_argnums=2)(a, b, jnp.array(c))
     np.testing.assert_array_equal(y, np.sort(a @ b + c, axis=-1))

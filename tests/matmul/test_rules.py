@@ -79,8 +79,8 @@ BIAS = product((3, 4), (4, 2), epilogue="bias", extras=(((2,), F32),))
 
 
 def test_results_are_arranged_as_returned():
-    def epilogue(sums, bias):
-        return {"y": sums + bias, "statistics": [jnp.max(sums), jnp.sum(sums, axis=0)]}
+    def epilogue(acc, bias):
+        return {"y": acc + bias, "statistics": [jnp.max(acc), jnp.sum(acc, axis=0)]}
 
     a, b, bias = LAYER.primals()
     got = jaxdnn.matmul(a, b, bias, epilogue=epilogue)
@@ -94,8 +94,8 @@ def test_dtypes_of_results():
     """What is left in the sums' dtype is rounded to the call's; a cast or a reduction keeps its own."""
     a, b = jnp.ones((3, 4), jnp.bfloat16), jnp.ones((4, 5), jnp.bfloat16)
 
-    def epilogue(sums):
-        return sums, sums.astype(jnp.float16), jnp.max(sums), sums > 2
+    def epilogue(acc):
+        return acc, acc.astype(jnp.float16), jnp.max(acc), acc > 2
 
     def dtypes(**keywords):
         return [y.dtype.name for y in jaxdnn.matmul(a, b, epilogue=epilogue, **keywords)]
@@ -111,7 +111,7 @@ def test_programs_and_not_functions_are_compared():
     a, b = LAYER.primals()[:2]
 
     def call():
-        return jaxdnn.matmul(a, b, epilogue=lambda sums: sums * 2)
+        return jaxdnn.matmul(a, b, epilogue=lambda acc: acc * 2)
 
     jaxprs = [jax.make_jaxpr(call)().eqns[-1].params["spec"] for _ in range(2)]
     assert jaxprs[0] == jaxprs[1]
@@ -160,7 +160,7 @@ def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element
 
     def loss(scale):
         function = functools.partial(jaxdnn.matmul, preferred_element_type=preferred)
-        return jnp.sum(function(a, b, scale, epilogue=lambda sums, scale: jnp.sqrt(sums.astype(F32) * scale)))
+        return jnp.sum(function(a, b, scale, epilogue=lambda acc, scale: jnp.sqrt(acc.astype(F32) * scale)))
 
     with jaxdnn.options(engine=engine):
         found = jax.jit(jax.grad(loss))(jnp.float32(4))

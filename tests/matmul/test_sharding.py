@@ -55,10 +55,10 @@ def of_vectors(a, b, **given):
 @pytest.mark.parametrize("call", [jaxdnn.matmul, of_vectors])
 def test_out_sharding_is_xlas(cpus, call):
     """The epilogue is of sums that nothing has rounded: bfloat16 has no number between 8 and 8.0625."""
-    y = with_out_sharding(cpus, functools.partial(call, epilogue=lambda sums: (sums - 8) * 16))
+    y = with_out_sharding(cpus, functools.partial(call, epilogue=lambda acc: (acc - 8) * 16))
     assert (y.dtype, y.sharding.spec) == (BF16, P("a", None))
     np.testing.assert_array_equal(y.astype(F32), np.ones((4, 6)))
-    wide = with_out_sharding(cpus, functools.partial(call, epilogue=lambda sums: sums / 64, out_dtype=F32))
+    wide = with_out_sharding(cpus, functools.partial(call, epilogue=lambda acc: acc / 64, out_dtype=F32))
     np.testing.assert_array_equal(wide, np.full((4, 6), 8.0625 / 64, F32))
     assert with_out_sharding(cpus, call).dtype == BF16
 

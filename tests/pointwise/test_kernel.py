@@ -18,12 +18,12 @@ ENGINE = PointwiseEngine()
 H100, A100 = device._NAMED[90], device._NAMED[80]
 
 
-def gelu(sums, bias):
-    return jax.nn.gelu(sums + bias)
+def gelu(acc, bias):
+    return jax.nn.gelu(acc + bias)
 
 
-def summed(sums, bias):
-    y = jax.nn.silu(sums + bias)
+def summed(acc, bias):
+    y = jax.nn.silu(acc + bias)
     return y, jnp.sum(y, axis=-2)
 
 

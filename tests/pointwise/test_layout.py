@@ -44,6 +44,6 @@ GROUPED = {
 def test_joined_dimensions(groups):
     function, *operands = GROUPED[groups]
     one = call(function, "float32[2,3,4,5,6]", *operands)
-    grouped = Call(one.function, one.shape, one.sums, one.operands, groups)
+    grouped = Call(one.function, one.shape, one.accumulators, one.operands, groups)
     assert grouped.extents == tuple(math.prod(one.shape[sum(groups[:i]) : sum(groups[: i + 1])]) for i in range(3))
     check(grouped, host=run_host(grouped))

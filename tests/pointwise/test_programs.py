@@ -121,7 +121,7 @@ def test_output_dtype():
 
     outputs = traced(function).with_output_dtype("bfloat16").outputs
     assert [output.dtype for output in outputs] == ["bfloat16", "float16", "bool", "float32"]
-    dequantized = traced(lambda acc: acc * 2, sums=("int32",)).with_output_dtype("float32")
+    dequantized = traced(lambda acc: acc * 2, accumulators=("int32",)).with_output_dtype("float32")
     assert dequantized.operations == ("mul", "convert")
     assert traced(function).with_output_dtype("float32") == traced(function)
 

@@ -101,4 +101,4 @@ def test_operand_that_does_not_broadcast():
 
 def test_wrong_dtype():
     with pytest.raises(UnsupportedOperation, match=r"`acc` at .*it is complex64; kernels take float32"):
-        traced(lambda acc: acc, sums=("complex64",))
+        traced(lambda acc: acc, accumulators=("complex64",))

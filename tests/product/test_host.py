@@ -43,12 +43,12 @@ def compute(case, config=None, isa=CPU.arch, arrays=None):
 
 def expected(case, arrays):
     """In float64 as far as the epilogue itself goes: what it computes from its operands alone is in their dtypes."""
-    sums = replace(case, epilogue=None).expected(arrays)
+    acc = replace(case, epilogue=None).expected(arrays)
     if case.epilogue is None:
-        return sums
+        return acc
     return [
         np.asarray(leaf)
-        for leaf in jax.tree.leaves(case.epilogue(*map(jnp.asarray, (*sums, *arrays[1 + case.sums :]))))
+        for leaf in jax.tree.leaves(case.epilogue(*map(jnp.asarray, (*acc, *arrays[1 + case.accumulators :]))))
     ]
 
 
@@ -112,10 +112,10 @@ def test_few_rows(m, dtype, transposed):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("sums", [1, 2])
+@pytest.mark.parametrize("accumulators", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
-def test_who_packs_does_not_matter(dtype, sums, isa):
-    case = ProductCase(301, 500, 700, dtype, sums=sums, padding=3)
+def test_who_packs_does_not_matter(dtype, accumulators, isa):
+    case = ProductCase(301, 500, 700, dtype, accumulators=accumulators, padding=3)
     best = next(iter(ENGINE.configurations(case.product(), replace(CPU, arch=isa))))
     ways = [replace(best, pack_a=a, pack_b=b) for a, b in itertools.product((False, True), repeat=2)]
     first, *others = (compute(case, config, isa) for config in ways)
@@ -295,8 +295,8 @@ def test_sums_that_leave_their_range(dtype):
     """A cast does not bring back what the sum before it has lost: as in JAX, where no kernel sums more widely."""
     wide = {"int8": "int32", "uint16": "uint32"}.get(dtype, "float32")
 
-    def epilogue(sums):
-        return jax.lax.reduce_sum(sums.astype(dtype), (0, 1)).astype(wide)
+    def epilogue(acc):
+        return jax.lax.reduce_sum(acc.astype(dtype), (0, 1)).astype(wide)
 
     ones = jnp.ones((256, 64))
     total = jax.jit(lambda a: jaxdnn.matmul(a, a.T, epilogue=epilogue))(ones)

@@ -24,8 +24,8 @@ ENGINES = [engine for op in ("matmul", "epilogue") for engine in native("cuda", 
 def call_with(operands, results, rows=256, dtype=F32):
     """A product whose epilogue has so many operands and results, as a function, as JAX's own, and arrays for it."""
 
-    def epilogue(sums, *operands):
-        return tuple(jnp.tanh(sum(operands, sums) * i) for i in range(1, 1 + results))
+    def epilogue(acc, *operands):
+        return tuple(jnp.tanh(sum(operands, acc) * i) for i in range(1, 1 + results))
 
     def function(a, b, *operands):
         return jaxdnn.matmul(a, b, *operands, epilogue=epilogue)

@@ -39,7 +39,7 @@ def cases():
         if dtype != "int8":
             bias = (("bfloat16", (1, 1, 264)),)
             found[f"{dtype} gelu"] = ProductCase(16, 264, 1040, dtype, epilogue=gelu, operands=bias, **along_k)
-            found[f"{dtype} gated"] = ProductCase(16, 264, 1040, dtype, epilogue=gated, sums=2, **along_k)
+            found[f"{dtype} gated"] = ProductCase(16, 264, 1040, dtype, epilogue=gated, accumulators=2, **along_k)
             found[f"{dtype} reductions"] = ProductCase(
                 16, 264, 1040, dtype, epilogue=reductions, batch=3, operands=bias, **along_k
             )
@@ -102,7 +102,7 @@ def test_the_first_configuration_fills_the_device():
         (ProductCase(16, 256, 256, "float32", b_transposed=True), H100, "round float32 operands to tf32"),
         (ProductCase(16, 256, 256, "float32", precision="default"), H100, "run along k"),
         (ProductCase(65, 256, 256, "bfloat16"), H100, "at most 64 rows or columns"),
-        (ProductCase(256, 16, 256, "bfloat16", sums=2), H100, "two sums"),
+        (ProductCase(256, 16, 256, "bfloat16", accumulators=2), H100, "two acc"),
         (ProductCase(16, 257, 256, "bfloat16"), H100, "the row stride of b is 514 bytes"),
     ],
 )

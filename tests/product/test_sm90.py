@@ -25,59 +25,59 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 OPCODES = {"bfloat16": 0x9F0, "float16": 0x9F0, "float32": 0x9F0, "int8": 0x9F1, **dict.fromkeys(FLOAT8, 0x9F3)}
 
 
-def gelu(sums, bias):
-    return jax.nn.gelu(sums + bias)
+def gelu(acc, bias):
+    return jax.nn.gelu(acc + bias)
 
 
-def saved(sums, bias):
-    return jax.nn.gelu(sums + bias), sums.astype(jnp.bfloat16)
+def saved(acc, bias):
+    return jax.nn.gelu(acc + bias), acc.astype(jnp.bfloat16)
 
 
-def long(sums, bias):
+def long(acc, bias):
     """Whose code is too long to stand in each place."""
-    return jnp.sin(sums + bias) * jnp.cos(sums) + jax.nn.mish(sums)
+    return jnp.sin(acc + bias) * jnp.cos(acc) + jax.nn.mish(acc)
 
 
 def gated(gate, up):
     return jax.nn.silu(gate) * up
 
 
-def several(sums, row, full, column, scalar):
-    index = jax.lax.broadcasted_iota(sums.dtype, sums.shape, 2)
-    return sums * scalar + row + full * column, (sums + index).astype(jnp.float16), sums > 0
+def several(acc, row, full, column, scalar):
+    index = jax.lax.broadcasted_iota(acc.dtype, acc.shape, 2)
+    return acc * scalar + row + full * column, (acc + index).astype(jnp.float16), acc > 0
 
 
-def narrow(sums, row):
-    return sums.astype(jnp.float8_e4m3fn), sums.astype(jnp.float8_e5m2), sums.astype(jnp.int8), sums + row
+def narrow(acc, row):
+    return acc.astype(jnp.float8_e4m3fn), acc.astype(jnp.float8_e5m2), acc.astype(jnp.int8), acc + row
 
 
-def wide_and_narrow(sums):
-    return sums.astype(jnp.int8), sums, sums > 0, sums.astype(jnp.bfloat16)
+def wide_and_narrow(acc):
+    return acc.astype(jnp.int8), acc, acc > 0, acc.astype(jnp.bfloat16)
 
 
-def reductions(sums, full):
-    product = sums * full
+def reductions(acc, full):
+    product = acc * full
     return (
         product,
-        jnp.max(jnp.abs(sums)),
+        jnp.max(jnp.abs(acc)),
         jnp.sum(product, axis=1),
-        jnp.min(sums, axis=2),
+        jnp.min(acc, axis=2),
         jnp.sum(product, axis=(0, 1)),
-        jnp.max(sums, axis=(1, 2)),
+        jnp.max(acc, axis=(1, 2)),
     )
 
 
-def backward(cotangent, sums, bias):
-    (gradient,) = jax.vjp(lambda x: jax.nn.gelu(x + bias), sums.astype(jnp.float32))[1](cotangent)
+def backward(cotangent, acc, bias):
+    (gradient,) = jax.vjp(lambda x: jax.nn.gelu(x + bias), acc.astype(jnp.float32))[1](cotangent)
     return gradient, jnp.sum(gradient, axis=(0, 1))
 
 
-def scaled(sums, scale, bias):
-    return jax.nn.gelu(sums * scale + bias)
+def scaled(acc, scale, bias):
+    return jax.nn.gelu(acc * scale + bias)
 
 
-def quantized(sums, scale):
-    return (sums.astype(jnp.float32) * scale).astype(jnp.int8)
+def quantized(acc, scale):
+    return (acc.astype(jnp.float32) * scale).astype(jnp.int8)
 
 
 def case(m, n, k, dtype="bfloat16", **fields):
@@ -93,11 +93,11 @@ CASES = {
     "transposed": case(4096, 4096, 4096, "float16", a_transposed=True, b_transposed=True),
     "gelu": case(4096, 4096, 4096, epilogue=gelu, operands=BIAS),
     "saved": case(4096, 4096, 4096, epilogue=saved, operands=BIAS),
-    "silu": case(4096, 4096, 4096, epilogue=lambda sums, bias: jax.nn.silu(sums + bias), operands=BIAS),
+    "silu": case(4096, 4096, 4096, epilogue=lambda acc, bias: jax.nn.silu(acc + bias), operands=BIAS),
     "elu": case(4096, 4096, 4096, epilogue=jax.nn.elu),
-    "rows": case(4096, 4096, 4096, epilogue=lambda sums, a, b: sums * a + b, operands=BIAS * 2),
+    "rows": case(4096, 4096, 4096, epilogue=lambda acc, a, b: acc * a + b, operands=BIAS * 2),
     "long": case(4096, 4096, 512, epilogue=long, operands=BIAS),
-    "gated": case(4096, 4096, 4096, sums=2, epilogue=gated),
+    "gated": case(4096, 4096, 4096, accumulators=2, epilogue=gated),
     "several": case(300, 520, 136, batch=2, epilogue=several, operands=SEVERAL),
     "several, unaligned": case(
         300, 521, 136, batch=2, b_transposed=True, epilogue=several,
@@ -118,7 +118,7 @@ CASES = {
     "int8 to int8": case(
         4096, 4096, 512, "int8", epilogue=quantized, out="int8", operands=(("float32", (1, 1, 4096)),)
     ),
-    "many results": case(256, 256, 512, batch=2, epilogue=lambda sums: tuple(sums * i for i in range(2, 18))),
+    "many results": case(256, 256, 512, batch=2, epilogue=lambda acc: tuple(acc * i for i in range(2, 18))),
     "deep": case(512, 512, 16384, epilogue=gelu, operands=(("bfloat16", (1, 1, 512)),)),
     "small": case(33, 47, 72, batch=3, padding=3),
     "matrices": case(128, 64, 128, batch=4096),
@@ -143,7 +143,7 @@ def test_configurations_compile(name):
     assert ENGINE.reason(product, H100) is None
     offered = list(ENGINE.configurations(product, H100))
     # What differs in numbers alone is the same code.
-    found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), group=8) for knobs in offered))
+    found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), swizzle=8) for knobs in offered))
     assert found
     if name not in ("square", "gelu", "several", "reductions", "deep"):  # those try every tile
         found = found[:6]
@@ -225,10 +225,10 @@ def test_sizes_are_not_in_the_code():
         (replace(case(8, 8, 8).product(), m=2**31), H100, "32-bit index"),
         (case(8, 8, 8, batch=2**28).product(), H100, None),
         (case(8, 8, 8, batch=2**30).product(), H100, "more tiles"),
-        (case(8, 8, 8, epilogue=lambda sums: jnp.sum(sums, axis=0), batch=2).product(), H100, "over the batch alone"),
-        (case(8, 8, 8, epilogue=lambda sums: jnp.sum(sums, axis=0)).product(), H100, None),
+        (case(8, 8, 8, epilogue=lambda acc: jnp.sum(acc, axis=0), batch=2).product(), H100, "over the batch alone"),
+        (case(8, 8, 8, epilogue=lambda acc: jnp.sum(acc, axis=0)).product(), H100, None),
         (
-            case(8, 8, 8, epilogue=lambda sums: (sums.astype("float64") * 2).astype("float16")).product(),
+            case(8, 8, 8, epilogue=lambda acc: (acc.astype("float64") * 2).astype("float16")).product(),
             H100,
             "computed as a double",
         ),
@@ -248,9 +248,9 @@ def test_reasons(product, target, said):
         (Sm90Knobs(stages=9), "square", "bytes of shared memory"),
         (Sm90Knobs(split_k=65), "square", "split_k is 65"),
         (Sm90Knobs(split_k=2), "reductions", "can't be split"),
-        (Sm90Knobs(tile_m=256, tile_n=256), "square", "256 sums"),
+        (Sm90Knobs(tile_m=256, tile_n=256), "square", "256 acc"),
         (Sm90Knobs(promotion=1), "square", "8-bit floats"),
-        (Sm90Knobs(promotion=1), "float8", "256 sums"),
+        (Sm90Knobs(promotion=1), "float8", "256 acc"),
         (Sm90Knobs(tile_n=128), "several, unaligned", "expected store = 'direct'"),
         (Sm90Knobs(tile_m=64, tile_n=64, cluster_m=1, consumers=1), "many results", "it would take 18 tensor maps"),
     ],
@@ -294,7 +294,7 @@ def shrunk():
         found[f"{dtype} reductions"] = case(300, 264, 136, dtype, epilogue=reductions, operands=operands, out="float32")
     found["wide and narrow"] = case(300, 272, 136, epilogue=wide_and_narrow, out="float32")
     found["gelu"] = case(300, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),))
-    found["gated"] = case(300, 264, 136, sums=2, epilogue=gated)
+    found["gated"] = case(300, 264, 136, accumulators=2, epilogue=gated)
     found["saved"] = case(300, 264, 136, epilogue=saved, operands=(("bfloat16", (1, 1, 264)),))
     found["long"] = case(300, 264, 136, epilogue=long, operands=(("bfloat16", (1, 1, 264)),))
     found["narrow"] = case(300, 264, 136, epilogue=narrow, operands=(("uint8", (1, 1, 264)),))

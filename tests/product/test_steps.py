@@ -26,15 +26,15 @@ def plan_of(stage):
 def test_split(dtype, m, n, batch, splits, monkeypatch, tmp_path):
     """With few blocks along rows and matrices, so that they stride."""
     monkeypatch.setattr(split_k, "MAX_GRID_YZ", 1)
-    case = ProductCase(m, n, 8, dtype, batch=batch, epilogue=lambda sums: sums + sums)
+    case = ProductCase(m, n, 8, dtype, batch=batch, epilogue=lambda acc: acc + acc)
     product = case.product()
     epilogue, after = element_epilogue(product, 1)
     assert not after.launches
     plan = plan_of(split_k.split_stage(product, epilogue, splits))
-    sums = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
+    acc = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
     result = np.zeros((batch, m, n), product.results[0].dtype)
-    run_with_threads(plan, ([sums], [result]), tmp_path)
-    np.testing.assert_array_equal(result, (2 * sums.sum(1)).astype(result.dtype))
+    run_with_threads(plan, ([acc], [result]), tmp_path)
+    np.testing.assert_array_equal(result, (2 * acc.sum(1)).astype(result.dtype))
 
 
 @pytest.mark.parametrize("extents", [(1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33)])

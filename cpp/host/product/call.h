@@ -1,13 +1,13 @@
 // A product as its launches describe it, and how it is cut:
 //
-//                 columns                      A tile of the result is what one piece of work sums and finishes. Along
+//                 columns                      A tile of the result is what one piece of work accumulators and finishes. Along
 //               +---------+                    k it is worked through in blocks: those of a and b are packed, hot in
 //      k        |  b      | depth              cache or by a launch before, and multiplied panel by panel. A panel of b
 //    +-----+    +----+----+                    stays in the L1 cache while the panels of a pass by, a block of a in L2:
 //    | a   |    | x  |                         bytes from L2 for each multiplication: 1 / columns of a panel of b.
 //    +--+--+    +----+
 //    |x |rows   | tile -> epilogue -> results  Where a result has few tiles k is split between pieces of work, which
-//    +--+       +----+                         leave their sums in memory, for a launch of its own to finish.
+//    +--+       +----+                         leave their accumulators in memory, for a launch of its own to finish.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ struct CallWords {
   int64_t splits;                // of k
   int64_t streams;               // whether b is read where it lies
   int64_t group;                 // tiles that a task works on
-  int64_t sums, operands, results;
+  int64_t accumulators, operands, results;
   MatrixWords matrices[1 + kMaxSums];  // a, then b of each sum
 };
 
@@ -80,7 +80,7 @@ class Call {
     const auto* strides =
         reinterpret_cast<const ArrayWords*>(static_cast<const int64_t*>(arguments[0]) + sizeof(CallWords) / 8);
     const void* const* next = arguments + 2;
-    for (int64_t i = 0; i <= words_.sums; ++i, next += 2) {
+    for (int64_t i = 0; i <= words_.accumulators; ++i, next += 2) {
       matrices_[i] = {words_.matrices[i], static_cast<const char*>(next[0]),
                       static_cast<char*>(const_cast<void*>(next[1])), i == 0 ? words_.m : words_.n,
                       i == 0 ? words_.rows : words_.columns};
@@ -124,9 +124,9 @@ class Call {
     return format_.padded_rows(tile.rows) * sums_stride(tile) * format_.sum_bytes;
   }
 
-  // Where the sums of one split wait for the others; rows are as far apart as columns are many.
+  // Where the accumulators of one split wait for the others; rows are as far apart as columns are many.
   char* partial(int64_t split, int64_t sum, const pointwise::Tile& tile) const {
-    const int64_t matrix = (split * words_.sums + sum) * words_.batch + tile.batch;
+    const int64_t matrix = (split * words_.accumulators + sum) * words_.batch + tile.batch;
     return partial_ + (matrix * words_.m * words_.n + tile.row * words_.n + tile.column) * format_.sum_bytes;
   }
 
@@ -192,7 +192,7 @@ class Call {
   }
 
   // Runs the epilogue on a tile.
-  void finish(const Place& place, const pointwise::Tile& tile, const pointwise::Rows* sums) const {
+  void finish(const Place& place, const pointwise::Tile& tile, const pointwise::Rows* accumulators) const {
     pointwise::Array arrays[kMaxArrays];
     for (int64_t i = 0; i < words_.operands + words_.results; ++i) {
       arrays[i] = arrays_[i];
@@ -201,7 +201,7 @@ class Call {
     }
     const pointwise::Interpreter epilogue(program_, arrays, arrays + words_.operands);
     epilogue.initialize(tile);
-    epilogue.run(sums, tile);
+    epilogue.run(accumulators, tile);
   }
 
  private:

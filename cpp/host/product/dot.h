@@ -55,9 +55,9 @@ __attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const vo
   const int32_t* a = static_cast<const int32_t*>(a_panel);
   const float* b = static_cast<const float*>(b_panel);
   float* to = static_cast<float*>(sums_tile);
-  __m512 sums[rows][kPanelVectors];
+  __m512 accumulators[rows][kPanelVectors];
   for (int i = 0; i < rows; ++i) {
-    for (int j = 0; j < kPanelVectors; ++j) sums[i][j] = _mm512_setzero_ps();
+    for (int j = 0; j < kPanelVectors; ++j) accumulators[i][j] = _mm512_setzero_ps();
   }
   for (int64_t unit = 0; unit < units; ++unit, a += rows, b += kPanelVectors * 16) {
     __m512bh columns[kPanelVectors];
@@ -65,13 +65,13 @@ __attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const vo
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       const __m512bh row = (__m512bh)_mm512_set1_epi32(a[i]);
-      for (int j = 0; j < kPanelVectors; ++j) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], row, columns[j]);
+      for (int j = 0; j < kPanelVectors; ++j) accumulators[i][j] = _mm512_dpbf16_ps(accumulators[i][j], row, columns[j]);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i, to += stride) {
     for (int j = 0; j < kPanelVectors; ++j) {
-      const __m512 sum = adds ? _mm512_add_ps(sums[i][j], _mm512_loadu_ps(to + j * 16)) : sums[i][j];
+      const __m512 sum = adds ? _mm512_add_ps(accumulators[i][j], _mm512_loadu_ps(to + j * 16)) : accumulators[i][j];
       _mm512_storeu_ps(to + j * 16, sum);
     }
   }
@@ -112,7 +112,7 @@ class TileScope {
   const bool used_;
 };
 
-// Two by two tiles of sums, or one by two. The panel of a is made of tiles itself: for each 16 steps one for each 16
+// Two by two tiles of accumulators, or one by two. The panel of a is made of tiles itself: for each 16 steps one for each 16
 // rows.
 template <bool integers, int tile_rows>
 __attribute__((target("amx-tile,amx-bf16,amx-int8"))) void multiply_tiles(int64_t units, const void* a_panel,

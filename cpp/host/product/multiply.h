@@ -1,10 +1,10 @@
 // Products of packed panels in registers:
 //
-//     sums[rows][columns] += (rows of a) x (columns of b), over `units` steps along k
+//     accumulators[rows][columns] += (rows of a) x (columns of b), over `units` steps along k
 //
 // A unit is what one lane multiplies in one instruction: a float, a double, or a pair of 16-bit numbers that are
 // neighbours along k. A panel of a holds, for each step, one unit of each of its rows; a panel of b one unit of each of
-// its columns, which fill kPanelVectors vectors. The sums stay in registers over all of k.
+// its columns, which fill kPanelVectors vectors. The accumulators stay in registers over all of k.
 #pragma once
 
 #if defined(__SSE2__)
@@ -29,13 +29,13 @@ struct Ahead {
   int64_t every;
 };
 
-// Adds to what `sums` holds, or replaces it. The rows of sums are `stride` elements apart.
-using Multiply = void (*)(int64_t units, const void* a, const void* b, void* sums, int64_t stride, bool adds,
+// Adds to what `accumulators` holds, or replaces it. The rows of accumulators are `stride` elements apart.
+using Multiply = void (*)(int64_t units, const void* a, const void* b, void* accumulators, int64_t stride, bool adds,
                           const Ahead& ahead);
 
 // The same, of columns of b that lie next to each other in memory, with steps `step` elements apart: leaves their panel
 // in `packed` for the rows that come after. The loads and stores hide behind the multiplications.
-using MultiplyPacking = void (*)(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* sums,
+using MultiplyPacking = void (*)(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* accumulators,
                                  int64_t stride, bool adds);
 
 constexpr int kPanelVectors = 2;
@@ -87,7 +87,7 @@ inline Vector<double> multiply_add(Vector<double> a, Vector<double> b, Vector<do
 #endif
 }
 
-// Products of pairs of 16-bit integers; those of numbers from -128 to 127 are exact, and their sums wrap.
+// Products of pairs of 16-bit integers; those of numbers from -128 to 127 are exact, and their accumulators wrap.
 inline Vector<int32_t> multiply_add(Vector<int32_t> a, Vector<int32_t> b, Vector<int32_t> c) {
 #if defined(__AVX512F__)
   const auto products = (Vector<uint32_t>)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -102,12 +102,12 @@ inline Vector<int32_t> multiply_add(Vector<int32_t> a, Vector<int32_t> b, Vector
   return (Vector<int32_t>)((Vector<uint32_t>)c + products);
 }
 
-// T: what a unit of vectors is loaded as, and the type of the sums.
+// T: what a unit of vectors is loaded as, and the type of the accumulators.
 template <typename T, int rows, bool packs>
 inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, T* packed, T* to, int64_t stride,
                            bool adds, Ahead ahead) {
   constexpr int kWidth = kLanes<T>;
-  Vector<T> sums[rows][kPanelVectors] = {};
+  Vector<T> accumulators[rows][kPanelVectors] = {};
   for (int64_t unit = 0; unit < units;) {
     for (int i = 0; i < kPanelVectors * kVectorBytes; i += kLineBytes) __builtin_prefetch(ahead.data + i, 0, kL2);
     ahead.data += ahead.stride;
@@ -126,14 +126,14 @@ inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, 
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
         const Vector<T> row = a[i] - Vector<T>{};
-        for (int j = 0; j < kPanelVectors; ++j) sums[i][j] = multiply_add(row, columns[j], sums[i][j]);
+        for (int j = 0; j < kPanelVectors; ++j) accumulators[i][j] = multiply_add(row, columns[j], accumulators[i][j]);
       }
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i, to += stride) {
     for (int j = 0; j < kPanelVectors; ++j) {
-      Vector<T> sum = sums[i][j];
+      Vector<T> sum = accumulators[i][j];
       if (adds) {
         if constexpr (std::is_same_v<T, int32_t>) {
           sum = (Vector<T>)((Vector<uint32_t>)sum + load_bytes<Vector<uint32_t>>(to + j * kWidth));
@@ -147,16 +147,16 @@ inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, 
 }
 
 template <typename T, int rows>
-void multiply(int64_t units, const void* a, const void* b, void* sums, int64_t stride, bool adds, const Ahead& ahead) {
+void multiply(int64_t units, const void* a, const void* b, void* accumulators, int64_t stride, bool adds, const Ahead& ahead) {
   multiply_steps<T, rows, false>(units, static_cast<const T*>(a), static_cast<const T*>(b), kPanelVectors * kLanes<T>,
-                                 nullptr, static_cast<T*>(sums), stride, adds, ahead);
+                                 nullptr, static_cast<T*>(accumulators), stride, adds, ahead);
 }
 
 template <typename T, int rows>
-void multiply_packing(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* sums,
+void multiply_packing(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* accumulators,
                       int64_t stride, bool adds) {
   multiply_steps<T, rows, true>(units, static_cast<const T*>(a), static_cast<const T*>(b), step,
-                                static_cast<T*>(packed), static_cast<T*>(sums), stride, adds,
+                                static_cast<T*>(packed), static_cast<T*>(accumulators), stride, adds,
                                 {static_cast<const char*>(b), 0, units});
 }
 

@@ -1,7 +1,7 @@
 // Products of matrices: packing ahead, multiplying, and finishing what was split along k. matmul_call.h draws it.
 //
 // Arguments of each kernel: the words of the call (`CallWords`, then `ArrayWords` for each operand and result of the
-// epilogue); the epilogue's program; for a and each b its data and where it is packed; the sums of splits; the
+// epilogue); the epilogue's program; for a and each b its data and where it is packed; the accumulators of splits; the
 // epilogue's operands and results. A buffer that the call doesn't have is replaced by any address.
 #include <cstring>
 
@@ -16,7 +16,7 @@ namespace matmul {
 
 // Where a thread works on a tile.
 struct Workspace {
-  char *a, *b, *panel, *sums[kMaxSums];  // panel: of b, which is packed as it is multiplied
+  char *a, *b, *panel, *accumulators[kMaxSums];  // panel: of b, which is packed as it is multiplied
 
   Workspace(const Call& call, const pointwise::Tile& tile) {
     static thread_local ThreadMemory memory;
@@ -24,7 +24,7 @@ struct Workspace {
     const int64_t depth = std::min(call.words().depth, call.words().k);
     const bool streams = call.words().streams != 0;
     const int64_t packed = call.packed_multiplying(tile);
-    // Streaming wants a as dense rows in the type of the sums.
+    // Streaming wants a as dense rows in the type of the accumulators.
     const int64_t a_panels = call.matrix(0).ahead() ? 0 : call.block_bytes(false, tile.rows, depth);
     const int64_t a_bytes = streams ? tile.rows * depth * call.format().sum_bytes : a_panels;
     const int64_t b_bytes =
@@ -40,7 +40,7 @@ struct Workspace {
     a = take(a_bytes);
     b = take(b_bytes);
     panel = take(panel_bytes);
-    for (auto& sum : sums) sum = take(call.sums_bytes(tile));
+    for (auto& sum : accumulators) sum = take(call.sums_bytes(tile));
   }
 };
 
@@ -69,20 +69,20 @@ inline void with_streamed(Dtype dtype, Body body) {
   }
 }
 
-// The sums of a tile of few rows over the blocks of its split.
+// The accumulators of a tile of few rows over the blocks of its split.
 template <typename C>
 inline void stream_tile(const Call& call, const Place& place, const pointwise::Tile& tile, const Workspace& space) {
   const CallWords& words = call.words();
   const int64_t stride = call.sums_stride(tile);
   C* a = reinterpret_cast<C*>(space.a);
-  for (int64_t sum = 0; sum < words.sums; ++sum) std::memset(space.sums[sum], 0, size_t(call.sums_bytes(tile)));
+  for (int64_t sum = 0; sum < words.accumulators; ++sum) std::memset(space.accumulators[sum], 0, size_t(call.sums_bytes(tile)));
   for (int64_t block = call.first_block(place.split); block < call.first_block(place.split + 1); ++block) {
     const int64_t k = block * words.depth, depth = call.depth(block);
     with_streamed<C>(Dtype(words.matrices[0].dtype), [&](auto element) {
       dense_rows<decltype(element)>(call.lines(0, place.batch), tile.row, k, tile.rows, depth, a);
     });
-    for (int64_t sum = 0; sum < words.sums; ++sum) {
-      const Stream<C> out{a, tile.rows, reinterpret_cast<C*>(space.sums[sum]), stride};
+    for (int64_t sum = 0; sum < words.accumulators; ++sum) {
+      const Stream<C> out{a, tile.rows, reinterpret_cast<C*>(space.accumulators[sum]), stride};
       with_streamed<C>(Dtype(words.matrices[1 + sum].dtype), [&](auto element) {
         stream<decltype(element)>(call.lines(1 + sum, place.batch), tile.column, k, tile.columns, depth, out);
       });
@@ -90,7 +90,7 @@ inline void stream_tile(const Call& call, const Place& place, const pointwise::T
   }
 }
 
-// The sums of a tile over the blocks of its split.
+// The accumulators of a tile over the blocks of its split.
 inline void multiply_tile(const Call& call, const Place& place, const pointwise::Tile& tile, const Workspace& space) {
   const Format& format = call.format();
   const CallWords& words = call.words();
@@ -101,7 +101,7 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
   for (int64_t block = first; block < end; ++block) {
     const int64_t units = format.units(call.depth(block));
     const char* a = call.panels(0, place.batch, place.row, block, 0, space.a);
-    for (int64_t sum = 0; sum < words.sums; ++sum) {
+    for (int64_t sum = 0; sum < words.accumulators; ++sum) {
       const int64_t i = 1 + sum;
       const char* panels = call.panels(i, place.batch, place.column, block, packed, space.b);
       for (int64_t column = 0; column < tile.columns; column += format.b_width) {
@@ -116,7 +116,7 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
         }
         if (packs && sum == 0 && block + 1 < end) call.fetch_rows(tile, block + 1, column, packed);
         const char* rows = a;
-        char* to = space.sums[sum] + column * format.sum_bytes;
+        char* to = space.accumulators[sum] + column * format.sum_bytes;
         for (int64_t row = 0; row < tile.rows; row += panel_rows) {
           const int64_t steps = (std::min(panel_rows, tile.rows - row) + format.a_step - 1) / format.a_step;
           if (packs && row == 0) {
@@ -139,7 +139,7 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
 // A task packs one block of one tile of one matrix.
 void product_pack(const void* const* arguments, int64_t task) {
   const matmul::Call call(arguments);
-  for (int64_t i = 0; i <= call.words().sums; ++i) {
+  for (int64_t i = 0; i <= call.words().accumulators; ++i) {
     const matmul::Matrix& matrix = call.matrix(i);
     if (!matrix.ahead()) continue;
     const int64_t tiles = matrix.tiles(), blocks = call.blocks();
@@ -152,7 +152,7 @@ void product_pack(const void* const* arguments, int64_t task) {
   }
 }
 
-// A task sums `group` tiles, and finishes them unless k is split.
+// A task accumulators `group` tiles, and finishes them unless k is split.
 void product_multiply(const void* const* arguments, int64_t task) {
   const matmul::Call call(arguments);
   const matmul::TileScope scope(call.format().tiles);
@@ -172,15 +172,15 @@ void product_multiply(const void* const* arguments, int64_t task) {
     }
     const int64_t stride = call.sums_stride(tile), sum_bytes = call.format().sum_bytes;
     if (call.words().splits == 1) {
-      pointwise::Rows sums[matmul::kMaxSums];
-      for (int i = 0; i < matmul::kMaxSums; ++i) sums[i] = {space.sums[i], stride};
-      call.finish(place, tile, sums);
+      pointwise::Rows accumulators[matmul::kMaxSums];
+      for (int i = 0; i < matmul::kMaxSums; ++i) accumulators[i] = {space.accumulators[i], stride};
+      call.finish(place, tile, accumulators);
       continue;
     }
-    for (int64_t sum = 0; sum < call.words().sums; ++sum) {
+    for (int64_t sum = 0; sum < call.words().accumulators; ++sum) {
       char* to = call.partial(place.split, sum, tile);
       for (int64_t row = 0; row < tile.rows; ++row) {
-        std::memcpy(to + row * call.words().n * sum_bytes, space.sums[sum] + row * stride * sum_bytes,
+        std::memcpy(to + row * call.words().n * sum_bytes, space.accumulators[sum] + row * stride * sum_bytes,
                     size_t(tile.columns * sum_bytes));
       }
     }
@@ -197,12 +197,12 @@ void product_finish(const void* const* arguments, int64_t task) {
     const pointwise::Tile tile = call.tile(place);
     const matmul::Workspace space(call, tile);
     const int64_t stride = call.sums_stride(tile);
-    pointwise::Rows sums[matmul::kMaxSums];
-    for (int64_t sum = 0; sum < call.words().sums; ++sum) {
-      sums[sum] = {space.sums[sum], stride};
+    pointwise::Rows accumulators[matmul::kMaxSums];
+    for (int64_t sum = 0; sum < call.words().accumulators; ++sum) {
+      accumulators[sum] = {space.accumulators[sum], stride};
       for (int64_t split = 0; split < call.words().splits; ++split) {
         const char* from = call.partial(split, sum, tile);
-        char* to = space.sums[sum];
+        char* to = space.accumulators[sum];
         for (int64_t row = 0; row < tile.rows; ++row) {
           if (split == 0) {
             std::memcpy(to, from, size_t(tile.columns * sum_bytes));
@@ -218,7 +218,7 @@ void product_finish(const void* const* arguments, int64_t task) {
         }
       }
     }
-    call.finish(place, tile, sums);
+    call.finish(place, tile, accumulators);
   }
 }
 

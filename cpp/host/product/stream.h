@@ -1,6 +1,6 @@
 // Products of few rows of a: b, which is read once, is multiplied where it lies, at the speed of memory.
 //
-// C is what sums are in: float, double, or int32_t for the products of int8.
+// C is what accumulators are in: float, double, or int32_t for the products of int8.
 #pragma once
 
 #include "format.h"
@@ -14,7 +14,7 @@ template <typename C>
 struct Stream {
   const C* a;
   int64_t rows;
-  C* sums;
+  C* accumulators;
   int64_t stride;
 };
 
@@ -37,8 +37,8 @@ using jaxdnn::JAXDNN_ISA::load;
 using jaxdnn::JAXDNN_ISA::widen;
 
 template <typename T>
-inline void store_sums(T* to, Vector<T> sums) {
-  std::memcpy(to, &sums, sizeof(sums));
+inline void store_sums(T* to, Vector<T> accumulators) {
+  std::memcpy(to, &accumulators, sizeof(accumulators));
 }
 
 // What vectors of b are multiplied by. Pairs of 16-bit integers are multiplied together: of a widened int8 the upper
@@ -49,7 +49,7 @@ inline V factor(V values) {
   return values;
 }
 
-// One product, added; sums of integers wrap.
+// One product, added; accumulators of integers wrap.
 template <typename C>
 inline C added(C sum, C a, C b) {
   if constexpr (std::is_same_v<C, int32_t>) return pointwise::sum(sum, a * b);
@@ -67,8 +67,8 @@ inline C sum_vector(Vector<C> values) {
 
 constexpr int kSteps = 4;  // rows of b that are added together
 
-// Where the columns of b are neighbours: sums[i][:] += a[i][k] b[k][:], for kSteps steps at once and two vectors, whose
-// sums are loaded and stored once for all steps.
+// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for kSteps steps at once and two vectors, whose
+// accumulators are loaded and stored once for all steps.
 template <int steps, typename S, typename C>
 inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C* a, int64_t depth,
                       const Stream<C>& out) {
@@ -83,7 +83,7 @@ inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C
       b1[d] = load(from + kLanes<C>);
     }
     for (int64_t i = 0; i < out.rows; ++i) {
-      C* to = out.sums + i * out.stride + column;
+      C* to = out.accumulators + i * out.stride + column;
       Vector<C> s0 = load(to), s1 = load(to + kLanes<C>);
       for (int d = 0; d < steps; ++d) {
         const Vector<C> by = factor(a[i * depth + d] - Vector<C>{});
@@ -96,9 +96,9 @@ inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C
   }
   for (; column < columns; ++column) {
     for (int64_t i = 0; i < out.rows; ++i) {
-      C sum = out.sums[i * out.stride + column];
+      C sum = out.accumulators[i * out.stride + column];
       for (int d = 0; d < steps; ++d) sum = added<C>(sum, a[i * depth + d], widen(b[d * depth_stride + column]));
-      out.sums[i * out.stride + column] = sum;
+      out.accumulators[i * out.stride + column] = sum;
     }
   }
 }
@@ -114,7 +114,7 @@ void stream_rows(const S* b, int64_t depth_stride, int64_t columns, int64_t dept
 
 // Where the columns of b run along memory: dot products, of `rows` rows and `columns` columns at once.
 template <int rows, int columns, typename S, typename C>
-inline void add_dots(const S* b, int64_t line_stride, const C* a, int64_t depth, C* sums, int64_t stride) {
+inline void add_dots(const S* b, int64_t line_stride, const C* a, int64_t depth, C* accumulators, int64_t stride) {
   Vector<C> dots[rows][columns] = {};
   int64_t k = 0;
   for (; k + kLanes<C> <= depth; k += kLanes<C>) {
@@ -127,7 +127,7 @@ inline void add_dots(const S* b, int64_t line_stride, const C* a, int64_t depth,
   }
   for (int i = 0; i < rows; ++i) {
     for (int j = 0; j < columns; ++j) {
-      C& sum = sums[i * stride + j];
+      C& sum = accumulators[i * stride + j];
       sum = added<C>(sum, sum_vector<C>(dots[i][j]), 1);
       for (int64_t rest = k; rest < depth; ++rest) {
         sum = added<C>(sum, a[i * depth + rest], widen(b[j * line_stride + rest]));
@@ -140,12 +140,12 @@ template <int columns, typename S, typename C>
 inline void add_lines(const S* b, int64_t line_stride, int64_t depth, int64_t column, const Stream<C>& out) {
   int64_t i = 0;
   for (; i + 2 <= out.rows; i += 2) {
-    C* sums = out.sums + i * out.stride + column;
-    add_dots<2, columns>(b + column * line_stride, line_stride, out.a + i * depth, depth, sums, out.stride);
+    C* accumulators = out.accumulators + i * out.stride + column;
+    add_dots<2, columns>(b + column * line_stride, line_stride, out.a + i * depth, depth, accumulators, out.stride);
   }
   if (i < out.rows) {
-    C* sums = out.sums + i * out.stride + column;
-    add_dots<1, columns>(b + column * line_stride, line_stride, out.a + i * depth, depth, sums, out.stride);
+    C* accumulators = out.accumulators + i * out.stride + column;
+    add_dots<1, columns>(b + column * line_stride, line_stride, out.a + i * depth, depth, accumulators, out.stride);
   }
 }
 
@@ -156,7 +156,7 @@ void stream_lines(const S* b, int64_t line_stride, int64_t columns, int64_t dept
   for (; column < columns; ++column) add_lines<1>(b, line_stride, depth, column, out);
 }
 
-// Adds a block of b, `columns` columns from `line` on and `depth` steps from `k` on, to the sums.
+// Adds a block of b, `columns` columns from `line` on and `depth` steps from `k` on, to the accumulators.
 template <typename S, typename C>
 void stream(const Lines& source, int64_t line, int64_t k, int64_t columns, int64_t depth, const Stream<C>& out) {
   const S* b = source.at<S>(line, k);

@@ -44,7 +44,7 @@ struct ProductSimt {
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, k = 0, batches = 1;
-  int group = 8;                    // rows of tiles in a band (core/scheduler.cuh)
+  int swizzle = 8;                    // rows of tiles in a band (core/scheduler.cuh)
   int splits = 1, split_depth = 0;  // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
   static constexpr int kThreads =
@@ -78,7 +78,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
 
   const TileOrder order{static_cast<unsigned>((call.m + Config::kTileM - 1) / Config::kTileM),
                         static_cast<unsigned>((call.n + Call::kWidth - 1) / Call::kWidth),
-                        static_cast<unsigned>(call.group)};
+                        static_cast<unsigned>(call.swizzle)};
   const TilePosition tile = order[blockIdx.x];
   const int row0 = tile.row * Config::kTileM, column0 = tile.column * Call::kWidth;
   const int batch = tile.batch / call.splits;

@@ -40,8 +40,8 @@
 
 namespace jaxdnn {
 
-/// What a `Config` has besides A, B, Epilogue, Operands, Results, Accumulator, kTileM and kTileN:
-/// jaxdnn/engines/product/sm90/ states only what differs, and holds the same table.
+/// What a `Config` has besides A, B, Epilogue, Operands, Results and Accumulator: jaxdnn/engines/product/sm90/ states
+/// only what differs, and holds the same table, of which the numbers are its knobs' defaults.
 struct ProductSm90Defaults {
   static constexpr bool kMMajorA = false, kNMajorB = true;  // how the operands' rows run in memory; else K-major
   static constexpr bool kPingpong = false;                  // else cooperative
@@ -49,8 +49,9 @@ struct ProductSm90Defaults {
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
   static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
-  static constexpr int kStages = 4, kClusterM = 1, kClusterN = 1, kConsumers = 2, kStagger = 0, kPromotion = 0;
-  static constexpr int kStoreColumns = 32, kEpilogueStages = 2;  // of a subtile of results; subtiles that wait for TMA
+  static constexpr int kStoreColumns = 32;                  // of a subtile of results
+  static constexpr int kTileM = 128, kTileN = 256, kStages = 4, kClusterM = 2, kClusterN = 1, kConsumers = 2;
+  static constexpr int kStagger = 0, kPromotion = 0, kEpilogueStages = 2;
 };
 
 template <class Config>
@@ -61,7 +62,7 @@ struct ProductSm90 {
   ResultAddress results[TileEpilogue<Config>::kResults];
   int m = 0, n = 0, k = 0, batches = 1;
   int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
-  int group = 8;                     // rows of clusters' tiles in a band (core/scheduler.cuh)
+  int swizzle = 8;                   // rows of clusters' tiles in a band (core/scheduler.cuh)
   int splits = 1;                    // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
   static constexpr int kWidth = Config::kTileN / Config::kAccumulators;  // columns of a result's tile
@@ -104,7 +105,7 @@ struct ProductBlock {
       : call(call), pipeline(shared, shared + Call::kBarriersAt) {
     constexpr int kTallest = Config::kTileM * Config::kClusterM, kWidest = Call::kWidth * Config::kClusterN;
     order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
-             static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.group)};
+             static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.swizzle)};
     tiles = order.rows * order.columns * call.batches * call.splits;
     first = blockIdx.x / Call::Cluster::kBlocks;
     stride = gridDim.x / Call::Cluster::kBlocks;

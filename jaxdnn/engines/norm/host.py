@@ -18,7 +18,7 @@ _LEAST_GRADIENT_ROWS = 32
 # More rows than this in one float32 sum would let its rounding grow.
 _MOST_GRADIENT_ROWS = 1024
 # Elements of a parameter's gradient that a task of `norm_reduce` owns; kSpan in norm/backward.cc.
-_REDUCE_SPAN = 256
+_REDUCE_CHUNK = 256
 
 _ABSENT: tuple[Argument, ...] = (Scalar("int64", 0), Scalar("int64", -1))
 
@@ -135,8 +135,7 @@ class _Call:
     def forward(self) -> Launch:
         return self._over_rows(
             "norm_forward",
-            Scalar("float64", self.problem.epsilon),
-            Scalar("float64", self.problem.scale_offset),
+            *self._factors(),
             *self._arrays("x", "residual"),
             *self._parameters("scale", "bias"),
             *self._arrays("y", "sum", "mean", "rstd"),
@@ -145,7 +144,7 @@ class _Call:
     def backward(self) -> Iterator[Launch]:
         yield self._over_rows(
             "norm_backward",
-            Scalar("float64", self.problem.scale_offset),
+            *self._factors(),
             *self._arrays("x"),
             *self._parameters("scale"),
             *self._arrays("mean", "rstd", "d_y", "d_sum", "d_mean", "d_rstd", "d_x"),
@@ -153,12 +152,15 @@ class _Call:
             *self._sums("d_bias"),
         )
         if self.gradients:
-            spans = math.ceil(self.problem.groups * self.problem.columns / _REDUCE_SPAN)
+            chunks = math.ceil(self.problem.groups * self.problem.columns / _REDUCE_CHUNK)
             yield self._launch(
                 f"norm_reduce_{_dtype(self.problem)}",
-                spans,
+                chunks,
                 *(argument for name in ("d_scale", "d_bias") for argument in self._sums(name) + self._parameters(name)),
             )
+
+    def _factors(self) -> Iterator[Argument]:
+        return (Scalar("float64", value) for _, value in self.problem.factors)
 
     def _over_rows(self, kernel: str, *arguments: Argument) -> Launch:
         centered = Scalar("int64", int(self.problem.centered))

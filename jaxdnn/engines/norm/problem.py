@@ -44,8 +44,7 @@ class Rows(Problem):
       columns: elements of a row, which share one mean and one reciprocal standard deviation.
       centered: whether the mean is subtracted (layer_norm), or not (rms_norm).
       backward: whether results are gradients: of "x", the cotangent "d_x" is a result, and "d_y" an operand.
-      epsilon: added to the variance, or to the mean square.
-      scale_offset: added to the scale.
+      factors: numbers that kernels take at run time, by the names that they have for them, in order.
       operands, results: the arrays that there are, in order.
     """
 
@@ -56,8 +55,7 @@ class Rows(Problem):
     columns: int
     centered: bool
     backward: bool
-    epsilon: float
-    scale_offset: float
+    factors: tuple[tuple[str, float], ...]
     operands: tuple[RowArray, ...]
     results: tuple[RowArray, ...]
 

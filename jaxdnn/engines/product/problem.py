@@ -78,13 +78,13 @@ class Product(Problem):
       m, n, k, batch: sizes of one product, and how many.
       a: (m, k) in memory, or (k, m) if `a_transposed`.
       b: one or two, each (k, n) in memory, or (n, k) if `b_transposed`.
-      program: the epilogue, over (batch, row, column): its accumulators are the sums, in the dtype that they are summed
-        in; its loads are `operands` and its outputs are `results`, in order.
+      program: the epilogue, over (batch, row, column): its accumulators are what is summed over k; its loads are
+        `operands` and its outputs are `results`, in order.
       operands: what the epilogue reads.
       results: `Matrix` (m, n), dense; or `Reduced`. A matrix may be the same memory as an operand of its shape: so an
         engine writes an element of it once, when everything that depends on the operand's element there has been
         computed, and has no other use for a result's memory.
-      precision: of float32 operands: "default" may round them to tf32, "highest" may not.
+      exact: whether float32 operands may not be rounded to tf32, which is what tensor cores multiply.
     """
 
     family = "product"
@@ -100,11 +100,18 @@ class Product(Problem):
     operands: tuple[EpilogueOperand, ...] = ()
     a_transposed: bool = False
     b_transposed: bool = False
-    precision: Literal["default", "highest"] = "default"
+    exact: bool = False
+
+    @property
+    def rounding_reason(self) -> str | None:
+        """Why tensor cores can't multiply float32 operands, or None."""
+        if self.a.dtype == "float32" and self.exact:
+            return "it rounds float32 operands to tf32, and precision HIGHEST forbids that"
+        return None
 
     @property
     def accumulator(self) -> str:
-        """The dtype that sums are in."""
+        """The dtype of the accumulators."""
         return self.program.accumulators[0].dtype
 
     @property
@@ -119,11 +126,11 @@ class Product(Problem):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the epilogue does nothing but store the sums."""
+        """Whether the epilogue does nothing but store the accumulators."""
         return not self.program.operations and not any(output.reduction for output in self.program.outputs)
 
 
-OTHER_ARGUMENTS = 13  # of a launch, at most, besides those of an epilogue's arrays; of simt with two sums
+OTHER_ARGUMENTS = 13  # of a launch, at most, besides those of an epilogue's arrays; of simt with two accumulators
 
 
 def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matrix | Reduced]) -> str | None:
@@ -140,9 +147,9 @@ def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matr
 
 
 @cache
-def identity(sums: int, accumulator: str, dtype: str) -> Program:
+def identity(count: int, accumulator: str, dtype: str) -> Program:
     """The epilogue that returns each sum, as a `dtype`."""
-    program = trace(lambda *sums: sums, (1, 1, 1), (accumulator,) * sums)
+    program = trace(lambda *accumulators: accumulators, (1, 1, 1), (accumulator,) * count)
     return program.with_output_dtype(dtype)
 
 

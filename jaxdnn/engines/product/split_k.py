@@ -1,4 +1,5 @@
-"""Products that are split along K: where the splits' sums lie, and the step that adds them and applies the epilogue.
+"""Products that are split along K: where the splits' accumulators lie, and the step that adds them and applies the
+epilogue.
 
 The kernel of that step is cpp/kernels/product/split.cuh.
 """
@@ -16,25 +17,25 @@ THREADS = 256  # of product/split.cuh
 MAX_GRID_YZ = 65_535
 
 
-def sums_of_splits(product: Product, scratch: int) -> tuple[Matrix, ...]:
-    """The sums of each split, [batch, split, m, n], in scratch buffers that are numbered from `scratch`."""
+def split_accumulators(product: Product, scratch: int) -> tuple[Matrix, ...]:
+    """The accumulators of each split, [batch, split, m, n], in scratch buffers that are numbered from `scratch`."""
     m, n = product.m, product.n
     return tuple(Matrix(Scratch(scratch + i), product.accumulator, m, n, n, m * n) for i in range(len(product.b)))
 
 
-def identity_sums(product: Product) -> ElementEpilogue:
-    """The epilogue that leaves the sums of each split in the first scratch buffers."""
+def identity_epilogue(product: Product) -> ElementEpilogue:
+    """The epilogue that leaves the accumulators of each split in the first scratch buffers."""
     register = ctype(register_type(product.accumulator))
     emitted = functor(identity(len(product.b), product.accumulator, product.accumulator), "Store")
-    stored = (Stored(one.buffer, register, one.row_stride, one.batch_stride) for one in sums_of_splits(product, 0))
+    stored = (Stored(one.buffer, register, one.row_stride, one.batch_stride) for one in split_accumulators(product, 0))
     return ElementEpilogue(emitted, (), tuple(stored))
 
 
 def split_stage(product: Product, epilogue: ElementEpilogue, splits: int, scratch: int = 0) -> Stage:
-    """Adds the splits' sums, whose scratch buffers are numbered from `scratch`, and applies the epilogue."""
+    """Adds the splits' accumulators, whose scratch buffers are numbered from `scratch`, and applies the epilogue."""
     m, n, batches = product.m, product.n, product.batch
     register = ctype(register_type(product.accumulator))
-    matrices = sums_of_splits(product, scratch)
+    matrices = split_accumulators(product, scratch)
     found = [
         Parameter(f"const {register}*", f"accumulators{i}", f"accumulators[{i}]", one.buffer)
         for i, one in enumerate(matrices)

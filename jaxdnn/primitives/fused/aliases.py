@@ -46,7 +46,7 @@ def check_places(
       caller: the public function, for messages.
       aliases: numbers of operands to numbers of results.
       program: the epilogue's, whose outputs are the results.
-      shape: of the sums.
+      shape: of the accumulators.
       operands: the epilogue's.
     """
     for number, result in aliases.items():

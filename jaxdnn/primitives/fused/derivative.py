@@ -1,6 +1,7 @@
 """The derivative of a matmul's epilogue, which is pointwise too: an op whose backward direction is one pass.
 
-d_sums = f'(sums, operands) * dy, and what of it is summed for operands that broadcast: the gradient of a bias.
+d_accumulator = f'(accumulators, operands) * dy, and what of it is summed for operands that broadcast: the gradient of a
+bias.
 """
 
 import hashlib
@@ -99,15 +100,15 @@ def _held(value: object) -> Iterator[Hashable | np.ndarray]:
 
 @dataclass(frozen=True, repr=False)
 class EpilogueSpec(DirectedSpec):
-    """An epilogue's floating outputs, as a function of the sums, as they were saved, and of its operands.
+    """An epilogue's floating outputs, as a function of the accumulator, as they were saved, and of its operands.
 
     Attributes:
       epilogue: what is differentiated.
       derivative: tells apart epilogues that compute the same and differ in their derivative.
-      sum_count, operand_count: how many of its inputs are sums, and how many are not.
-      accumulator: the dtype that the epilogue takes the sums in, and gives their tangents in.
+      accumulator_count, operand_count: how many of its inputs are accumulators, and how many are not.
+      accumulator: the dtype that the epilogue takes the accumulators in, and gives their tangents in.
       saved_dtype: the dtype that they were saved in, and that their cotangents are rounded to.
-      groups: how many of the sums' dimensions, in order, are batch, row and column dimensions.
+      groups: how many of the accumulator's dimensions, in order, are batch, row and column dimensions.
       computes: what the call does to one element, where shapes may be others than those of the epilogue's jaxpr.
     """
 
@@ -116,7 +117,7 @@ class EpilogueSpec(DirectedSpec):
 
     epilogue: Epilogue | None = None
     derivative: Rule = Rule()
-    sum_count: int = 1
+    accumulator_count: int = 1
     operand_count: int = 0
     accumulator: str = "float32"
     saved_dtype: str = "float32"
@@ -129,13 +130,13 @@ class EpilogueSpec(DirectedSpec):
         return self.epilogue.program
 
     @property
-    def sums(self) -> tuple[str, ...]:
-        """Names of the sums."""
-        return tuple(f"sums{i}" for i in range(self.sum_count))
+    def accumulators(self) -> tuple[str, ...]:
+        """Names of the accumulators."""
+        return tuple(f"accumulator{i}" for i in range(self.accumulator_count))
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return (*self.sums, *(f"operand{i}" for i in range(self.operand_count)))
+        return (*self.accumulators, *(f"operand{i}" for i in range(self.operand_count)))
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -150,21 +151,21 @@ class EpilogueSpec(DirectedSpec):
     def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if self.computes is not None:
             return evaluate(self.computes, operands[0].shape, (), operands)
-        sums = [array.astype(self.accumulator) for array in operands[: self.sum_count]]
-        results = super().evaluate_unbatched(*sums, *operands[self.sum_count :])
+        accumulators = [array.astype(self.accumulator) for array in operands[: self.accumulator_count]]
+        results = super().evaluate_unbatched(*accumulators, *operands[self.accumulator_count :])
         if self.direction != "backward":
             return results
-        rounded = {f"d_{name}" for name in self.sums}
+        rounded = {f"d_{name}" for name in self.accumulators}
         pairs = zip(self.results, results, strict=True)
         return tuple(result.astype(self.saved_dtype) if name in rounded else result for name, result in pairs)
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
-        sums = tuple(f"d{i}" for i in range(sum(self.groups)))
+        accumulators = tuple(f"d{i}" for i in range(sum(self.groups)))
         ndims = {name.removeprefix("d_"): len(array.shape) for name, array in signature.operands.items()}
         operands = {f"operand{i}": ndims[f"operand{i}"] for i in range(self.operand_count)}
         outputs = {f"y{i}": len(output.dimensions) for i, output in enumerate(self.program.outputs)}
-        dimensions, whole = program_factors(self.program, sums, operands, outputs)
-        dimensions |= dict.fromkeys(self.sums, sums)
+        dimensions, whole = program_factors(self.program, accumulators, operands, outputs)
+        dimensions |= dict.fromkeys(self.accumulators, accumulators)
         arrays = (*self.operands, *self.results)
         return {name: dimensions[name.removeprefix("d_")] for name in arrays}, whole
 
@@ -209,7 +210,7 @@ class EpilogueSpec(DirectedSpec):
         return (self.program.title, *self.program.operations)
 
     def flops(self, signature: Signature) -> int:
-        return prod(signature.operands[self.sums[0]].shape) * len(self.program.operations)
+        return prod(signature.operands[self.accumulators[0]].shape) * len(self.program.operations)
 
 
 @lru_cache(maxsize=256)
@@ -239,7 +240,7 @@ def tangents_of(spec: EpilogueSpec, rule: Rule, arrays: Arrays, tangents: Arrays
     Args:
       spec: of the epilogue.
       rule: of its tangent.
-      arrays: the saved sums and the operands, by the names of the spec's inputs.
+      arrays: the saved accumulators and the operands, by the names of the spec's inputs.
       tangents: of those that have one.
     """
     # What serves a matmul serves no derivative, and that XLA does, where no kernel of ours can, is no fallback.

@@ -1,4 +1,4 @@
-"""The dtypes of a product: of its operands, of its sums, and of what JAX returns for them."""
+"""The dtypes of a product: of its operands, of its accumulators, and of what JAX returns for them."""
 
 import math
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ def summed(
     accumulator: str,
     sharding: NamedSharding | None,
 ) -> jax.Array:
-    """`lax.dot_general` with sums in the accumulator's dtype, where needs be of operands that are widened to it."""
+    """`lax.dot_general` that sums in the accumulator's dtype, where needs be of operands that are widened to it."""
     wide = jnp.dtype(accumulator)
 
     def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -91,9 +91,9 @@ def summed(
 
 
 def _is_inexact_on_cuda(a: jax.Array, b: jax.Array, numbers: DotDimensionNumbers, wide: np.dtype) -> bool:
-    """Whether XLA may return something else than sums in `wide` of exact products: JAX 0.11.2, on an H200."""
+    """Whether XLA may return something else than accumulator in `wide` of exact products: JAX 0.11.2, on an H200."""
     if jnp.issubdtype(wide, jnp.integer):
-        return True  # sums of int8 came out twice as large, for some shapes
+        return True  # accumulators of int8 came out twice as large, for some shapes
     if wide.itemsize > 4:
         return True  # summed in float32
     if a.dtype == b.dtype == jnp.float8_e5m2:
@@ -109,9 +109,9 @@ def _is_inexact_on_cuda(a: jax.Array, b: jax.Array, numbers: DotDimensionNumbers
 
 
 def saved_dtype(operands: np.dtype, results: Iterable[np.dtype], accumulator: np.dtype) -> np.dtype:
-    """The dtype in which sums wait for the derivative of a function of them.
+    """The dtype in which accumulators wait for the derivative of a function of them.
 
-    It is that of the gradient's factors, unless sums may not fit in it or the function's results are wider.
+    It is that of the gradient's factors, unless accumulators may not fit in it or the function's results are wider.
     """
     if not jnp.issubdtype(accumulator, jnp.floating) or operands == jnp.float16:
         return accumulator

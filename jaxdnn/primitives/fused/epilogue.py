@@ -1,4 +1,4 @@
-"""`Epilogue`: a function of a kernel's sums, as part of a spec; and `apply_after`, the same function on its own."""
+"""`Epilogue`: a function of a kernel's accumulators, as part of a spec; `apply_after`: the same function on its own."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,15 @@ from jaxdnn.primitives._define import weakly_typed
 
 @dataclass(frozen=True, repr=False)
 class Epilogue:
-    """What becomes of the sums before they are stored. Two are equal that compute the same, in the same places.
+    """What becomes of the accumulators before they are stored. Two are equal that compute the same, in the same places.
 
     Attributes:
-      function: of the sums and the epilogue's operands; returns a tuple of arrays. It is what is differentiated, and
-        made of a `Traced`: it calls no function of the user's.
+      function: of the accumulator and the epilogue's operands; returns a tuple of arrays. It is what is differentiated,
+        and made of a `Traced`: it calls no function of the user's.
       program: what the function computes.
-      saved: how many outputs, the last ones, are the sums, for the derivative's sake.
-      in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the sums' shape.
+      saved: how many outputs, the last ones, are the accumulators, for the derivative's sake.
+      in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the accumulator's
+        shape.
     """
 
     function: Callable[..., tuple[jax.Array, ...]] = field(compare=False)
@@ -60,7 +61,7 @@ def checked_operands(
     if epilogue is None and operands:
         raise ValueError(f"{caller}: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
     if epilogue is not None and not callable(epilogue):
-        raise TypeError(f"{caller}: epilogue must be a function of the sums and the operands; got {epilogue!r}")
+        raise TypeError(f"{caller}: epilogue must be a function of the accumulator and the operands; got {epilogue!r}")
 
     return [as_array(f"{caller}: operand {i} of the epilogue", operand) for i, operand in enumerate(operands)]
 
@@ -74,7 +75,7 @@ def as_array(title: str, value: jax.typing.ArrayLike) -> jax.Array:
 
 
 def strongly_typed(
-    epilogue: Callable[..., Any], sum_count: int, operands: Sequence[jax.Array]
+    epilogue: Callable[..., Any], accumulator_count: int, operands: Sequence[jax.Array]
 ) -> tuple[Callable[..., Any], list[jax.Array]]:
     """The same function of operands that have dtypes of their own, as those of a kernel have.
 
@@ -86,52 +87,55 @@ def strongly_typed(
 
     @wraps(epilogue)
     def of_strong(*arrays: jax.Array) -> Any:
-        given = zip(arrays[sum_count:], weak, strict=True)
-        return epilogue(*arrays[:sum_count], *(weakly_typed(x) if is_weak else x for x, is_weak in given))
+        given = zip(arrays[accumulator_count:], weak, strict=True)
+        return epilogue(*arrays[:accumulator_count], *(weakly_typed(x) if is_weak else x for x, is_weak in given))
 
     return of_strong, [lax.convert_element_type(operand, operand.dtype) for operand in operands]
 
 
 def apply_after(
-    sums: Sequence[jax.Array], operands: Sequence[jax.Array], epilogue: Callable[..., Any] | None, dtype: str
+    accumulators: Sequence[jax.Array], operands: Sequence[jax.Array], epilogue: Callable[..., Any] | None, dtype: str
 ) -> Any:
-    """The epilogue as a JAX function of its own. What it leaves in the sums' shape and dtype is rounded to `dtype`."""
-    returned = sums[0] if epilogue is None else epilogue(*sums, *operands)
+    """The epilogue as a JAX function of its own. What it leaves in the accumulator's shape and dtype is rounded to
+    `dtype`.
+    """
+    first = accumulators[0]
+    returned = first if epilogue is None else epilogue(*accumulators, *operands)
 
     def rounded(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (sums[0].shape, sums[0].dtype) else leaf
+        return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (first.shape, first.dtype) else leaf
 
     return jax.tree.map(rounded, returned)
 
 
 def program_factors(
     program: Program,
-    sums: Sequence[str],
+    accumulators: Sequence[str],
     operands: Mapping[str, int],
     outputs: Mapping[str, int],
     in_place: Sequence[tuple[int, int]] = (),
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """How the dimensions of a program's operands and outputs correspond to those of its sums, named `sums`: for each a
-    name for each of its dimensions, and the names of those that can't be split over devices.
+    """How the dimensions of a program's operands and outputs correspond to those of its accumulators, named
+    `accumulators`: for each a name for each of its dimensions, and the names of those that can't be split over devices.
 
     `operands` and `outputs` are names and numbers of dimensions, `in_place` as in `Epilogue`.
     """
     dimensions: dict[str, tuple[str, ...]] = {}
     # A coordinate is one in the whole.
-    whole = {sums[i.immediate.dimension] for i in program.instructions if isinstance(i.immediate, Index)}
+    whole = {accumulators[i.immediate.dimension] for i in program.instructions if isinstance(i.immediate, Index)}
     for number, (name, count) in enumerate(operands.items()):
         # What a result takes the place of lies as that does, even if nothing is read of it.
-        runs = dict(enumerate(sums)) if number in dict(in_place) else dict[int, str]()
+        runs = dict(enumerate(accumulators)) if number in dict(in_place) else dict[int, str]()
         for load in program.loads:
             if load.operand == number:
-                runs |= {d: sums[o] for o, d in enumerate(load.dimensions) if d is not None}
+                runs |= {d: accumulators[o] for o, d in enumerate(load.dimensions) if d is not None}
         alone = [f"{name}_{d}" for d in range(count)]
         dimensions[name] = tuple(runs.get(d, factor) for d, factor in enumerate(alone))
         whole |= set(alone) & set(dimensions[name])
     for (name, count), output in zip(outputs.items(), program.outputs, strict=True):
         alone = [f"{name}_{d}" for d in range(count)]
-        dimensions[name] = tuple(alone[i] if d is None else sums[d] for i, d in enumerate(output.dimensions))
+        dimensions[name] = tuple(alone[i] if d is None else accumulators[d] for i, d in enumerate(output.dimensions))
         whole |= set(alone) & set(dimensions[name])
         if output.reduction in ("max", "min"):
-            whole |= {sums[axis] for axis in output.axes}
+            whole |= {accumulators[axis] for axis in output.axes}
     return dimensions, frozenset(whole)

@@ -37,9 +37,9 @@ class FusedSpec(MultilinearSpec):
       dual: whether there are two arrays b.
       accumulator: the dtype that products are summed in.
       dtype: of the results, if there is no epilogue.
-      epilogue: None to store the sums.
+      epilogue: None to store the accumulators.
       operand_count: how many operands the epilogue has.
-      out_sharding: of the result, where it can't be told from the operands' because a contracted dimension is sharded
+      sharding: of the result, where it can't be told from the operands' because a contracted dimension is sharded
         (under explicit axes); without an epilogue alone.
       unfused: why the user's epilogue runs after this call instead of in it; else empty.
     """
@@ -49,7 +49,7 @@ class FusedSpec(MultilinearSpec):
     dtype: str = "float32"
     epilogue: Epilogue | None = None
     operand_count: int = 0
-    out_sharding: NamedSharding | None = None
+    sharding: NamedSharding | None = None
     unfused: str = ""
 
     # ------------------------------------------------------------ what an op says of its product
@@ -122,7 +122,7 @@ class FusedSpec(MultilinearSpec):
 
     def plain(self, dtype: str) -> Self:
         """The product of a and one b alone, as a `dtype`."""
-        return self.replace(epilogue=None, operand_count=0, dual=False, dtype=dtype, out_sharding=None, unfused="")
+        return self.replace(epilogue=None, operand_count=0, dual=False, dtype=dtype, sharding=None, unfused="")
 
     def traced(self, function: Callable[..., Any], operands: Mapping[str, Typed]) -> Program:
         """The program of an epilogue, for arrays of these shapes."""
@@ -182,7 +182,7 @@ class FusedSpec(MultilinearSpec):
             saved = [results[name] for name in form.results[-count:]]
             spec = EpilogueSpec(
                 epilogue=self.epilogue,
-                sum_count=count,
+                accumulator_count=count,
                 operand_count=self.operand_count,
                 accumulator=self.accumulator,
                 saved_dtype=saved[0].dtype.name,
@@ -268,7 +268,7 @@ class FusedSpec(MultilinearSpec):
         Or the reason why engines can't have it.
         """
         if self.accumulator not in DTYPES:
-            return f"kernels have no sums of {self.accumulator}"
+            return f"kernels have no accumulators of {self.accumulator}"
         if self.batch:
             return "its epilogue, mapped, is no pointwise program"
         if self.epilogue is None:
@@ -292,7 +292,7 @@ class FusedSpec(MultilinearSpec):
         of_product, accumulators, summed = self.product_factors()
         if self.epilogue is None:
             return {**of_product, **dict.fromkeys(self.results, accumulators)}, frozenset()
-        # An epilogue is of whole sums.
+        # An epilogue is of whole accumulators.
         arrays = {**signature.operands, **signature.results}
         own, results = ({name: len(arrays[name].shape) for name in of} for of in (self.epilogue_operands, self.results))
         of_epilogue, whole = program_factors(self.epilogue.program, accumulators, own, results, self.epilogue.in_place)
@@ -300,7 +300,7 @@ class FusedSpec(MultilinearSpec):
 
     def share(self, signature: Signature) -> Self | None:
         del signature
-        return self.replace(out_sharding=None)
+        return self.replace(sharding=None)
 
     @property
     def fused(self) -> tuple[str, ...]:

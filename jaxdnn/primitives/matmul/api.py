@@ -16,7 +16,7 @@ from jaxdnn.pointwise import UnsupportedOperation, capture
 from jaxdnn.primitives.fused.aliases import check_places, checked_aliases
 from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name, preferred_type, promoted
 from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, as_array, checked_operands, strongly_typed
-from jaxdnn.primitives.fused.out_sharding import sharded_product
+from jaxdnn.primitives.fused.sharding import sharded_product
 from jaxdnn.primitives.fused.traced import Traced
 from jaxdnn.primitives.matmul.dimensions import Labels, arrange
 from jaxdnn.primitives.matmul.spec import MatmulSpec
@@ -42,22 +42,23 @@ def matmul(
     """The product of two arrays, as `jax.numpy.matmul` defines it, with a function of it computed in the same kernel.
 
     Products are summed in float32 (float64 for float64, int32 for small integers), and `epilogue` is applied to the
-    sums before anything is rounded or stored. Where its derivative needs them they are stored as well: in the operands'
-    dtype, or unrounded if results are wider or sums might not fit (float16, integers).
+    accumulators before anything is rounded or stored. Where its derivative needs them they are stored as well: in the
+    operands' dtype, or unrounded if results are wider or accumulators might not fit (float16, integers).
 
     Args:
       a: array of shape (..., m, k), or (k,).
       b: array of shape (..., k, n), or (k,). Dimensions in front of the matrices broadcast.
       *operands: further arrays for the epilogue: scalars, biases, residuals, scales, ...
-      epilogue: called as `epilogue(sums, *operands)`, once, with tracers. `sums` has the product's whole shape; JAX's
-        elementwise functions and broadcasts become part of the kernel. It returns one array or a pytree of them, each
-        of the product's shape, or as its last step a sum, maximum or minimum of such an array over rows, columns or
-        everything. What can't be fused runs after the kernel instead; `explain` tells, and `options(fallback=False)`
-        makes it an error.
-      out_dtype: what results that the epilogue leaves in the sums' dtype are rounded to; reductions, and results that
-        it casts itself, keep theirs. None for `preferred_element_type`, or else the promoted dtype of a and b.
+      epilogue: called as `epilogue(accumulator, *operands)`, once, with tracers. `accumulator` has the product's whole
+        shape; JAX's elementwise functions and broadcasts become part of the kernel. It returns one array or a pytree of
+        them, each of the product's shape, or as its last step a sum, maximum or minimum of such an array over rows,
+        columns or everything. What can't be fused runs after the kernel instead; `explain` tells, and
+        `options(fallback=False)` makes it an error.
+      out_dtype: what results that the epilogue leaves in the accumulator's dtype are rounded to; reductions, and
+        results that it casts itself, keep theirs. None for `preferred_element_type`, or else the promoted dtype of a
+        and b.
       precision: as `jax.lax.dot_general` takes it. For float32 on GPUs, only HIGHEST forbids tf32.
-      preferred_element_type: the result's dtype; sums are taken in at least this one.
+      preferred_element_type: the result's dtype; the accumulator has at least this one.
       out_sharding: as `jax.numpy.matmul` takes it. With it, the call is XLA's.
       input_output_aliases: numbers of operands, and of the results (as the epilogue returns them, flattened) that are
         to take their place in memory, as `jax.ffi.ffi_call` has it. Each two have one shape and dtype. It changes
@@ -76,14 +77,14 @@ def matmul(
     Example:
       >>> import jax, jax.numpy as jnp, jaxdnn
       >>> x, w, bias = jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.zeros(16)
-      >>> y = jaxdnn.matmul(x, w, bias, epilogue=lambda sums, bias: jax.nn.gelu(sums + bias))
-      >>> y, largest = jaxdnn.matmul(x, w, epilogue=lambda sums: (sums, jnp.max(jnp.abs(sums))))
+      >>> y = jaxdnn.matmul(x, w, bias, epilogue=lambda acc, bias: jax.nn.gelu(acc + bias))
+      >>> y, largest = jaxdnn.matmul(x, w, epilogue=lambda acc: (acc, jnp.max(jnp.abs(acc))))
       >>> y.shape, float(largest)
       ((4, 16), 8.0)
 
       Gradients are accumulated where they lie:
 
-      >>> accumulate = lambda sums, total: total + sums
+      >>> accumulate = lambda acc, total: total + acc
       >>> step = lambda total, x, dy: jaxdnn.matmul(x.T, dy, total, epilogue=accumulate, input_output_aliases={0: 0})
       >>> total = jax.jit(step, donate_argnums=0)(jnp.zeros((8, 16)), x, y)
     """
@@ -129,10 +130,10 @@ def dot_general(
       rhs: array.
       dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`, each a sequence of dimensions.
       precision: as `jax.lax.dot_general` takes it.
-      preferred_element_type: the result's dtype; sums are taken in at least this one.
+      preferred_element_type: the result's dtype; the accumulator has at least this one.
       operands: further arrays for the epilogue.
-      epilogue: as in `matmul`. The sums have the result's shape: batch dimensions, then those left of lhs, then those
-        left of rhs.
+      epilogue: as in `matmul`. The accumulator has the result's shape: batch dimensions, then those left of lhs, then
+        those left of rhs.
       out_dtype: as in `matmul`.
       out_sharding: as `jax.lax.dot_general` takes it. With it, the call is XLA's.
       input_output_aliases: as in `matmul`.
@@ -147,7 +148,7 @@ def dot_general(
       >>> import jax.numpy as jnp, jaxdnn
       >>> queries, keys = jnp.ones((2, 5, 8)), jnp.ones((2, 7, 8))
       >>> numbers = (((2,), (2,)), ((0,), (0,)))
-      >>> jaxdnn.dot_general(queries, keys, numbers, epilogue=lambda sums: sums / 8.0).shape
+      >>> jaxdnn.dot_general(queries, keys, numbers, epilogue=lambda acc: acc / 8.0).shape
       (2, 5, 7)
     """
     aliases = checked_aliases("dot_general", input_output_aliases, operands, epilogue)
@@ -232,8 +233,8 @@ def gated_linear_unit(
     def gated(gate: jax.Array, up: jax.Array, *rest: jax.Array) -> jax.Array:
         added = dict(zip(biases, rest, strict=True))
 
-        def biased(sums: jax.Array, name: str) -> jax.Array:
-            return sums + jnp.broadcast_to(added[name].astype(sums.dtype), sums.shape) if name in added else sums
+        def biased(acc: jax.Array, name: str) -> jax.Array:
+            return acc + jnp.broadcast_to(added[name].astype(acc.dtype), acc.shape) if name in added else acc
 
         return activation(biased(gate, "gate_bias")) * biased(up, "up_bias")
 
@@ -244,16 +245,16 @@ def gated_linear_unit(
     of_x = (*range(x.ndim - 1), "contracted")
     of_b = ("contracted", "columns")
     spec = _spec(x.dtype, gate.dtype, dtype, precision)
-    rights = [(gate, of_b), (up, of_b)]
+    rhs = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
-    return _apply(caller, spec, (x, of_x), rights, result, (), tuple(biases.values()), gated, out_dtype, {})
+    return _apply(caller, spec, (x, of_x), rhs, result, (), tuple(biases.values()), gated, out_dtype, {})
 
 
 def _apply(
     caller: str,
     spec: MatmulSpec,
     left: tuple[jax.Array, Labels],
-    rights: Sequence[tuple[jax.Array, Labels]],
+    rhs: Sequence[tuple[jax.Array, Labels]],
     result: Labels,
     batch: Labels,
     operands: Sequence[jax.typing.ArrayLike],
@@ -264,34 +265,34 @@ def _apply(
     """Binds the primitive, for the public function `caller`, to arrays with labels: see `arrange`."""
     dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
     operands = checked_operands(caller, epilogue, operands)
-    dimensions, arrays = arrange(left, rights, result, batch)
-    spec = spec.replace(dimensions=dimensions, dual=len(rights) == 2)
+    dimensions, arrays = arrange(left, rhs, result, batch)
+    spec = spec.replace(dimensions=dimensions, dual=len(rhs) == 2)
     if epilogue is None:
         return _matmul(spec.replace(dtype=dtype), dict(zip(spec.operands, arrays, strict=True)))["y"]
-    epilogue, operands = strongly_typed(epilogue, len(rights), operands)
+    epilogue, operands = strongly_typed(epilogue, len(rhs), operands)
     spec = spec.replace(dtype=spec.accumulator)
     fused = spec.replace(operand_count=len(operands))
     inputs = dict(zip(fused.operands, [*arrays, *operands], strict=True))
     shape = fused.shape(inputs)
-    captured = capture(epilogue, shape, [spec.accumulator] * len(rights), operands)
+    captured = capture(epilogue, shape, [spec.accumulator] * len(rhs), operands)
     try:
         program = captured.program(shape)
     except UnsupportedOperation as error:
         if not spec.options.fallback:
             raise
-        sums = _matmul(spec.replace(unfused=str(error)), inputs)
+        accumulators = _matmul(spec.replace(unfused=str(error)), inputs)
         traced = Traced(captured)
 
         def returned(*arrays: jax.Array) -> Any:
             return jax.tree.unflatten(captured.tree, traced(*arrays))
 
-        return apply_after([*sums.values()], operands, returned, dtype)
+        return apply_after([*accumulators.values()], operands, returned, dtype)
 
     stored = program.with_output_dtype(dtype)
     check_places(caller, aliases, stored, shape, operands)
 
     traced = Traced(captured, program)
-    # Results that the epilogue leaves in the sums' dtype have the call's.
+    # Results that the epilogue leaves in the accumulator's dtype have the call's.
     rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
 
     def rounding(*arrays: jax.Array) -> tuple[jax.Array, ...]:

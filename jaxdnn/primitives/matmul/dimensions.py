@@ -87,17 +87,17 @@ class Dimensions:
 
 
 def arrange(
-    left: tuple[jax.Array, Labels], rights: Sequence[tuple[jax.Array, Labels]], result: Labels, batch: Labels
+    left: tuple[jax.Array, Labels], rhs: Sequence[tuple[jax.Array, Labels]], result: Labels, batch: Labels
 ) -> tuple[Dimensions, list[jax.Array]]:
     """The dimensions of a contraction, and its arrays, transposed where their order is no matrix's.
 
     Args:
       left: a and its labels.
-      rights: every b and its labels, which are the same.
+      rhs: every b and its labels, which are the same.
       result: the labels of the result: `batch`, then those of the rows, then those of the columns.
       batch: labels that a or b may lack.
     """
-    of_a, of_b = left[1], rights[0][1]
+    of_a, of_b = left[1], rhs[0][1]
     groups = {
         "m": tuple(label for label in result if label in of_a and label not in batch),
         "n": tuple(label for label in result if label in of_b and label not in batch),
@@ -115,7 +115,7 @@ def arrange(
 
     contracted = next((ks for ks in map(contracted_as, (of_a, of_b)) if None not in both(ks)), contracted_as(of_a))
     a_order, b_order = both(contracted)
-    arrays = [left[0], *(array for array, _ in rights)]
+    arrays = [left[0], *(array for array, _ in rhs)]
     if a_order is None:
         target = (*(label for label in batch if label in of_a), *groups["m"], *contracted)
         arrays[0] = jnp.transpose(arrays[0], list(map(of_a.index, target)))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,16 @@ from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.plan import Operand
 from jaxdnn.primitives._define import MultilinearOp, bind
 from jaxdnn.primitives.fused.dtypes import gradient_dtype, summed
-from jaxdnn.primitives.fused.out_sharding import explicit_sharding, rearranged
+from jaxdnn.primitives.fused.sharding import explicit_sharding, rearranged
 from jaxdnn.primitives.fused.spec import FusedSpec
 from jaxdnn.primitives.matmul.dimensions import Dimensions, Labels, Which, arrange
 from jaxdnn.spec import Arrays, Signature, Typed
 
 # What an array of float32 may be rounded to before it is multiplied.
 # (For HIGH too, JAX documents tf32 on GPUs.)
-_LEVELS = dict.fromkeys((None, lax.Precision.DEFAULT, lax.Precision.HIGH), "default")
-_ALGORITHM_LEVELS = {"DEFAULT": "default", "TF32_TF32_F32": "default"}
+# What allows float32 operands to be rounded to tf32.
+_ROUNDED = (None, lax.Precision.DEFAULT, lax.Precision.HIGH)
+_ROUNDED_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32")
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,11 +42,10 @@ class MatmulSpec(FusedSpec):
     algorithm: Any = None
 
     @property
-    def precision(self) -> Literal["default", "highest"]:
-        """Of float32 operands: "default" may round them to tf32, "highest" may not."""
+    def exact(self) -> bool:
+        """Whether float32 operands may not be rounded to tf32."""
         both = self.algorithm if isinstance(self.algorithm, tuple) else (self.algorithm,)
-        levels = {_LEVELS.get(one) or _ALGORITHM_LEVELS.get(getattr(one, "name", ""), "highest") for one in both}
-        return "highest" if "highest" in levels else "default"
+        return not all(one in _ROUNDED or getattr(one, "name", "") in _ROUNDED_ALGORITHMS for one in both)
 
     def shape(self, operands: Mapping[str, Typed]) -> tuple[int, ...]:
         return self.dimensions.shape(jnp.shape(operands["a"]), jnp.shape(operands[self.rhs[0]]))
@@ -61,7 +61,7 @@ class MatmulSpec(FusedSpec):
         contracted = [label for label in of_a if label not in of_y]
         contracting, batching = ((list(map(of_a.index, ls)), list(map(of_b.index, ls))) for ls in (contracted, batch))
         got = [*batch, *(label for label in (*of_a, *of_b) if label not in (*batch, *contracted))]
-        sharding = rearranged(self.out_sharding, [of_y.index(label) for label in got])
+        sharding = rearranged(self.sharding, [of_y.index(label) for label in got])
         y = summed(a, b, (contracting, batching), self.algorithm, self.accumulator, sharding).astype(dtype)
         return y if tuple(got) == of_y else jnp.transpose(y, list(map(got.index, of_y)))
 
@@ -76,8 +76,8 @@ class MatmulSpec(FusedSpec):
             new, dimensions = ("b", 0), self.dimensions.with_batch(axes["a"], of_b, carried)
         own = {"a": dimensions.labels("a"), **dict.fromkeys(self.rhs, dimensions.labels("b"))}
         places = {name: labels.index(new) for name, labels in own.items() if new in labels}
-        sharding = rearranged(self.out_sharding, [None, *range(sum(self.groups))])
-        return self.replace(dimensions=dimensions, out_sharding=sharding), places
+        sharding = rearranged(self.sharding, [None, *range(sum(self.groups))])
+        return self.replace(dimensions=dimensions, sharding=sharding), places
 
     def transpose_product(
         self, name: str, wanted: ShapedArray, cotangent: jax.Array, operands: Mapping[str, Any]
@@ -85,7 +85,7 @@ class MatmulSpec(FusedSpec):
         which, other = ("a", "b") if name == "a" else ("b", "a")
         dtype = gradient_dtype(operands[other].dtype)
         gradient = contract(
-            self.plain(wanted.dtype.name).replace(out_sharding=explicit_sharding(wanted)),
+            self.plain(wanted.dtype.name).replace(sharding=explicit_sharding(wanted)),
             (cotangent.astype(dtype), self.dimensions.labels("y")),
             (operands[other].astype(dtype), self.dimensions.labels(other)),
             self.dimensions.labels(which),
@@ -134,7 +134,7 @@ class MatmulSpec(FusedSpec):
             operands=operands,
             a_transposed=a_order.index("k") < a_order.index("m"),
             b_transposed=b_order.index("n") < b_order.index("k"),
-            precision=self.precision,
+            exact=self.exact,
         )
 
     def _matrix(
@@ -179,6 +179,6 @@ def contract(
             break
     order = list(map(natural.index, result))
     dimensions, (a, b) = arrange(first, (second,), natural, batch)
-    sharding = rearranged(spec.out_sharding, list(map(result.index, natural)))
-    y = bind(spec.replace(dimensions=dimensions, out_sharding=sharding), {"a": a, "b": b})["y"]
+    sharding = rearranged(spec.sharding, list(map(result.index, natural)))
+    y = bind(spec.replace(dimensions=dimensions, sharding=sharding), {"a": a, "b": b})["y"]
     return y if natural == result else jnp.transpose(y, order)

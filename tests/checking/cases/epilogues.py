@@ -11,29 +11,29 @@ def _summed(y: Any) -> Any:
     return y, jnp.sum(y, axis=-2)
 
 
-def _extrema(sums: Any) -> Any:
+def _extrema(acc: Any) -> Any:
     """Fusion may compute the first one's array twice, and round it differently."""
-    steep = jax.lax.erf(jnp.expm1(jnp.minimum(sums, 3)))
-    return jnp.max(jnp.maximum(steep, sums), axis=-2), sums - 0.1 * jnp.min(sums, axis=-1, keepdims=True)
+    steep = jax.lax.erf(jnp.expm1(jnp.minimum(acc, 3)))
+    return jnp.max(jnp.maximum(steep, acc), axis=-2), acc - 0.1 * jnp.min(acc, axis=-1, keepdims=True)
 
 
 EPILOGUES: dict[str, Callable[..., Any]] = {
-    "bias": lambda sums, bias: sums + bias,
-    "bias gelu": lambda sums, bias: jax.nn.gelu(sums + bias),
-    "bias erf gelu": lambda sums, bias: jax.nn.gelu(sums + bias, approximate=False),
+    "bias": lambda acc, bias: acc + bias,
+    "bias gelu": lambda acc, bias: jax.nn.gelu(acc + bias),
+    "bias erf gelu": lambda acc, bias: jax.nn.gelu(acc + bias, approximate=False),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
-    "accumulate": lambda sums, c, alpha, beta: alpha * sums + beta * c,
-    "residual": lambda sums, bias, c: jnp.tanh(sums + bias) + c,
-    "of rows": lambda sums, scale: jnp.sin(sums * scale[..., None]),
-    "scaled": lambda sums, a_scale, b_scale: sums * (a_scale * b_scale).astype(sums.dtype),
-    "two results": lambda sums, bias: (jnp.tanh(sums + bias), jnp.square(sums)),
-    "largest": lambda sums: (sums, jnp.max(jnp.abs(sums))),
-    "summed over rows": lambda sums, c: _summed(sums * c),
-    "least of each row": lambda sums: jnp.min(sums, axis=-1),
+    "accumulate": lambda acc, c, alpha, beta: alpha * acc + beta * c,
+    "residual": lambda acc, bias, c: jnp.tanh(acc + bias) + c,
+    "of rows": lambda acc, scale: jnp.sin(acc * scale[..., None]),
+    "scaled": lambda acc, a_scale, b_scale: acc * (a_scale * b_scale).astype(acc.dtype),
+    "two results": lambda acc, bias: (jnp.tanh(acc + bias), jnp.square(acc)),
+    "largest": lambda acc: (acc, jnp.max(jnp.abs(acc))),
+    "summed over rows": lambda acc, c: _summed(acc * c),
+    "least of each row": lambda acc: jnp.min(acc, axis=-1),
     "extrema": _extrema,
-    "sum alone": lambda sums: jnp.sum(jnp.square(sums)),
-    "below the diagonal": lambda sums: jnp.where(jnp.tri(*sums.shape[-2:], dtype=bool), sums, 0),
-    "softmax": lambda sums: jax.nn.softmax(sums / 4),
-    "dequantized": lambda sums, scale: sums.astype(jnp.float32) * scale,
+    "sum alone": lambda acc: jnp.sum(jnp.square(acc)),
+    "below the diagonal": lambda acc: jnp.where(jnp.tri(*acc.shape[-2:], dtype=bool), acc, 0),
+    "softmax": lambda acc: jax.nn.softmax(acc / 4),
+    "dequantized": lambda acc, scale: acc.astype(jnp.float32) * scale,
 }

@@ -204,8 +204,8 @@ def broadcast_to(x: Bounded, shape: tuple[int, ...]) -> Bounded:
         return Bounded(np.broadcast_to(t.value, shape), np.broadcast_to(t.error, shape), t.dtype)
 
     def pull(t: Bounded) -> Bounded:
-        sums = summed(t, repeated, True)
-        return Bounded(sums.value.reshape(x.shape), sums.error.reshape(x.shape), t.dtype)
+        acc = summed(t, repeated, True)
+        return Bounded(acc.value.reshape(x.shape), acc.error.reshape(x.shape), t.dtype)
 
     wide = push(x)
     return Bounded(wide.value, wide.error, x.dtype, (Link(x, push, pull),) if x.floating else ())

@@ -95,7 +95,7 @@ class Program:
 
 
 def draw(
-    random: np.random.Generator, shape: tuple[int, ...], sums: Sequence[str]
+    random: np.random.Generator, shape: tuple[int, ...], acc: Sequence[str]
 ) -> tuple[Program, tuple[tuple[tuple[int, ...], str], ...]]:
     """A random program for sums of a shape and of these dtypes, and its operands' shapes and dtypes."""
 
@@ -105,8 +105,8 @@ def draw(
     def chance(probability: float) -> bool:
         return bool(random.random() < probability)
 
-    names = [f"s{i}" for i in range(len(sums))]
-    known = dict(zip(names, sums, strict=True))
+    names = [f"s{i}" for i in range(len(acc))]
+    known = dict(zip(names, acc, strict=True))
     lines, extras = [], []
 
     def kind(name: str) -> str:

@@ -243,8 +243,8 @@ def evaluate(case: DrawnCase, check: str, primals: Any, directions: Any = ()) ->
         value = product.value.astype(np.int32) if case.accumulator == I32 else product.value
         return Bounded(value, product.error, case.accumulator)
 
-    sums = [forward(a, b) for b in rights]
-    outputs = _epilogue(case, sums, extras)
+    acc = [forward(a, b) for b in rights]
+    outputs = _epilogue(case, acc, extras)
     pairs = [(output.value, output.error) for output in outputs]
     if check == "forward":
         return pairs
@@ -256,14 +256,14 @@ def evaluate(case: DrawnCase, check: str, primals: Any, directions: Any = ()) ->
         return Bounded(x.value, x.error + multiplied * np.abs(x.value), x.dtype)
 
     if case.program or count == 2:
-        sums = [seen(x) for x in sums]
-        outputs = _epilogue(case, sums, extras)
-    sources = [*sums, *extras]
+        acc = [seen(x) for x in acc]
+        outputs = _epilogue(case, acc, extras)
+    sources = [*acc, *extras]
     if check == "jvp":
         moved = dict(zip([i for i, x in enumerate(arrays) if x.floating], map(bounded.exact, directions), strict=True))
         d_a = moved[0]
         d_sums = [forward(d_a, b) + forward(a, moved[1 + i]) for i, b in enumerate(rights)]
-        tangents = {x: d_x.alone for x, d_x in zip(sums, d_sums, strict=True)}
+        tangents = {x: d_x.alone for x, d_x in zip(acc, d_sums, strict=True)}
         tangents |= {x: moved.get(1 + count + i, _zero(x)) for i, x in enumerate(extras)}
         return pairs + [(t.value, t.error) for t in bounded.push_forward(outputs, tangents)]
     cotangents = [bounded.exact(array, output.dtype) for array, output in zip(directions, outputs, strict=True)]
@@ -292,19 +292,19 @@ def _rounded_sum(case: DrawnCase, terms: Sequence[Bounded]) -> Bounded:
     return Bounded(np.asarray(value), error, terms[0].dtype)
 
 
-def _epilogue(case: DrawnCase, sums: Sequence[Bounded], extras: Sequence[Bounded]) -> list[Bounded]:
+def _epilogue(case: DrawnCase, acc: Sequence[Bounded], extras: Sequence[Bounded]) -> list[Bounded]:
     """The results, of which those in the sums' dtype are rounded to the case's."""
     if case.kind == "gated_linear_unit":
-        dtype = sums[0].dtype
+        dtype = acc[0].dtype
         gate, up = (
-            (x + bias.astype(dtype) for x, bias in zip(sums, extras, strict=False))
+            (x + bias.astype(dtype) for x, bias in zip(acc, extras, strict=False))
             if len(extras) == 2
-            else ((sums[0] + extras[0].astype(dtype), sums[1]) if extras else sums)
+            else ((acc[0] + extras[0].astype(dtype), acc[1]) if extras else acc)
         )
         return [(getattr(BOUNDED, case.epilogue or "silu")(gate) * up).astype(case.result_dtype)]
     if case.program is None:
-        return [sums[0].astype(case.result_dtype)]
-    returned = case.program.function(BOUNDED)(*sums, *extras)
+        return [acc[0].astype(case.result_dtype)]
+    returned = case.program.function(BOUNDED)(*acc, *extras)
     leaves = returned if isinstance(returned, tuple) else (returned,)
     return [
         leaf if reduced or leaf.dtype != case.accumulator else leaf.astype(case.result_dtype)

@@ -132,11 +132,11 @@ def draw(seed: int, number: int) -> Fuzzed:
         return kept[random.integers(len(shape) + 1) :]
 
     shape = one(SHAPES)
-    sums = [values(one(SUMS), shape, f"{number} sum {i}") for i in range(one((1, 1, 1, 2)))]
+    acc = [values(one(SUMS), shape, f"{number} sum {i}") for i in range(one((1, 1, 1, 2)))]
     operands = [values(one(OPERANDS), broadcast(shape), f"{number} operand {i}") for i in range(random.integers(4))]
     tables = [values(one(TABLES), (9,), f"{number} table {i}") for i in range(random.integers(2))]
-    arguments = [f"s{i}" for i in range(len(sums))] + [f"o{i}" for i in range(len(operands))]
-    known = dict(zip(arguments, [array.dtype.name for array in (*sums, *operands)], strict=True))
+    arguments = [f"s{i}" for i in range(len(acc))] + [f"o{i}" for i in range(len(operands))]
+    known = dict(zip(arguments, [array.dtype.name for array in (*acc, *operands)], strict=True))
     operands += tables
     arguments += [f"t{i}" for i in range(len(tables))]
     lines: list[str] = []
@@ -164,7 +164,7 @@ def draw(seed: int, number: int) -> Fuzzed:
 
     def dtype_of(expression: str, name: str) -> str:
         function = _function([*lines, f"{name} = {expression}"], arguments, name)
-        return jax.eval_shape(function, *sums, *operands).dtype.name
+        return jax.eval_shape(function, *acc, *operands).dtype.name
 
     for position in range(random.integers(2, 14)):
         name, expression = f"v{position}", step()
@@ -185,13 +185,13 @@ def draw(seed: int, number: int) -> Fuzzed:
     function = _function(lines, arguments, f"({returned},)")
     given = [
         f"{name}: {array.dtype.name}{list(array.shape)}"
-        for name, array in zip(arguments, (*sums, *operands), strict=True)
+        for name, array in zip(arguments, (*acc, *operands), strict=True)
     ]
     source = "\n".join([f"def f({', '.join(given)}):", *(f"    {line}" for line in lines), f"    return ({returned},)"])
     # Dimensions are joined in any way, but for those that are reduced.
     cuts = sorted(random.integers(len(shape) + 1, size=2).tolist())
     groups = None if "axis=" in returned else (cuts[0], cuts[1] - cuts[0], len(shape) - cuts[1])
-    return Fuzzed(Call(function, shape, tuple(sums), tuple(operands), groups), source)
+    return Fuzzed(Call(function, shape, tuple(acc), tuple(operands), groups), source)
 
 
 def _function(lines: Sequence[str], arguments: Sequence[str], returned: str) -> Any:
@@ -230,7 +230,9 @@ def failures(seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
                     runs = {"host": run_host(fuzzed.call)}
                     if emitted:
                         runs["emitted"] = emitted.run(k)
-                    expected = exact_and_tolerance(fuzzed.call.function, (*fuzzed.call.sums, *fuzzed.call.operands))
+                    expected = exact_and_tolerance(
+                        fuzzed.call.function, (*fuzzed.call.accumulators, *fuzzed.call.operands)
+                    )
                     wrong = problem(fuzzed, runs, expected)
                 except Exception as error:
                     wrong = f"raised {type(error).__name__}: {error}"

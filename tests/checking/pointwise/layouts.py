@@ -18,9 +18,9 @@ def array(type_: str, name: str) -> np.ndarray:
     return values(dtype, tuple(int(size) for size in shape.split(",") if size), name)
 
 
-def call(function: Callable[..., Any], sums: str, *operands: str) -> Call:
-    """`sums` are types, separated by spaces."""
-    accumulators = tuple(array(type_, f"sum {i}") for i, type_ in enumerate(sums.split()))
+def call(function: Callable[..., Any], acc: str, *operands: str) -> Call:
+    """`acc` are types, separated by spaces."""
+    accumulators = tuple(array(type_, f"sum {i}") for i, type_ in enumerate(acc.split()))
     others = tuple(array(type_, f"operand {i}") for i, type_ in enumerate(operands))
     return Call(function, accumulators[0].shape, accumulators, others)
 
@@ -56,8 +56,8 @@ LAYOUTS = {
     "mask": call(lambda acc, m: jnp.where(m, acc, 0), BATCHED, "bool[7,300]"),
     "int8 operand": call(lambda acc, i: acc * i, BATCHED, "int8[300]"),
     "float8 operand": call(lambda acc, f: acc * f.astype(F32), BATCHED, "float8_e4m3fn[3,7,300]"),
-    "int32 sums": call(lambda acc, b: (acc.astype(F32) * 1e-6 + b).astype(BF16), "int32[4,40]", "float32[40]"),
-    "float64 sums": call(lambda acc, b: jnp.tanh(acc) * b, "float64[4,40]", "float64[40]"),
+    "int32 acc": call(lambda acc, b: (acc.astype(F32) * 1e-6 + b).astype(BF16), "int32[4,40]", "float32[40]"),
+    "float64 acc": call(lambda acc, b: jnp.tanh(acc) * b, "float64[4,40]", "float64[40]"),
     "two sums": call(lambda gate, up, b: jax.nn.silu(gate + b) * up, f"{MATRIX} {MATRIX}", "float32[300]"),
     "several results": call(
         lambda acc, b: {

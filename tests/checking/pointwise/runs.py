@@ -32,7 +32,7 @@ class Call:
 
     function: Callable[..., Any]
     shape: tuple[int, ...]
-    sums: tuple[np.ndarray, ...]
+    accumulators: tuple[np.ndarray, ...]
     operands: tuple[np.ndarray, ...] = ()
     groups: tuple[int, int, int] | None = None
 
@@ -49,7 +49,7 @@ class Call:
         return prod(self.shape[:batch]), prod(self.shape[batch : batch + row]), prod(self.shape[batch + row :])
 
     def program(self) -> Program:
-        program = trace(self.function, self.shape, [array.dtype for array in self.sums], self.operands)
+        program = trace(self.function, self.shape, [array.dtype for array in self.accumulators], self.operands)
         collapsed = collapse(program, self.shape, [array.shape for array in self.operands], self.dimensions)
         assert isinstance(collapsed, Program), collapsed
         return collapsed
@@ -57,7 +57,9 @@ class Call:
     def expected(self) -> list[np.ndarray]:
         # On the CPU, whose conversions to float8 are IEEE's: of XLA's on a GPU some saturate.
         with jax.default_device(jax.devices("cpu")[0]):
-            return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(self.function)(*self.sums, *self.operands))]
+            return [
+                np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(self.function)(*self.accumulators, *self.operands))
+            ]
 
 
 def values(dtype: str, shape: tuple[int, ...], name: str = "") -> np.ndarray:
@@ -95,13 +97,14 @@ def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
         task_rows = rows
     arguments: list[Any] = [Operand(0)]
     arguments += [
-        _int64(n) for n in (rows, columns, task_rows, len(call.sums), len(program.affine_loads), len(program.outputs))
+        _int64(n)
+        for n in (rows, columns, task_rows, len(call.accumulators), len(program.affine_loads), len(program.outputs))
     ]
-    for number, array in enumerate(call.sums):
+    for number, array in enumerate(call.accumulators):
         arguments += [Operand(1 + number), _int64(rows * columns), _int64(columns), _int64(array.dtype.itemsize)]
     for load in program.affine_loads:
         strides = load.strides
-        arguments += [Operand(1 + len(call.sums) + load.operand), *map(_int64, strides)]
+        arguments += [Operand(1 + len(call.accumulators) + load.operand), *map(_int64, strides)]
     types = []
     for number, output in enumerate(program.outputs):
         arguments += [Result(number), *map(_int64, _strides(output, extents))]
@@ -110,7 +113,7 @@ def run_host(call: Call, isa: str = "", task_rows: int = 3) -> list[np.ndarray]:
     plan = Plan("", isa, (launch,), op="pointwise")
     with jax.default_device(jax.devices("cpu")[0]):
         # The words as bytes: without `jax_enable_x64` there is no int64 array.
-        results = _execute(plan, tuple(types), words.view(np.uint8), *call.sums, *call.operands)
+        results = _execute(plan, tuple(types), words.view(np.uint8), *call.accumulators, *call.operands)
     return [np.asarray(result).astype(output.dtype) for result, output in zip(results, program.outputs, strict=True)]
 
 
@@ -158,11 +161,11 @@ struct Place {
     }
 };
 template <class Functor>
-void run(void* const* sums, void* const* operands, void* const* results, long long rows, long long columns,
+void run(void* const* acc, void* const* operands, void* const* results, long long rows, long long columns,
          long long i) {
     Elements result{results, i};
     const Place place{i / columns / rows, i / columns % rows, i % columns, operands, i};
-    Functor::apply(Elements{sums, i}, Elements{operands, i}, place, result);
+    Functor::apply(Elements{acc, i}, Elements{operands, i}, place, result);
 }
 }
 """
@@ -182,14 +185,14 @@ class Functors:
     def arrays(self, k: int) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
         """What call k computes from, and where its results go: sums, operands, results."""
         call, emitted = self.calls[k], self.functors[k]
-        sums = [np.ascontiguousarray(array.astype(_register(array.dtype.name))) for array in call.sums]
+        acc = [np.ascontiguousarray(array.astype(_register(array.dtype.name))) for array in call.accumulators]
         operands = [
             _table(call, field.load)
             if field.table
             else _spread(call, field.load).astype(_NUMPY.get(field.register, field.register))
             for field in emitted.operands
         ]
-        return sums, operands, [np.zeros(call.extents, _NUMPY.get(type_, type_)) for type_ in emitted.results]
+        return acc, operands, [np.zeros(call.extents, _NUMPY.get(type_, type_)) for type_ in emitted.results]
 
     def finished(self, k: int, results: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Reduced and rounded, as a kernel does when it stores."""
@@ -231,9 +234,9 @@ class Emitted(Functors):
 
     def run(self, k: int) -> list[np.ndarray]:
         """The results of call k."""
-        sums, operands, results = self.arrays(k)
+        acc, operands, results = self.arrays(k)
         extents = (ctypes.c_longlong * 3)(*self.calls[k].extents)
-        getattr(self.library, f"run{k}")(_pointers(sums), _pointers(operands), _pointers(results), extents)
+        getattr(self.library, f"run{k}")(_pointers(acc), _pointers(operands), _pointers(results), extents)
         return self.finished(k, results)
 
 
@@ -258,16 +261,16 @@ class Compiled(Functors):
 
     def run(self, k: int, arch: str) -> list[np.ndarray]:
         """The results of call k, from the default device."""
-        sums, operands, results = self.arrays(k)
+        acc, operands, results = self.arrays(k)
         _, rows, columns = self.calls[k].extents
         count = results[0].size
-        arguments = [Operand(i) for i in range(len(sums) + len(operands))]
+        arguments = [Operand(i) for i in range(len(acc) + len(operands))]
         arguments += [Result(i) for i in range(len(results))]
         arguments += [_int64(size) for size in (rows, columns, count)]
         launch = Launch(f"run{k}", tuple(arguments), (-(-count // 128), 1, 1), (128, 1, 1))
         types = tuple(jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results)
         plan = Plan(self.unit, arch, (launch,), op="pointwise")
-        return self.finished(k, [np.asarray(result) for result in _execute(plan, types, *sums, *operands)])
+        return self.finished(k, [np.asarray(result) for result in _execute(plan, types, *acc, *operands)])
 
 
 def _offsets(call: Call, load: AffineLoad) -> np.ndarray:

@@ -131,7 +131,7 @@ def wrong_elements(got: np.ndarray, exact: np.ndarray, tolerance: np.ndarray) ->
 
 def check(call: Any, **runs: Sequence[np.ndarray]) -> None:
     """Fails with the first wrong element of a run, and what it was computed from where that has the result's shape."""
-    arrays = (*call.sums, *call.operands)
+    arrays = (*call.accumulators, *call.operands)
     expected = exact_and_tolerance(call.function, arrays)
     for run, results in runs.items():
         for number, (got, (exact, tolerance)) in enumerate(zip(results, expected, strict=True)):

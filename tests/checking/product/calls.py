@@ -41,7 +41,7 @@ class ProductCase:
     a_transposed: bool = False
     b_transposed: bool = False
     padding: int = 0
-    sums: int = 1
+    accumulators: int = 1
     epilogue: Callable[..., Any] | None = None
     operands: tuple[tuple[str, tuple[int, int, int]], ...] = ()
     shared: str = ""
@@ -57,17 +57,19 @@ class ProductCase:
 
     def product(self) -> Product:
         out = self.out or ("int32" if self.dtype == "int8" else self.dtype)
-        program = identity(self.sums, self.accumulator, out)
+        program = identity(self.accumulators, self.accumulator, out)
         if self.epilogue is not None:
             avals = [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in self.operands]
-            traced = trace(self.epilogue, self.shape, (self.accumulator,) * self.sums, avals).with_output_dtype(out)
+            traced = trace(self.epilogue, self.shape, (self.accumulator,) * self.accumulators, avals).with_output_dtype(
+                out
+            )
             collapsed = collapse(traced, self.shape, [shape for _, shape in self.operands], (1, 1, 1))
             assert isinstance(collapsed, Program), collapsed
             program = collapsed
         operands = []
         for load in program.affine_loads:
             dtype, _ = self.operands[load.operand]
-            operands.append(dense_operand(load, Operand(1 + self.sums + load.operand), dtype))
+            operands.append(dense_operand(load, Operand(1 + self.accumulators + load.operand), dtype))
         results: list[Matrix | Reduced] = []
         for i, output in enumerate(program.outputs):
             strides, step = [0, 0, 0], 1
@@ -85,13 +87,13 @@ class ProductCase:
             k=self.k,
             batch=self.batch,
             a=self._matrix(0),
-            b=tuple(self._matrix(1 + i) for i in range(self.sums)),
+            b=tuple(self._matrix(1 + i) for i in range(self.accumulators)),
             program=program,
             results=tuple(results),
             operands=tuple(operands),
             a_transposed=self.a_transposed,
             b_transposed=self.b_transposed,
-            precision=self.precision,
+            exact=self.precision == "highest",
         )
 
     def _matrix(self, index: int) -> Matrix:
@@ -106,24 +108,27 @@ class ProductCase:
     def arrays(self) -> list[np.ndarray]:
         """Random operands, a function of the case alone."""
         random = np.random.default_rng(zlib.crc32(repr((*self.shape, self.k, self.dtype, self.padding)).encode()))
-        matrices = [self._matrix(i) for i in range(1 + self.sums)]
+        matrices = [self._matrix(i) for i in range(1 + self.accumulators)]
         shapes = [(m.dtype, (self.batch if m.batch_stride else 1, m.rows, m.row_stride)) for m in matrices]
         return [_random(random, dtype, shape) for dtype, shape in (*shapes, *self.operands)]
 
     def expected(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """In float64 (int32 for int8)."""
-        a, *bs = (array[..., : self._matrix(i).columns] for i, array in enumerate(arrays[: 1 + self.sums]))
+        a, *bs = (array[..., : self._matrix(i).columns] for i, array in enumerate(arrays[: 1 + self.accumulators]))
         a = np.swapaxes(a, 1, 2) if self.a_transposed else a
-        sums = []
+        acc = []
         for b in bs:
             b = np.swapaxes(b, 1, 2) if self.b_transposed else b
             exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
-            sums.append(np.broadcast_to(exact, self.shape).astype("int32" if self.dtype == "int8" else "float64"))
+            acc.append(np.broadcast_to(exact, self.shape).astype("int32" if self.dtype == "int8" else "float64"))
         if self.epilogue is None:
-            return sums
-        wide = [x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in arrays[1 + self.sums :]]
+            return acc
+        wide = [
+            x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+            for x in arrays[1 + self.accumulators :]
+        ]
         with jax.default_device(jax.devices("cpu")[0]):
-            return [np.asarray(leaf) for leaf in jax.tree.leaves(self.epilogue(*sums, *wide))]
+            return [np.asarray(leaf) for leaf in jax.tree.leaves(self.epilogue(*acc, *wide))]
 
 
 def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,23 +8,23 @@ import jax.numpy as jnp
 from checking.product.calls import ProductCase
 
 
-def gelu(sums, bias):
-    return jax.nn.gelu(sums + bias)
+def gelu(acc, bias):
+    return jax.nn.gelu(acc + bias)
 
 
-def several(sums, row, full, column, scalar):
-    index = jax.lax.broadcasted_iota(sums.dtype, sums.shape, 2)
-    return sums * scalar + row + full * column, (sums + index).astype(jnp.float16), sums > 0
+def several(acc, row, full, column, scalar):
+    index = jax.lax.broadcasted_iota(acc.dtype, acc.shape, 2)
+    return acc * scalar + row + full * column, (acc + index).astype(jnp.float16), acc > 0
 
 
-def reductions(sums, bias):
+def reductions(acc, bias):
     return (
-        sums + bias,
-        jnp.max(jnp.abs(sums)),
-        jnp.sum(sums, axis=1),
-        jnp.min(sums, axis=2),
-        jnp.sum(sums, axis=0),
-        jnp.sum(sums, axis=(0, 1)),
+        acc + bias,
+        jnp.max(jnp.abs(acc)),
+        jnp.sum(acc, axis=1),
+        jnp.min(acc, axis=2),
+        jnp.sum(acc, axis=0),
+        jnp.sum(acc, axis=(0, 1)),
     )
 
 
@@ -32,12 +32,12 @@ def gated(gate, up):
     return jax.nn.silu(gate) * up
 
 
-def narrow(sums):
+def narrow(acc):
     return (
-        sums.astype(jnp.float8_e4m3fn),
-        sums.astype(jnp.float8_e5m2),
-        sums.astype(jnp.int8),
-        jnp.abs(sums).astype(jnp.uint16),
+        acc.astype(jnp.float8_e4m3fn),
+        acc.astype(jnp.float8_e5m2),
+        acc.astype(jnp.int8),
+        jnp.abs(acc).astype(jnp.uint16),
     )
 
 
@@ -65,7 +65,7 @@ def _exact() -> dict[str, ProductCase]:
         )
         if dtype != "int8":
             found[f"{dtype} gelu"] = ProductCase(100, 72, 136, dtype, epilogue=gelu, operands=bias, out=out)
-            found[f"{dtype} gated"] = ProductCase(100, 72, 136, dtype, epilogue=gated, sums=2, out=out)
+            found[f"{dtype} gated"] = ProductCase(100, 72, 136, dtype, epilogue=gated, accumulators=2, out=out)
             found[f"{dtype} narrow"] = ProductCase(100, 75, 40, dtype, epilogue=narrow, out=out)
             operands = (
                 (accumulator, (1, 1, 72)),
@@ -79,7 +79,7 @@ def _exact() -> dict[str, ProductCase]:
     found["mixed float8"] = ProductCase(100, 72, 136, "float8_e4m3fn", b_dtype="float8_e5m2", out="bfloat16")
     for dtype in ("float32", "float64", "bfloat16"):
         found[f"{dtype} large"] = ProductCase(1024, 1024, 1008, dtype)
-        found[f"{dtype} large, two sums"] = ProductCase(1024, 1024, 1008, dtype, sums=2, epilogue=gated)
+        found[f"{dtype} large, two sums"] = ProductCase(1024, 1024, 1008, dtype, accumulators=2, epilogue=gated)
         found[f"{dtype} large tn"] = ProductCase(1024, 1024, 1008, dtype, a_transposed=True)
         found[f"{dtype} large nt"] = ProductCase(1024, 1024, 1008, dtype, b_transposed=True)
         found[f"{dtype} large, not aligned"] = ProductCase(1023, 1025, 1021, dtype)

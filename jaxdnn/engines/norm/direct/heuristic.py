@@ -51,46 +51,48 @@ class Heuristic:
 
     def clusters(self) -> list[int]:
         """Parts of a row in one launch: one if a block can hold it, more if not or if the rows are few."""
-        parts = [1, 2, 4, MAX_CLUSTER] if self.target.compute_capability >= 90 else [1]
-        parts = [count for count in parts if count == 1 or self.problem.columns >= 4096 * count]
-        return list(dict.fromkeys([*(count for count in reversed(parts) if self.few(count)), *parts]))
+        splits = [1, 2, 4, MAX_CLUSTER] if self.target.compute_capability >= 90 else [1]
+        splits = [count for count in splits if count == 1 or self.problem.columns >= 4096 * count]
+        return list(dict.fromkeys([*(count for count in reversed(splits) if self.few(count)), *splits]))
 
-    def few(self, parts: int) -> bool:
-        """Whether rows in so many parts leave half of the device idle all the same."""
-        return 2 * self.problem.rows * self.problem.groups * parts <= self.target.sm_count
+    def few(self, splits: int) -> bool:
+        """Whether rows in so many splits leave half of the device idle all the same."""
+        return 2 * self.problem.rows * self.problem.groups * splits <= self.target.sm_count
 
     def layout(
-        self, parts: int, elements: int, threads: int, join: Join = "cluster", widest: int = 32
+        self, splits: int, elements: int, threads: int, join: Join = "cluster", widest: int = 32
     ) -> NormKnobs | None:
         """`elements` columns a thread, `widest` an access at most, in blocks of at least `threads`, if it can be."""
         vector = min(self.vector, elements, widest)
         accesses = self.problem.columns // vector
-        each = -(-accesses // parts)
-        team = power_of_two(-(-each * vector // elements))
-        # Four neighbouring lanes, and a warp of a row in parts, even if that leaves a thread fewer columns.
-        team = max(team, 32 if parts > 1 else min(4, power_of_two(each)))
-        if team > 1024 or (parts - 1) * each >= accesses:
+        each = -(-accesses // splits)
+        threads_per_row = power_of_two(-(-each * vector // elements))
+        # Four neighbouring lanes, and a warp of a row in splits, even if that leaves a thread fewer columns.
+        threads_per_row = max(threads_per_row, 32 if splits > 1 else min(4, power_of_two(each)))
+        if threads_per_row > 1024 or (splits - 1) * each >= accesses:
             return None
-        rows = max(1, threads // team) if parts == 1 else 1
-        return NormKnobs(vector, -(-each // team), team, rows_per_block=rows, parts=parts, join=join)
+        rows = max(1, threads // threads_per_row) if splits == 1 else 1
+        return NormKnobs(
+            vector, -(-each // threads_per_row), threads_per_row, rows_per_block=rows, splits=splits, join=join
+        )
 
     def forward_candidates(self) -> Iterator[NormKnobs]:
         # Parameters that outweigh the rows are kept for several of them, in a ring of four turns, or come from the L1
         # cache by the shortest way, `near` [9, 10].
         heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
         size = max(self.row_sizes)
-        for parts in self.clusters():
-            row_bytes = size * self.problem.columns // parts
+        for splits in self.clusters():
+            row_bytes = size * self.problem.columns // splits
             # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it. Two
             # launches, which read x twice, overtake clusters of four blocks of 64 bytes [12].
             choices = [(64, 512), (128, 512), (64, 1024), (128, 1024)]
-            if parts > 2 and not self.few(parts):
+            if splits > 2 and not self.few(splits):
                 choices = [(128, 512), (128, 1024)]
-            for thread_bytes, team_threads in choices:
-                if row_bytes > thread_bytes * team_threads:
+            for thread_bytes, most_threads in choices:
+                if row_bytes > thread_bytes * most_threads:
                     continue
                 elements = min(thread_bytes // size, thread_bytes // 4 * self.vector)
-                direct = self.direct(self.layout(parts, elements, 256))
+                direct = self.direct(self.layout(splits, elements, 256))
                 if thread_bytes > 64:
                     if direct and direct.threads * direct.blocks_per_sm >= 1024:
                         yield direct
@@ -98,17 +100,17 @@ class Heuristic:
                 # Two turns with a ring in rows of 2 to 16 KiB, one turn in longer ones [5].
                 ringed = len(self.row_sizes) == 1 and row_bytes >= 2048 and (heavy or row_bytes < 16384)
                 turns = 4 if heavy and row_bytes >= 16384 else 2
-                ring = self.ring(self.layout(parts, elements, 128), turns)
-                if heavy and parts == 1 and row_bytes > 8192:
+                ring = self.ring(self.layout(splits, elements, 128), turns)
+                if heavy and splits == 1 and row_bytes > 8192:
                     near = self.near(elements)
                     yield from [near] if near else []
                 yield from (knobs for knobs in ([ring, direct] if ringed else [direct, ring]) if knobs)
         yield from self.split(64 // size, self.direct)
 
     def split(self, elements: int, complete: Callable[[NormKnobs | None], NormKnobs | None]) -> Iterator[NormKnobs]:
-        """Rows over two launches, in parts for 256 threads."""
-        parts = -(-self.problem.columns // (256 * elements))
-        knobs = complete(self.layout(parts, elements, 256, "launches")) if parts > 1 else None
+        """Rows over two launches, in splits for 256 threads."""
+        splits = -(-self.problem.columns // (256 * elements))
+        knobs = complete(self.layout(splits, elements, 256, "launches")) if splits > 1 else None
         if knobs is not None:
             yield knobs
 
@@ -148,7 +150,7 @@ class Heuristic:
     def with_prefetch(self, knobs: NormKnobs) -> NormKnobs:
         """Rows ahead for blocks of one turn, whose next row nothing else has asked for. A ring gains less [10]."""
         row_bytes = [size * self.problem.columns for size in self.row_sizes]
-        if self.target.compute_capability < 90 or knobs.parts > 1 or self.words == 2:
+        if self.target.compute_capability < 90 or knobs.splits > 1 or self.words == 2:
             return knobs
         if min(row_bytes) < 2048 or any(size % 16 for size in row_bytes):
             return knobs
@@ -163,24 +165,24 @@ class Heuristic:
 
     def backward_candidates(self) -> Iterator[NormKnobs]:
         for strict in (True, False):
-            for parts in self.clusters():
+            for splits in self.clusters():
                 for elements in (16, 8, 32):
-                    knobs = self.backward(self.backward_layout(parts, elements // self.words), strict)
+                    knobs = self.backward(self.backward_layout(splits, elements // self.words), strict)
                     if knobs:
                         yield knobs
         # Two launches overtake clusters of four [12].
         yield from self.split(16 // self.words, self.backward)
 
-    def backward_layout(self, parts: int, elements: int) -> NormKnobs | None:
+    def backward_layout(self, splits: int, elements: int) -> NormKnobs | None:
         """Blocks of 256 threads, or of two rows of 256 [7]."""
-        layout = self.layout(parts, elements, 256)
+        layout = self.layout(splits, elements, 256)
         if layout and layout.threads_per_row == 256 and max(self.row_sizes) < 4:
-            return self.layout(parts, elements, 512)
+            return self.layout(splits, elements, 512)
         return layout
 
     def backward(self, layout: NormKnobs | None, strict: bool = False) -> NormKnobs | None:
         """The first variant that fits, fastest first; if `strict`, with as many stages as it wants."""
-        if layout is None or (layout.parts > 2 and layout.join == "cluster"):
+        if layout is None or (layout.splits > 2 and layout.join == "cluster"):
             return None
         few = layout.vector * layout.vectors * self.words <= 8  # registers hold such a row at no cost
         layout = replace(layout, blocks_per_sm=max(1, (1024 if few else 512) // layout.threads))
@@ -193,7 +195,7 @@ class Heuristic:
             shape = replace(layout, vector=4, vectors=layout.vectors * layout.vector // 4)
         again = replace(shape, hold=False)
         variants = [layout, again, replace(again, parameters="shared"), replace(again, parameters="memory")]
-        if layout.parts == 1 and not few and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
+        if layout.splits == 1 and not few and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
             # In one large block, rows held in registers cost more than a second reading [8].
             variants = [*variants[1:3], layout, variants[3]]
         if layout.threads_per_row > 512:
@@ -218,13 +220,13 @@ class Heuristic:
 
     def staged(self, knobs: NormKnobs) -> NormKnobs:
         """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes [7]."""
-        columns = knobs.part_columns * knobs.rows_per_block
+        columns = knobs.split_columns * knobs.rows_per_block
         stage = sum(self.row_sizes) * columns * knobs.blocks_per_sm
         return replace(knobs, stages=min(4, max(1, 65536 // stage) + (not knobs.hold and columns > 8192)))
 
     def within_shared(self, knobs: NormKnobs) -> NormKnobs:
         """As many of the stages, and then of the blocks, as shared memory holds."""
-        columns = knobs.part_columns * knobs.rows_per_block
+        columns = knobs.split_columns * knobs.rows_per_block
         parameters = sum(self.parameter_sizes) * columns if knobs.parameters == "shared" else 0
         for blocks in range(knobs.blocks_per_sm, 0, -1):
             # The system takes 1 KiB a block, and the sums less than 1 KiB more.
@@ -250,7 +252,7 @@ class Heuristic:
         kept = sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
         kept *= vectors if knobs.parameters == "registers" else knobs.ahead
         temporary = self.words * knobs.vector
-        exact = knobs.parts * knobs.part_columns == self.problem.columns
+        exact = knobs.splits * knobs.split_columns == self.problem.columns
         steps = 8 if knobs.join == "launches" else 0
         if self.forward:
             ring = (32 if self.problem.groups > 1 else 24) if knobs.stages else 0
@@ -259,7 +261,7 @@ class Heuristic:
             early += 8 if early and self.problem.groups > 1 else 0
             return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps + early
         sums = self.gradients * elements * self.words
-        alone = exact and knobs.threads == knobs.threads_per_row and knobs.parts == 1
+        alone = exact and knobs.threads == knobs.threads_per_row and knobs.splits == 1
         masks = 0 if alone else max(0, elements * self.words - 16)
         masks += max(0, vectors - 4) if exact else 3 * vectors
         masks += 0 if alone or knobs.hold else 16

@@ -17,13 +17,13 @@ class NormKnobs:
     Attributes:
       vector: columns of one access.
       vectors: accesses of a thread in each row of each array.
-      threads_per_row: threads that share one part of a row.
+      threads_per_row: threads that share one split of a row.
       rows_per_block: rows that a thread block works on at a time.
       stages: rows in flight in shared memory for each of these; 0 loads rows straight into registers.
       blocks_per_sm: thread blocks that a multiprocessor can hold, which bounds their registers.
       turns: rows that each of these works through; 0 for as many as it takes when no more blocks run than the device
         holds at once.
-      parts: thread blocks that share a row.
+      splits: thread blocks that share a row.
       join: how these add their sums: as one cluster, or in two launches.
       parameters: where a block's threads find scale and bias: in their registers, in shared memory, or row after row
         in the caches.
@@ -40,7 +40,7 @@ class NormKnobs:
     stages: int = 0
     blocks_per_sm: int = 1
     turns: int = 0
-    parts: int = 1
+    splits: int = 1
     join: Literal["cluster", "launches"] = "cluster"
     parameters: Literal["registers", "shared", "memory"] = "registers"
     ahead: int = 0
@@ -49,7 +49,7 @@ class NormKnobs:
 
     def __post_init__(self) -> None:
         check_powers_of_two(self, "vector", "threads_per_row")
-        check_least(self, 1, "vectors", "rows_per_block", "blocks_per_sm", "parts")
+        check_least(self, 1, "vectors", "rows_per_block", "blocks_per_sm", "splits")
         check_least(self, 0, "stages", "turns", "prefetch")
         if not 0 <= self.ahead <= (self.vectors if self.parameters == "memory" else 0):
             raise ValueError(
@@ -61,10 +61,10 @@ class NormKnobs:
             )
         if self.threads_per_row > 32 and self.rows_per_block > 15:
             raise ValueError("NormKnobs: expected at most 15 rows a block when a row has more than 32 threads")
-        if self.parts > 1 and (self.rows_per_block > 1 or self.threads_per_row < 32):
-            raise ValueError("NormKnobs: a row of several parts needs rows_per_block = 1 and whole warps")
+        if self.splits > 1 and (self.rows_per_block > 1 or self.threads_per_row < 32):
+            raise ValueError("NormKnobs: a row of several splits needs rows_per_block = 1 and whole warps")
         if self.cluster & (self.cluster - 1) or self.cluster > MAX_CLUSTER:
-            raise ValueError(f"NormKnobs: a cluster has {self.cluster} parts; expected 1, 2, 4 or {MAX_CLUSTER}")
+            raise ValueError(f"NormKnobs: a cluster has {self.cluster} splits; expected 1, 2, 4 or {MAX_CLUSTER}")
 
     @property
     def threads(self) -> int:
@@ -72,11 +72,11 @@ class NormKnobs:
 
     @property
     def cluster(self) -> int:
-        return self.parts if self.join == "cluster" else 1
+        return self.splits if self.join == "cluster" else 1
 
     @property
-    def part_columns(self) -> int:
-        """Columns that a team of threads can hold."""
+    def split_columns(self) -> int:
+        """Columns that the threads of a row can hold."""
         return self.vector * self.vectors * self.threads_per_row
 
 

@@ -29,17 +29,17 @@ class Call:
         self.compute = self.problem.compute_dtype
         # Columns of each part, a multiple of the vector; the last part may be shorter.
         vectors = -(-self.problem.columns // knobs.vector)
-        self.slice = -(-vectors // knobs.parts) * knobs.vector
-        self.sums_over_parts = self.forward or "x" in self.active
+        self.slice = -(-vectors // knobs.splits) * knobs.vector
+        self.sums_over_splits = self.forward or "x" in self.active
         self.check()
 
     def check(self) -> None:
         knobs, columns = self.knobs, self.problem.columns
         if columns % knobs.vector:
             raise ValueError(f"direct norm: vector is {knobs.vector}; expected a divisor of the {columns} columns")
-        if self.slice > knobs.part_columns or (knobs.parts - 1) * self.slice >= columns:
+        if self.slice > knobs.split_columns or (knobs.splits - 1) * self.slice >= columns:
             raise ValueError(
-                f"direct norm: {knobs.parts} parts of {knobs.part_columns} columns don't fit a row of {columns}"
+                f"direct norm: {knobs.splits} splits of {knobs.split_columns} columns don't fit a row of {columns}"
             )
         if knobs.stages and not self.copyable(*self.streamed):
             raise ValueError("direct norm: stages need accesses of at least 4 bytes; expected stages = 0")
@@ -49,7 +49,7 @@ class Call:
             raise ValueError("direct norm: ahead and prefetch are knobs of the forward pass; expected 0")
         if knobs.prefetch:
             self.check_prefetch()
-        if knobs.stages and knobs.parts > 1 and knobs.join == "launches":
+        if knobs.stages and knobs.splits > 1 and knobs.join == "launches":
             raise ValueError("direct norm: join = 'launches' needs stages = 0")
         if knobs.cluster > 1 and self.target.compute_capability < 90:
             raise ValueError(f"direct norm: {self.target.name} has no clusters; expected join = 'launches'")
@@ -77,7 +77,7 @@ class Call:
     @property
     def exact(self) -> bool:
         """Whether every thread has the same number of columns."""
-        return self.knobs.parts * self.knobs.part_columns == self.problem.columns
+        return self.knobs.splits * self.knobs.split_columns == self.problem.columns
 
     @property
     def shared_memory(self) -> int:
@@ -89,32 +89,32 @@ class Call:
         paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
         values = 2 if self.problem.centered and paired else 1
         sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
-        ring = knobs.stages * knobs.part_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
+        ring = knobs.stages * knobs.split_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
         combine = 0
         if not self.forward and {"scale", "bias"} & {*self.active}:
-            shares = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
-            combine = shares * knobs.part_columns * compute if shares > 1 else 0
+            partials = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
+            combine = partials * knobs.split_columns * compute if partials > 1 else 0
         parameters = [self.itemsize(name) for name in self.read if name in ("scale", "bias")]
-        places = knobs.part_columns * knobs.rows_per_block * sum(parameters) if knobs.parameters == "shared" else 0
+        places = knobs.split_columns * knobs.rows_per_block * sum(parameters) if knobs.parameters == "shared" else 0
         return -(-sums // 16) * 16 + places + max(ring, combine)
 
     @property
     def turns(self) -> int:
         """The knob, raised where a grid would be too small for all rows."""
         knobs, problem = self.knobs, self.problem
-        most = MAX_GRID // (knobs.parts * problem.groups) * knobs.rows_per_block  # rows of one turn of all blocks
+        most = MAX_GRID // (knobs.splits * problem.groups) * knobs.rows_per_block  # rows of one turn of all blocks
         return knobs.turns and max(knobs.turns, -(-problem.rows // most))
 
     @property
     def blocks_per_group(self) -> int:
-        """Thread blocks, times `parts`, that share the rows of one group."""
+        """Thread blocks, times `splits`, that share the rows of one group."""
         knobs, problem = self.knobs, self.problem
         needed = -(-problem.rows // (knobs.rows_per_block * max(1, self.turns)))
         if self.turns:
             return needed
         # Of a larger cluster all blocks sit in one group of multiprocessors, whose size may not be a multiple of it.
         usable = self.target.sm_count if knobs.cluster <= 2 else max(knobs.cluster, self.target.sm_count // 16 * 16)
-        return max(1, min(needed, usable * knobs.blocks_per_sm // (knobs.parts * problem.groups)))
+        return max(1, min(needed, usable * knobs.blocks_per_sm // (knobs.splits * problem.groups)))
 
     # ------------------------------------------------------------------------------------------------------ arguments
 
@@ -138,9 +138,7 @@ class Call:
         return rows + numbers(columns=self.problem.columns, slice=self.slice, blocks_per_group=self.blocks_per_group)
 
     def factors(self) -> list[Parameter]:
-        values = {"inverse_columns": 1 / self.problem.columns, "scale_offset": self.problem.scale_offset}
-        if self.forward:
-            values["epsilon"] = self.problem.epsilon
+        values = {"inverse_columns": 1 / self.problem.columns, **dict(self.problem.factors)}
         ctype = f"jaxdnn::{self.compute}"
         return [Parameter(ctype, name, name, Scalar(self.compute, value)) for name, value in values.items()]
 
@@ -163,14 +161,14 @@ class Call:
             flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
             flags |= {"DX": "x" in active, "DScale": "scale" in active, "DBias": "bias" in active}
             flags |= {"Hold": knobs.hold}
-        flags |= {"ScaleOffset": "scale" in of and self.problem.scale_offset != 0}
+        flags |= {"ScaleOffset": "scale" in of and dict(self.problem.factors)["scale_offset"] != 0}
         flags |= {"Exact": self.exact}
         constants = {
             "Vector": knobs.vector,
             "Vectors": knobs.vectors,
             "ThreadsPerRow": knobs.threads_per_row,
             "RowsPerBlock": knobs.rows_per_block,
-            "Splits": knobs.parts,
+            "Splits": knobs.splits,
             "Cluster": knobs.cluster,
             "Turns": self.turns,
             "Stages": knobs.stages,
@@ -197,22 +195,22 @@ class Call:
         launch = Launch(
             kernel=kernel,
             arguments=arguments(parameters),
-            grid=(self.problem.groups * self.blocks_per_group * knobs.parts, 1, 1),
+            grid=(self.problem.groups * self.blocks_per_group * knobs.splits, 1, 1),
             block=(knobs.threads, 1, 1),
             cluster=(knobs.cluster, 1, 1),
             shared_memory=self.shared_memory,
         )
         return text, launch
 
-    def reduction(self, shares: list[Parameter]) -> tuple[str, Launch]:
-        """The entry point and the launch that add the blocks' shares of the parameters' gradients."""
+    def reduction(self, partials: list[Parameter]) -> tuple[str, Launch]:
+        """The entry point and the launch that add the blocks' partial sums of the parameters' gradients."""
         parameters, body = [], []
-        for row, share in enumerate(shares):
-            result = self.result(share.name.replace("partial", "d"))
-            parameters += [share, result]
+        for row, partial in enumerate(partials):
+            result = self.result(partial.name.replace("partial", "d"))
+            parameters += [partial, result]
             body.append(
                 f"    if (blockIdx.y == {row}) "
-                f"jaxdnn::sum_partials({share.name}, {result.name}, columns, blocks_per_group, lanes);\n"
+                f"jaxdnn::sum_partials({partial.name}, {result.name}, columns, blocks_per_group, lanes);\n"
             )
         parameters += [p for p in self.sizes() if p.name in ("columns", "blocks_per_group")]
         lanes = min(32, 1 << (self.blocks_per_group - 1).bit_length())
@@ -227,7 +225,7 @@ class Call:
         launch = Launch(
             kernel="norm_reduce",
             arguments=arguments(parameters),
-            grid=(self.problem.groups * tiles, len(shares), 1),
+            grid=(self.problem.groups * tiles, len(partials), 1),
             block=(REDUCE_THREADS, 1, 1),
         )
         return text, launch
@@ -236,27 +234,27 @@ class Call:
         """The unit, the launches and the sizes of the scratch buffers."""
         problem = self.problem
         compute = np.dtype(self.compute).itemsize
-        split = self.knobs.parts > 1 and self.knobs.join == "launches" and self.sums_over_parts
+        split = self.knobs.splits > 1 and self.knobs.join == "launches" and self.sums_over_splits
         scratch: list[int] = []
-        parts: list[Parameter] = []
+        splits: list[Parameter] = []
         if split:
-            parts = [self.scratch("moments" if self.forward else "sums", 0)]
-            scratch = [problem.groups * problem.rows * self.knobs.parts * 2 * compute]
+            splits = [self.scratch("moments" if self.forward else "sums", 0)]
+            scratch = [problem.groups * problem.rows * self.knobs.splits * 2 * compute]
 
         inputs = [p for name in self.read for p in self.array(name)]
-        shares: list[Parameter] = []
+        partials: list[Parameter] = []
         if self.forward:
             results = [self.result(array.name) for array in problem.results]
         else:
             results = [self.result("d_x")] if "x" in self.active else []
             for name in ("scale", "bias"):
                 if name in self.active:
-                    shares.append(self.scratch(f"partial_{name}", len(scratch)))
+                    partials.append(self.scratch(f"partial_{name}", len(scratch)))
                     scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
 
-        common = [*parts, *self.sizes(), *self.factors()]
+        common = [*splits, *self.sizes(), *self.factors()]
         if not split:
-            steps = [self.launch("whole", [*inputs, *results, *shares, *common])]
+            steps = [self.launch("whole", [*inputs, *results, *partials, *common])]
         else:
             added = [p for p in results if self.forward and p.name == "sum"]
             # The second step normalizes what the first one wrote, when that is a sum.
@@ -269,11 +267,11 @@ class Call:
             kept = [p for p in results if p not in added]
             steps = [
                 self.launch("measure", [*inputs, *added, *common]),
-                self.launch("apply", [*again, *kept, *shares, *common]),
+                self.launch("apply", [*again, *kept, *partials, *common]),
             ]
-        if shares:
-            steps.append(self.reduction(shares))
-        headers = [f"norm/direct/{self.direction}.cuh", *(["norm/direct/reduce.cuh"] if shares else [])]
+        if partials:
+            steps.append(self.reduction(partials))
+        headers = [f"norm/direct/{self.direction}.cuh", *(["norm/direct/reduce.cuh"] if partials else [])]
         unit = f"// {problem.title}\n" + "".join(f'#include "{header}"\n' for header in headers)
         unit += "\n" + self.config() + "\n" + "\n".join(text for text, _ in steps)
         return unit, tuple(launch for _, launch in steps), tuple(scratch)

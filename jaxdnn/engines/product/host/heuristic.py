@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jaxdnn.device import Target
-from jaxdnn.engines.product.host.knobs import COLUMN_STEP, DEPTH_STEP, HostKnobs, copied, streams, up
+from jaxdnn.engines.product.host.knobs import COLUMN_STEP, DEPTH_STEP, HostKnobs, packed, streams, up
 from jaxdnn.engines.product.problem import Product
 
 
@@ -27,7 +27,7 @@ class _Shape:
 # hardly matters [1]. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
     "avx512": _Shape(168, 512, 256),
-    # Dtypes for which the processor may have tiles, whose sums wait in them longer [2].
+    # Dtypes for which the processor may have tiles, whose accumulators wait in them longer [2].
     "avx512, narrow": _Shape(128, 256, 1024, step=32),
     "avx2": _Shape(192, 512, 256),
     "baseline": _Shape(96, 512, 256),
@@ -87,9 +87,9 @@ def _heuristic(product: Product, target: Target) -> HostKnobs:
     whole = product.m <= shape.rows
     few_rows = whole and not streamed
     # With AVX-512 copies of b are packed on the way as fast as ahead, so rows may be few and a packed less often [7].
-    on_the_way = copied(product) and target.arch == "avx512"
+    on_the_way = packed(product) and target.arch == "avx512"
     enough = min(_ENOUGH_TILES_OF_FEW_ROWS if few_rows else _ENOUGH_TILES, max(1, work // _TASK_WORK))
-    # Each split leaves sums in memory, for which its part of k must be long.
+    # Each split leaves accumulators in memory, for which its part of k must be long.
     splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
     cuts = _CUTS["columns" if whole else "rows" if on_the_way else "both"]
     tiles = [

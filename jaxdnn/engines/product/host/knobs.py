@@ -44,7 +44,7 @@ def streams(product: Product) -> bool:
     return {product.a.dtype, product.b[0].dtype} <= set(_STREAMED)
 
 
-def copied(product: Product) -> bool:
+def packed(product: Product) -> bool:
     """Whether panels of b are copies of its rows: multiplications make them on the way, for next to nothing.
 
     These are the formats with `multiply_packing` in cpp/host/product/format.h.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxdnn.engines.product.host.knobs import COLUMN_STEP, ROW_STEP, HostKnobs, copied, streams, up
+from jaxdnn.engines.product.host.knobs import COLUMN_STEP, ROW_STEP, HostKnobs, packed, streams, up
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced
 from jaxdnn.plan import Argument, Constant, Launch, Scalar, Scratch
 from jaxdnn.pointwise import bytecode
@@ -55,7 +55,7 @@ class Call:
             return "by_tile"
         if self.config.pack_b if index else self.config.pack_a:
             return "ahead"
-        return "multiplying" if index and copied(self.product) else "by_tile"
+        return "multiplying" if index and packed(self.product) else "by_tile"
 
     def parts(self, result: Reduced) -> tuple[int, int, int]:
         """What tiles leave of a reduced result: along each axis one for each tile, or all that the result keeps."""
@@ -77,7 +77,7 @@ class Call:
 
     @property
     def scratch(self) -> tuple[int, ...]:
-        """Sizes: packed matrices, then sums of splits, then parts of reduced results."""
+        """Sizes: packed matrices, then accumulators of splits, then parts of reduced results."""
         product, sizes = self.product, []
         for index, matrix in enumerate(self.matrices):
             if count := self.pack_blocks(index):
@@ -85,8 +85,8 @@ class Call:
                 element = 8 if matrix.dtype == "float64" else 2 if matrix.dtype == "int8" else 4
                 sizes.append(count * lines * self.config.depth * element)
         if self.splits > 1:
-            sums = self.splits * len(product.b) * product.batch * product.m * product.n
-            sizes.append(sums * np.dtype(product.accumulator).itemsize)
+            accumulators = self.splits * len(product.b) * product.batch * product.m * product.n
+            sizes.append(accumulators * np.dtype(product.accumulator).itemsize)
         sizes += [math.prod(self.parts(result)) * _size(self.part_type(result)) for result in self.product.reduced]
         return tuple(sizes)
 

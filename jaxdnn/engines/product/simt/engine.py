@@ -1,7 +1,7 @@
 """Products on any GPU, for operands of any layout and alignment.
 
-float32 and int32 sums are exact, by ordinary arithmetic; so are float64 ones, on tensor cores. 16-bit floats are
-multiplied on the tensor cores that compute capability 8.0 brought. The kernel is cpp/kernels/product/simt.cuh.
+float32 and int32 accumulators are exact, by ordinary arithmetic; so are float64 ones, on tensor cores. 16-bit floats
+are multiplied on the tensor cores that compute capability 8.0 brought. The kernel is cpp/kernels/product/simt.cuh.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
-from jaxdnn.engines.product.split_k import identity_sums, split_stage
+from jaxdnn.engines.product.split_k import identity_epilogue, split_stage
 from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 
@@ -37,15 +37,15 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
     def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability < 80:
             return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
-        pair, sums = (problem.a.dtype, problem.b[0].dtype), problem.accumulator
+        pair, accumulator = (problem.a.dtype, problem.b[0].dtype), problem.accumulator
         served = {
             "float64": pair == ("float64", "float64"),
             "int32": pair == ("int8", "int8"),
             "float32": pair == ("float32", "float32") or (pair[0] in NARROW and pair[1] in NARROW),
         }
-        if not served.get(sums, False):
-            return f"it does not multiply {pair[0]} by {pair[1]} into {sums}"
-        rounds = sums == "float32" and (pair != ("float32", "float32") or problem.precision != "highest")
+        if not served.get(accumulator, False):
+            return f"it does not multiply {pair[0]} by {pair[1]} into {accumulator}"
+        rounds = accumulator == "float32" and (pair != ("float32", "float32") or not problem.exact)
         if rounds and problem.m * problem.n * problem.k * problem.batch >= _MANY:
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
@@ -62,7 +62,11 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
             stages = [multiply(problem, config, epilogue), after]
         else:
             epilogue, after = element_epilogue(problem, len(problem.b))
-            stages = [multiply(problem, config, identity_sums(problem)), split_stage(problem, epilogue, splits), after]
+            stages = [
+                multiply(problem, config, identity_epilogue(problem)),
+                split_stage(problem, epilogue, splits),
+                after,
+            ]
         plan = joined(stages)
         return Plan(
             unit="".join(f'#include "{header}"\n' for header in plan.headers) + plan.text,

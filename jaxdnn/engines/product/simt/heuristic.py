@@ -16,8 +16,8 @@ RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a seco
 TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
 FEW_WARPS = 0.65  # with fewer, speed falls as this power [2]
-SUMS_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
-SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
+SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
+SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,6 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
     if knobs.split_k > 1:
-        sums = product.m * product.n * product.batch * len(product.b) * 4
-        time += SUMS_LAUNCH + 2 * sums * knobs.split_k / SUMS_RATE
+        accumulators = product.m * product.n * product.batch * len(product.b) * 4
+        time += SPLIT_LAUNCH + 2 * accumulators * knobs.split_k / SPLIT_RATE
     return time

@@ -18,11 +18,11 @@ class SimtKnobs:
     """How a product is cut into tiles; cpp/kernels/product/simt.cuh draws it.
 
     Attributes:
-      tile_m, tile_n: rows and columns of sums of a thread block.
-      thread_m, thread_n: rows and columns of sums of a thread; of a warp, on tensor cores.
+      tile_m, tile_n: rows and columns of accumulators of a thread block.
+      thread_m, thread_n: rows and columns of accumulators of a thread; of a warp, on tensor cores.
       depth: of K in a stage.
       stages: in flight.
-      group: rows of tiles that are worked through together, for the L2 cache.
+      swizzle: of the rasterization: rows of tiles that are worked through together, for the L2 cache.
       split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
       resident: thread blocks that a multiprocessor has registers for.
     """
@@ -33,13 +33,13 @@ class SimtKnobs:
     thread_n: int = 16
     depth: int = 16
     stages: int = 3
-    group: int = 8
+    swizzle: int = 8
     split_k: int = 1
     resident: int = 2
 
     def __post_init__(self) -> None:
         check_powers_of_two(self, "tile_m", "tile_n", "depth")
-        check_least(self, 1, "thread_m", "thread_n", "group", "split_k", "resident")
+        check_least(self, 1, "thread_m", "thread_n", "swizzle", "split_k", "resident")
         check_least(self, 2, "stages")
 
     def threads(self, unit: "Unit") -> int:
@@ -51,7 +51,7 @@ class Unit:
     """What multiplies.
 
     Attributes:
-      lanes: threads that hold `thread_m` x `thread_n` sums together.
+      lanes: threads that hold `thread_m` x `thread_n` accumulators together.
       block: rows and columns that those are multiples of.
       warp: how many of them, along rows and columns, a warp holds.
       step: rows of K that are multiplied at once.
@@ -97,7 +97,7 @@ def vector(unit: Unit, matrix: Matrix, along: bool) -> int:
 
 def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | None:
     """Why the knobs don't fit the product, or None."""
-    unit, sums = unit_of(product), len(product.b)
+    unit, accumulators = unit_of(product), len(product.b)
     for axis, tile, part, block, across in zip(
         "mn", (knobs.tile_m, knobs.tile_n), (knobs.thread_m, knobs.thread_n), unit.block, unit.warp, strict=True
     ):
@@ -108,7 +108,7 @@ def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | No
         return f"a block would have {threads} threads; expected 32 to 1024"
     sides = (
         (product.a, product.a_transposed, knobs.tile_m),
-        (product.b[0], not product.b_transposed, knobs.tile_n // sums),
+        (product.b[0], not product.b_transposed, knobs.tile_n // accumulators),
     )
     for name, (matrix, along, extent) in zip("ab", sides, strict=True):
         together = vector(unit, matrix, along)

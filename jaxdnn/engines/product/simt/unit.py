@@ -13,7 +13,7 @@ from jaxdnn.pointwise.cuda import register_type
 
 def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel that multiplies, and what follows each sum (or each split's sum)."""
-    unit, sums = unit_of(product), len(product.b)
+    unit, accumulators = unit_of(product), len(product.b)
     along = (product.a_transposed, not product.b_transposed)
     matrices = (product.a, product.b[0])
     far = any(
@@ -31,7 +31,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         "NMajorB": along[1],
         "Far": far,
         "Half": unit is TENSOR,
-        "Accumulators": sums,
+        "Accumulators": accumulators,
         "TileM": knobs.tile_m,
         "TileN": knobs.tile_n,
         "ThreadM": knobs.thread_m,
@@ -47,7 +47,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
     for i, b in enumerate(product.b):
         found += _matrix(f"b{i}", "b", b, f"[{i}]")
     found += epilogue.parameters()
-    found += numbers(m=product.m, n=product.n, k=product.k, group=knobs.group)
+    found += numbers(m=product.m, n=product.n, k=product.k, swizzle=knobs.swizzle)
     if knobs.split_k > 1:
         depth = math.ceil(product.k / (knobs.split_k * knobs.depth)) * knobs.depth
         found += numbers(splits=knobs.split_k, split_depth=depth)

@@ -11,7 +11,7 @@ from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.skinny.heuristic import candidates
-from jaxdnn.engines.product.skinny.knobs import NARROW_WIDTHS, SkinnyKnobs, skinny
+from jaxdnn.engines.product.skinny.knobs import STATIONARY_WIDTHS, SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
 from jaxdnn.engines.product.tma import tma_reason
 from jaxdnn.engines.unit import joined
@@ -40,15 +40,15 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
         pair = (problem.a.dtype, problem.b[0].dtype)
         if pair not in MULTIPLIES or problem.accumulator not in ("float32", "int32"):
             return f"Hopper's tensor cores don't multiply {pair[0]} by {pair[1]} into {problem.accumulator}"
-        if pair[0] == "float32" and problem.precision != "default":
-            return "Hopper's tensor cores round float32 operands to tf32, and the precision is above the default"
+        if problem.rounding_reason:
+            return problem.rounding_reason
         one = skinny(problem)
         if isinstance(one, str):
             return one
-        small = one.rows <= SMALL_ROWS and one.columns > NARROW_WIDTHS[-2]
+        small = one.rows <= SMALL_ROWS and one.columns > STATIONARY_WIDTHS[-2]
         if small and problem.batch >= target.sm_count:
             return f"{problem.batch} matrices of one tile each take less time in blocks that work through many"
-        if problem.a.itemsize != 2 and (one.along_wide or one.along_narrow):
+        if problem.a.itemsize != 2 and (one.streamed_mn_major or one.stationary_mn_major):
             return f"Hopper's tensor cores want the rows of {problem.a.dtype} operands to run along k"
         if max(problem.m, problem.n, problem.k, problem.batch) >= LARGEST_SIZE:
             return "a dimension is longer than its 32-bit index"

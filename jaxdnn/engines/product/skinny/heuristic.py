@@ -21,7 +21,7 @@ MOST_IN_FLIGHT = 92 * 1024
 START = 2.3e-6  # seconds before the first bytes, and after the last
 EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns
 TOGETHER = 4  # elements of a thread that are finished together
-FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and with sums of other blocks
+FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and with accumulators of other blocks
 
 
 def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
@@ -33,7 +33,7 @@ def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
             blocks = one.tiles(knobs) * one.product.batch * split
             parts = math.ceil(math.ceil(one.product.k / one.depth) / split)
             if blocks < target.sm_count:
-                each = tile * len(one.wide) * DEPTH_BYTES
+                each = tile * len(one.streamed) * DEPTH_BYTES
             else:
                 each = one.stage_bytes(knobs) * blocks / target.sm_count
             stages = max(3, min(round(MOST_IN_FLIGHT / each), 12))
@@ -45,15 +45,15 @@ def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
 
 def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
     """An estimate of the time, for comparing knobs with each other."""
-    rows = knobs.tile * len(one.wide)
+    rows = knobs.tile * len(one.streamed)
     blocks = one.tiles(knobs) * one.product.batch * knobs.split_k
     resident = min(target.shared_memory // one.shared_memory(knobs), math.ceil(blocks / target.sm_count))
     at_once = min(blocks, resident * target.sm_count)
-    of_block = math.ceil(one.product.k / knobs.split_k) * one.narrow.itemsize * rows
-    wide, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
+    of_block = math.ceil(one.product.k / knobs.split_k) * one.stationary.itemsize * rows
+    streamed, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
     share = min(1.0, at_once * knobs.stages * rows * DEPTH_BYTES / IN_FLIGHT)
     busy = min(at_once, target.sm_count)
-    from_memory = wide / min((target.bandwidth or BANDWIDTH) * share, busy * MEMORY_BANDWIDTH)
+    from_memory = streamed / min((target.bandwidth or BANDWIDTH) * share, busy * MEMORY_BANDWIDTH)
     from_cache = both / min(L2_BANDWIDTH, busy * SM_BANDWIDTH)
     finished = one.columns * knobs.tile / (knobs.split_k * 2 * rows * TOGETHER)
     rounds = math.ceil(blocks / at_once)

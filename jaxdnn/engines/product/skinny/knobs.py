@@ -9,7 +9,7 @@ from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth
 
-NARROW_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that ptx/wgmma.cuh has
+STATIONARY_WIDTHS = (8, 16, 32, 64)  # columns of a multiply that ptx/wgmma.cuh has
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class SkinnyKnobs:
     """How a product is cut into tiles; cpp/kernels/product/skinny.cuh draws it.
 
     Attributes:
-      tile: rows of the wide operand of a thread block (of each, where there are two).
+      tile: rows of the streamed operand of a thread block (of each, where there are two).
       stages: parts of K in flight, 128 bytes of each row.
-      split_k: parts of K, each a block of a cluster.
+      split_k: splits of K, each a block of a cluster.
     """
 
     tile: int = 128
@@ -39,52 +39,52 @@ class SkinnyProduct:
     """A product with its operands by their roles.
 
     Attributes:
-      wide, narrow: the operands; `wide` has two where there are two sums.
-      rows, columns: of wide and of narrow, along M or N.
+      streamed, stationary: the operands; `streamed` has two where there are two accumulators.
+      rows, columns: of streamed and of stationary, along M or N.
       width: columns of a multiply.
-      along_wide, along_narrow: whether memory runs along M or N, and not along K.
-      swapped: whether b is the narrow one.
+      streamed_mn_major, stationary_mn_major: whether memory runs along M or N, and not along K.
+      swapped: whether b is the stationary one.
     """
 
     product: Product
-    wide: tuple[Matrix, ...]
-    narrow: Matrix
+    streamed: tuple[Matrix, ...]
+    stationary: Matrix
     rows: int
     columns: int
-    along_wide: bool
-    along_narrow: bool
+    streamed_mn_major: bool
+    stationary_mn_major: bool
     swapped: bool
 
     @property
     def depth(self) -> int:
         """Elements of K in a stage."""
-        return stage_depth(self.narrow)
+        return stage_depth(self.stationary)
 
     @property
     def width(self) -> int:
-        if self.along_narrow:
+        if self.stationary_mn_major:
             return CHUNK
-        return next(width for width in NARROW_WIDTHS if width >= self.columns)
+        return next(width for width in STATIONARY_WIDTHS if width >= self.columns)
 
     def stage_bytes(self, knobs: SkinnyKnobs) -> int:
-        return DEPTH_BYTES * (knobs.tile * len(self.wide) + self.width)
+        return DEPTH_BYTES * (knobs.tile * len(self.streamed) + self.width)
 
     def shared_memory(self, knobs: SkinnyKnobs) -> int:
         """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
-        sums = self.width * (knobs.tile * len(self.wide) + 4) * 4
-        return max(knobs.stages * self.stage_bytes(knobs), math.ceil(sums / 1024) * 1024) + knobs.stages * 16
+        accumulators = self.width * (knobs.tile * len(self.streamed) + 4) * 4
+        return max(knobs.stages * self.stage_bytes(knobs), math.ceil(accumulators / 1024) * 1024) + knobs.stages * 16
 
     def threads(self, knobs: SkinnyKnobs) -> int:
         """A warp group for each 64 rows, and a warp that copies."""
-        return 2 * knobs.tile * len(self.wide) + 32
+        return 2 * knobs.tile * len(self.streamed) + 32
 
     def tiles(self, knobs: SkinnyKnobs) -> int:
         return math.ceil(self.rows / knobs.tile)
 
 
 def skinny(product: Product) -> SkinnyProduct | str:
-    """The product by roles, or why none of its operands is narrow."""
-    most = NARROW_WIDTHS[-1]
+    """The product by roles, or why none of its operands has few rows."""
+    most = STATIONARY_WIDTHS[-1]
     if product.m <= most:
         return SkinnyProduct(
             product, product.b, product.a, product.n, product.m, not product.b_transposed, product.a_transposed, False
@@ -92,7 +92,7 @@ def skinny(product: Product) -> SkinnyProduct | str:
     if product.n > most:
         return f"it serves at most {most} rows or columns, and the product has {product.m} x {product.n}"
     if len(product.b) != 1:
-        return f"it serves two sums of at most {most} rows, and the product has {product.m}"
+        return f"it serves two accumulators of at most {most} rows, and the product has {product.m}"
     return SkinnyProduct(
         product, (product.a,), product.b[0], product.m, product.n, product.a_transposed, not product.b_transposed, True
     )
@@ -100,7 +100,7 @@ def skinny(product: Product) -> SkinnyProduct | str:
 
 def knobs_reason(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> str | None:
     """Why the knobs don't fit the product, or None."""
-    width = knobs.tile * len(one.wide)
+    width = knobs.tile * len(one.streamed)
     if width > 256:
         return f"a block would multiply {width} rows; expected at most 256"
     if knobs.split_k > math.ceil(one.product.k / one.depth):

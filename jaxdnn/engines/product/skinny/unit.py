@@ -14,20 +14,20 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
     product = one.product
     types = {
         **epilogue.types(),
-        "Streamed": ctype(one.wide[0].dtype),
-        "Stationary": ctype(one.narrow.dtype),
+        "Streamed": ctype(one.streamed[0].dtype),
+        "Stationary": ctype(one.stationary.dtype),
         "Accumulator": ctype(register_type(product.accumulator)),
     }
     constants = {
-        "StreamedMnMajor": one.along_wide,
-        "StationaryMnMajor": one.along_narrow,
+        "StreamedMnMajor": one.streamed_mn_major,
+        "StationaryMnMajor": one.stationary_mn_major,
         "Swapped": one.swapped,
-        "Accumulators": len(one.wide),
+        "Accumulators": len(one.streamed),
         "Tile": knobs.tile,
         "Stationary": one.width,
         "Stages": knobs.stages,
         "Splits": knobs.split_k,
-        "Once": product.batch == 1 or one.wide[0].batch_stride != 0,
+        "Once": product.batch == 1 or one.streamed[0].batch_stride != 0,
     }
 
     def parameter(name: str, field: str, matrix: Matrix, along: bool, extent: int) -> Parameter:
@@ -36,14 +36,14 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
         return map_parameter(name, field, argument)
 
     found = [
-        parameter(f"streamed{i}", f"streamed[{i}]", matrix, one.along_wide, knobs.tile)
-        for i, matrix in enumerate(one.wide)
+        parameter(f"streamed{i}", f"streamed[{i}]", matrix, one.streamed_mn_major, knobs.tile)
+        for i, matrix in enumerate(one.streamed)
     ]
-    found.append(parameter("stationary", "stationary", one.narrow, one.along_narrow, one.width))
+    found.append(parameter("stationary", "stationary", one.stationary, one.stationary_mn_major, one.width))
     found += epilogue.parameters()
     found += numbers(rows=one.rows, columns=one.columns, k=product.k, tiles=one.tiles(knobs))
     if product.batch > 1:
-        streamed, stationary = (int(matrix.batch_stride != 0) for matrix in (one.wide[0], one.narrow))
+        streamed, stationary = (int(matrix.batch_stride != 0) for matrix in (one.streamed[0], one.stationary))
         found += numbers(streamed_batched=streamed, stationary_batched=stationary)
     call, needed = "jaxdnn::ProductSkinny<Config>", one.shared_memory(knobs)
     text = (

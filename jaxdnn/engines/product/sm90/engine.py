@@ -8,14 +8,14 @@ from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, copied, knobs_reason
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason, packed
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.plan import Plan
 from jaxdnn.pointwise.cuda import register_type
 
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # What is multiplied, and the dtype that its products are summed in.
-_SUMS = {
+_ACCUMULATORS = {
     ("bfloat16", "bfloat16"): "float32",
     ("float16", "float16"): "float32",
     ("float32", "float32"): "float32",
@@ -40,15 +40,15 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         if target.compute_capability != 90:
             return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
         for b in problem.b:
-            sums = _SUMS.get((problem.a.dtype, b.dtype))
-            if sums is None:
+            accumulator = _ACCUMULATORS.get((problem.a.dtype, b.dtype))
+            if accumulator is None:
                 return f"Hopper's tensor cores don't multiply {problem.a.dtype} by {b.dtype}"
-            if problem.accumulator != sums:
-                return f"Hopper's tensor cores sum products of {b.dtype} in {sums}, and {problem.accumulator} is wanted"
+            if problem.accumulator != accumulator:
+                return f"Hopper's tensor cores sum {b.dtype} in {accumulator}, and {problem.accumulator} is wanted"
             if b.dtype != problem.b[0].dtype or bool(b.batch_stride) != bool(problem.b[0].batch_stride):
                 return "the two matrices b differ in dtype, or in being batched"
-        if problem.a.dtype == "float32" and problem.precision != "default":
-            return f"it rounds float32 operands to tf32, and precision {problem.precision.upper()} forbids that"
+        if problem.rounding_reason:
+            return problem.rounding_reason
         for array in (*problem.operands, *problem.results):
             if array.dtype not in _STORED:
                 return f"an epilogue's operand or result is {array.dtype}, and it takes {', '.join(_STORED)}"
@@ -60,7 +60,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
             return "a result is reduced over the batch alone"
         if max(problem.m, problem.n, problem.k, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
-        _, copies = copied(problem)
+        _, copies = packed(problem)
         tiles = [(problem.m, problem.n), *((source.rows, source.columns) for _, source, _ in copies)]
         if any(ceil(rows / 64) * ceil(columns / 64) * problem.batch * 4 >= _MOST_TILES for rows, columns in tiles):
             return "there are more tiles than its 32-bit index counts"

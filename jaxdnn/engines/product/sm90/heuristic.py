@@ -14,12 +14,12 @@ from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
 from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
+    accumulator_registers,
     cluster_tiles,
     depth,
     knobs_reason,
     loaded_columns,
     resident_clusters,
-    sum_registers,
     tensor_maps,
 )
 from jaxdnn.engines.product.tma import tma_reason
@@ -39,7 +39,7 @@ EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
-SUMS_RATE = 2.5e12  # bytes a second that sums of splits are written and read at
+SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
 MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
@@ -49,15 +49,15 @@ PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as fo
 # multiplied twice as fast, and stored no faster [9].
 STAGGER = 3
 PROMOTED_STAGGER = 2
-MOST_SUMS = 192  # registers
-LIGHT_SUMS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
+MOST_ACCUMULATORS = 192  # registers
+LIGHT_ACCUMULATORS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what does not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
 EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
 REDUCTION_REGISTERS = 24
 LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it is looked up by
-# What does not spill beside the most sums, two warp groups taking turns: up to two 16-bit results of these operations,
-# and of a row of 16-bit operands for each sum.
+# What does not spill beside the most accumulators, two warp groups taking turns: up to two 16-bit results of these
+# operations, and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
 
@@ -67,7 +67,7 @@ _SHAPES = (
     Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=128),
     # Large products of 8-bit floats [10].
-    Sm90Knobs(tile_n=192, cluster_m=1, slots=3),
+    Sm90Knobs(tile_n=192, cluster_m=1, epilogue_stages=3),
     Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
     Sm90Knobs(tile_n=192),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
@@ -99,9 +99,11 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
 
 
 def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:
-    """The knobs for this product: as many sums as two matrices b need, and as many stages as there is room for."""
-    sums = len(product.b)
-    if knobs.tile_n % sums:
+    """The knobs for this product: as many accumulators as two matrices b need, and as many stages as there is room
+    for.
+    """
+    accumulators = len(product.b)
+    if knobs.tile_n % accumulators:
         return None
     if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
         return None  # K is split where blocks are idle, and the producer has no registers left for both
@@ -112,39 +114,45 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
         return None
     many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
     direct = many or any(tma_reason(result, "a result") for result in product.stored)
-    knobs = replace(knobs, tile_n=knobs.tile_n // sums, promotion=promotion, store="direct" if direct else "tma")
-    smallest = knobs.consumer_rows * knobs.tile_n * sums == 64 * 64
-    if not smallest and sum_registers(product, knobs) > sums_limit(product, knobs):
+    knobs = replace(
+        knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion, store="direct" if direct else "tma"
+    )
+    smallest = knobs.consumer_rows * knobs.tile_n * accumulators == 64 * 64
+    if not smallest and accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
         return None
     shared = knobs.schedule == "cooperative" and knobs.consumers == 2
     stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
     if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
         stagger = 0
     for stages in range(knobs.stages, 1, -1):
-        for slots in range(knobs.slots, 0, -1):
-            choice = replace(knobs, stages=stages, slots=slots, stagger=min(stagger, stages - 1))
+        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
+            choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))
             if knobs_reason(product, choice, target.shared_memory) is None:
                 return choice
     return None
 
 
 def promotes(product: Product) -> bool:
-    """Whether the sums of more than one stage of 8-bit floats are added, which the tensor cores do with 14 bits."""
+    """Whether the accumulators of more than one stage of 8-bit floats are added, which the tensor cores do with 14
+    bits.
+    """
     return "float8" in product.a.dtype and product.k > depth(product)
 
 
-def sums_limit(product: Product, knobs: Sm90Knobs) -> int:
-    """How many registers may hold sums."""
+def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
+    """How many registers may hold accumulators."""
     if knobs.split_k > 1:
-        return LIGHT_SUMS  # a part's place in K takes registers too
+        return LIGHT_ACCUMULATORS  # a part's place in K takes registers too
     if product.is_plain and knobs.store == "tma":
-        return MOST_SUMS
+        return MOST_ACCUMULATORS
     work = sum(map(operand_registers, product.operands)) + sum(map(result_registers, product.results))
     work += REDUCTION_REGISTERS * len(product.reduced)
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
-        return MOST_SUMS
+        return MOST_ACCUMULATORS
     three = knobs.consumers == 3
-    limit = LIGHT_SUMS - 64 * three + 64 * bool(knobs.promotion)  # half of them are added to the others, and free then
+    limit = (
+        LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
+    )  # half of them are added to the others, and free then
     return limit - max(0, work - (EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]))
 
 
@@ -191,8 +199,8 @@ def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
 
 def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
-    sums, size = len(product.b), product.a.itemsize
-    width, loaded = knobs.tile_n * sums, loaded_columns(product, knobs) * sums
+    accumulators, size = len(product.b), product.a.itemsize
+    width, loaded = knobs.tile_n * accumulators, loaded_columns(product, knobs) * accumulators
     cluster = knobs.cluster_m * knobs.cluster_n
     length = ceil(product.k / knobs.split_k)
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
@@ -210,10 +218,10 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     turns = ceil(rounds(product, knobs, sm_count))
     if turns <= FEW_ROUNDS and cluster > 1:
         tile /= CLUSTER_LATENCY
-    moved = size * (product.m * product.k + sums * product.k * product.n) + product.m * product.n * size
+    moved = size * (product.m * product.k + accumulators * product.k * product.n) + product.m * product.n * size
     # Neither of the two hides behind the other entirely, where they are alike.
     time = ((turns * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
     if knobs.split_k > 1:
-        stored_sums = product.m * product.n * product.batch * sums * 4
-        time += SPLIT_LAUNCH + 2 * stored_sums * knobs.split_k / SUMS_RATE
+        stored = product.m * product.n * product.batch * accumulators * 4
+        time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
     return time

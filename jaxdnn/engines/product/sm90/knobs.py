@@ -1,6 +1,6 @@
 """Knobs of the kernel for Hopper's tensor cores (cpp/kernels/product/sm90.cuh), and which of them fit a product."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Literal
 
@@ -27,12 +27,12 @@ class Sm90Knobs:
         the other's multiplies.
       stagger: stages that the other consumers of a shared tile start behind the first, which hides a part of each one's
         epilogue.
-      group: rows of clusters' tiles that are worked through together, for the L2 cache.
+      swizzle: of the rasterization: rows of clusters' tiles that are worked through together, for the L2 cache.
       split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
       promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
-        the sums; 0 for all of K.
-      store: "tma": results leave through shared memory and the copy engine. "direct": straight from registers.
-      slots: pieces of results, each 16 rows of a warp, that wait for the copy engine.
+        the accumulators; 0 for all of K.
+      store: "tma": results leave through shared memory and TMA. "direct": straight from registers.
+      epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA.
     """
 
     tile_m: int = 128
@@ -43,14 +43,24 @@ class Sm90Knobs:
     consumers: int = 2
     schedule: Literal["cooperative", "pingpong"] = "cooperative"
     stagger: int = 0
-    group: int = 8
+    swizzle: int = 8
     split_k: int = 1
     promotion: int = 0
     store: Literal["tma", "direct"] = "tma"
-    slots: int = 2
+    epilogue_stages: int = 2
 
     def __post_init__(self) -> None:
-        positive = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "group", "split_k", "slots")
+        positive = (
+            "tile_m",
+            "tile_n",
+            "stages",
+            "cluster_m",
+            "cluster_n",
+            "consumers",
+            "swizzle",
+            "split_k",
+            "epilogue_stages",
+        )
         check_least(self, 1, *positive)
         if self.consumer_rows not in (64, 128):
             raise ValueError(
@@ -73,6 +83,13 @@ class Sm90Knobs:
             raise ValueError(f"Sm90Knobs: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2 or 4")
 
     @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled with, by the names that its `Config` has."""
+        others = ("schedule", "store", "swizzle", "split_k")  # flags, and what is known when it is launched
+        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in others}
+        return {name.title().replace("_", ""): value for name, value in named.items()}
+
+    @property
     def consumer_rows(self) -> int:
         return self.tile_m if self.schedule == "pingpong" else self.tile_m // self.consumers
 
@@ -92,7 +109,7 @@ def transposes(product: Product, which: str) -> bool:
     return product.a.itemsize != 2 and not along_k
 
 
-def copied(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]:
+def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]:
     """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie.
 
     Returns:
@@ -125,20 +142,20 @@ def loaded_columns(product: Product, knobs: Sm90Knobs) -> int:
     return knobs.tile_n if product.b_transposed else ceil(knobs.tile_n / CHUNK) * CHUNK
 
 
-def sum_registers(product: Product, knobs: Sm90Knobs) -> int:
-    """Registers of a consumer's thread that hold sums."""
+def accumulator_registers(product: Product, knobs: Sm90Knobs) -> int:
+    """Registers of a consumer's thread that hold accumulators."""
     width = knobs.tile_n * len(product.b)
     return width // 2 * (knobs.consumer_rows // 64 + bool(knobs.promotion))
 
 
 def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
     """Why the knobs don't fit the product, or None."""
-    product, _ = copied(product)
+    product, _ = packed(product)
     width = knobs.tile_n * len(product.b)
     if width not in TILE_WIDTHS:
         return f"its tiles multiply {width} columns at once; expected one of {TILE_WIDTHS}"
     if knobs.tile_n % store_columns(product, knobs):
-        return f"tile_n is {knobs.tile_n}; expected a multiple of {store_columns(product, knobs)}, a piece of results"
+        return f"tile_n is {knobs.tile_n}; expected a multiple of {store_columns(product, knobs)}, a subtile of results"
     if len(product.b) > 1 and loaded_columns(product, knobs) != knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; two b of (k, n) need a multiple of {CHUNK}"
     for name, along, extent, sharers in (
@@ -154,14 +171,14 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
     if knobs.split_k > 1 and product.reduced:
         return f"split_k is {knobs.split_k}; a product with a reduction can't be split"
     most = 128 if knobs.consumers == 3 else 192
-    if sum_registers(product, knobs) > most:
-        held = f"{sum_registers(product, knobs)} sums"
+    if accumulator_registers(product, knobs) > most:
+        held = f"{accumulator_registers(product, knobs)} accumulators"
         return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
     if knobs.store == "tma":
         if (maps := tensor_maps(product, knobs)) > MAX_TENSOR_MAPS:
             return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
         if knobs.split_k > 1 and product.n % 4:
-            return f"n is {product.n}, and TMA needs rows of sums of a multiple of 16 bytes; expected store = 'direct'"
+            return f"n is {product.n}, and TMA needs rows of a multiple of 16 bytes; expected store = 'direct'"
         for result in product.stored:
             if knobs.split_k == 1 and (reason := tma_reason(result, "a result")):
                 return f"{reason}; expected store = 'direct'"
@@ -176,13 +193,13 @@ def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
 
 
 def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
-    """Tensor maps of the multiplying kernel, where the copy engine stores its results."""
+    """Tensor maps of the multiplying kernel, where TMA stores its results."""
     return 1 + len(product.b) + len(stored_sizes(product, knobs))
 
 
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
-    """Columns of a piece of results."""
-    # Two slots of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
+    """Columns of a subtile of results."""
+    # Two epilogue_stages of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
     return 64 if knobs.tile_n % 64 == 0 and sum(stored_sizes(product, knobs)) <= 2 else 32
 
 
@@ -190,9 +207,9 @@ def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
     stage = DEPTH_BYTES * (knobs.tile_m + loaded_columns(product, knobs) * len(product.b))
     row = store_columns(product, knobs)
-    pieces = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
-    slots = 4 * knobs.consumers * knobs.slots * pieces if knobs.store == "tma" else 0
-    return knobs.stages * stage + slots + knobs.stages * 16
+    subtiles = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
+    epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store == "tma" else 0
+    return knobs.stages * stage + epilogue_stages + knobs.stages * 16
 
 
 def resident_clusters(size: int, sm_count: int) -> int:

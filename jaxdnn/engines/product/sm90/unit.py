@@ -1,7 +1,7 @@
 """The unit and the launches of a product on Hopper: copies of operands, the kernel that multiplies, and what follows.
 
 Kernels are in cpp/kernels: product/copy.cuh copies operands, if need be; product/sm90.cuh multiplies; after it come
-product/split.cuh, which adds the sums of a K that was split, or product/reduce.cuh, which ends reductions.
+product/split.cuh, which adds the accumulators of a K that was split, or product/reduce.cuh, which ends reductions.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
     cluster_tiles,
-    copied,
+    packed,
     resident_clusters,
     shared_memory,
     store_columns,
     transposes,
 )
-from jaxdnn.engines.product.split_k import split_stage, sums_of_splits
+from jaxdnn.engines.product.split_k import split_accumulators, split_stage
 from jaxdnn.engines.product.tma import SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
 from jaxdnn.plan import Launch, Scalar, Scratch
@@ -42,14 +42,8 @@ DEFAULTS = (
         "PairedStore": True,
         "LongEpilogue": False,
         "Accumulators": 1,
-        "Stages": 4,
-        "ClusterM": 1,
-        "ClusterN": 1,
-        "Consumers": 2,
-        "Stagger": 0,
-        "Promotion": 0,
         "StoreColumns": 32,
-        "EpilogueStages": 2,
+        **Sm90Knobs().constants,
     },
 )
 # Seconds that ptxas takes for an operation on each element of 128 x 256.
@@ -128,7 +122,7 @@ class Unit:
     # ------------------------------------------------------------ copies of operands
 
     def _copies(self, product: Product) -> Product:
-        loaded, copies = copied(product)
+        loaded, copies = packed(product)
         for which in ("a", "b"):
             own = [(source, copy) for name, source, copy in copies if name == which]
             if not own:
@@ -235,16 +229,9 @@ class Unit:
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
             "Accumulators": len(product.b),
-            "TileM": knobs.tile_m,
-            "TileN": knobs.tile_n * len(product.b),
-            "Stages": knobs.stages,
-            "ClusterM": knobs.cluster_m,
-            "ClusterN": knobs.cluster_n,
-            "Consumers": knobs.consumers,
-            "Stagger": knobs.stagger,
-            "Promotion": knobs.promotion,
             "StoreColumns": store_columns(self.product, knobs),
-            "EpilogueStages": knobs.slots,
+            **knobs.constants,
+            "TileN": knobs.tile_n * len(product.b),
         }
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"ProductSm90<{config}>"
@@ -256,7 +243,7 @@ class Unit:
         )
         found = self.load_parameters(product)
         found += self.result_parameters(product, knobs, batch, partials) + self.operand_parameters(product)
-        found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, group=knobs.group)
+        found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, swizzle=knobs.swizzle)
         if knobs.split_k > 1:
             found += numbers(splits=knobs.split_k)
         if product.batch > 1:
@@ -280,12 +267,12 @@ class Unit:
     # ------------------------------------------------------------ a second step
 
     def _split(self) -> None:
-        """The kernel that multiplies stores its sums; the second adds them and applies the epilogue."""
-        product, sums, used = self.product, len(self.product.b), len(self.scratch)
-        store = identity(sums, product.accumulator, product.accumulator)
-        first = replace(product, results=sums_of_splits(product, used), operands=(), program=store)
+        """The kernel that multiplies stores its accumulators; the second adds them and applies the epilogue."""
+        product, accumulators, used = self.product, len(self.product.b), len(self.scratch)
+        store = identity(accumulators, product.accumulator, product.accumulator)
+        first = replace(product, results=split_accumulators(product, used), operands=(), program=store)
         self.multiply(first, functor(store, "Store"), "Config", {})
-        epilogue, _ = element_epilogue(product, used + sums)
+        epilogue, _ = element_epilogue(product, used + accumulators)
         self.then(split_stage(product, epilogue, self.knobs.split_k, used))
 
     def _partials(self, epilogue: Functor) -> dict[int, tuple[str, Scratch]]:

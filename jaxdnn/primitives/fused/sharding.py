@@ -36,9 +36,9 @@ def sharded_product(
             f"{caller}: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
         )
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
-    sums = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
+    acc = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
     function = epilogue and located(epilogue)
-    y = apply_after([sums], operands, function, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
+    y = apply_after([acc], operands, function, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
