@@ -56,6 +56,12 @@ class Signature:
         return None
 
 
+def changed(data: Any) -> str:
+    """A dataclass with what is not at its default alone: it stands in every printed jaxpr."""
+    shown = [f for f in fields(data) if getattr(data, f.name) != f.default]
+    return f"{type(data).__name__}({', '.join(f'{f.name}={getattr(data, f.name)!r}' for f in shown)})"
+
+
 @dataclass(frozen=True, repr=False)
 class Spec:
     """What a call means, apart from the shapes and dtypes of its arrays.
@@ -186,9 +192,7 @@ class Spec:
         return replace(self, **changes)
 
     def __repr__(self) -> str:
-        # Only what is not at its default: this stands in every printed jaxpr.
-        shown = [f for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+        return changed(self)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,6 +12,13 @@ X = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
 WEIGHTS = [0.5 * np.random.default_rng(i).standard_normal((8, 8)).astype(np.float32) for i in (1, 2, 3)]
 
 
+@pytest.fixture(autouse=True)
+def exact():
+    """Where a GPU would round float32 to tf32."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def late(x, weights):
     """Three layers, whose epilogue looks its activation up when it is called."""
     for w, activation in zip(weights, ACTIVATIONS, strict=True):

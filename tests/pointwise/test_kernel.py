@@ -27,7 +27,7 @@ def summed(acc, bias):
     return y, jnp.sum(y, axis=-2)
 
 
-# Of a, of b, their dtype, the epilogue, its operands.
+# Of a, of b, their dtype, the epilogue, its operands; and the places of axes that the derivative is mapped over.
 CASES = {
     "gelu": ((64, 40), (40, 96), BF16, gelu, [((96,), BF16)]),
     "gelu, float32 bias": ((37, 24), (24, 264), BF16, gelu, [((264,), F32)]),
@@ -39,17 +39,25 @@ CASES = {
     "bias of a batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((24,), F32)]),
     "sum": ((33, 8), (8, 20), F32, summed, [((20,), F32)]),
     "one column": ((33, 8), (8, 1), BF16, gelu, [((1,), BF16)]),
+    "mapped a": ((5, 8), (8, 24), BF16, gelu, [((24,), F32)], (0, None, None)),
+    "mapped bias": ((5, 8), (8, 24), F32, gelu, [((24,), F32)], (None, None, 0)),
+    "mapped twice": ((5, 8), (8, 24), F32, summed, [((24,), F32)], (0, None, None), (None, 0, 0)),
 }
 
 
 def function_of(name):
-    a, b, dtype, epilogue, extras = CASES[name]
+    a, b, dtype, epilogue, operands, *mapped = CASES[name]
 
     def backward(*arrays):
         y, pull_back = jax.vjp(lambda *given: jaxdnn.matmul(*given, epilogue=epilogue), *arrays)
         return pull_back(jax.tree.map(lambda one: jnp.sin(one.astype(jnp.float32)).astype(one.dtype), y))
 
-    return backward, [(a, dtype), (b, dtype), *extras]
+    arrays = [(a, dtype), (b, dtype), *operands]
+    for size, axes in enumerate(mapped, 2):
+        backward = jax.vmap(backward, axes)
+        pairs = zip(arrays, axes, strict=True)
+        arrays = [(shape if axis is None else (size, *shape), dtype) for (shape, dtype), axis in pairs]
+    return backward, arrays
 
 
 def call_of(name):

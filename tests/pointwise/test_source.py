@@ -17,9 +17,10 @@ struct Epilogue {
         out = v1 + residual;
     }
 
-    template <class Sums, class Operands, class Place, class Results>
-    static __forceinline__ void apply(const Sums& sum, const Operands& operand, const Place& place, Results& result) {
-        compute(sum[0], operand[0], operand[1], result[0]);
+    template <class Accumulators, class Operands, class Context, class Results>
+    static __forceinline__ void apply(const Accumulators& accumulator, const Operands& operand, const Context& context,
+                                      Results& result) {
+        compute(accumulator[0], operand[0], operand[1], result[0]);
     }
 };
 """

@@ -99,7 +99,7 @@ def test_the_first_configuration_fills_the_device():
     [
         (ProductCase(16, 256, 256, "bfloat16"), A100, "Hopper's tensor cores"),
         (ProductCase(16, 256, 256, "float64"), H100, "don't multiply float64 by float64"),
-        (ProductCase(16, 256, 256, "float32", b_transposed=True), H100, "round float32 operands to tf32"),
+        (ProductCase(16, 256, 256, "float32", b_transposed=True), H100, "rounds float32 operands to tf32"),
         (ProductCase(16, 256, 256, "float32", precision="default"), H100, "run along k"),
         (ProductCase(65, 256, 256, "bfloat16"), H100, "at most 64 rows or columns"),
         (ProductCase(256, 16, 256, "bfloat16", accumulators=2), H100, "two acc"),

@@ -177,23 +177,25 @@ class EpilogueSpec(DirectedSpec):
 
     def share(self, signature: Signature) -> Self | None:
         # A derivative has rules of the user's, and jaxprs have shapes: what fits a share is a program.
-        program = _program(self, self._types(signature))
+        types = self._types(signature)
+        program = _program(self.replace(batch=()), types[0].shape, types)
         return None if isinstance(program, str) else self.replace(computes=program)
 
     def problem(self, signature: Signature) -> Pointwise | str:
         if signature.reason:
             return signature.reason
-        if self.batch:
-            return "it is mapped"
-        types = self._types(signature)
-        program = self.computes or _program(self, types)
+        types = tuple(signature.operands.values())
+        # Results have all mapped axes, which join the batch.
+        mapped = next(iter(signature.results.values())).shape[: len(self.batch)]
+        shape = (*mapped, *self._types(signature)[0].shape)
+        groups = (len(mapped) + self.groups[0], *self.groups[1:])
+        program = self.computes if self.computes and not mapped else _program(self, shape, types)
         if isinstance(program, str):
             return program
-        shape = types[0].shape
-        program = collapse(program, shape, [one.shape for one in types], self.groups)
+        program = collapse(program, shape, [one.shape for one in types], groups)
         if isinstance(program, str):
             return program
-        first_row, first_column = self.groups[0], self.groups[0] + self.groups[1]
+        first_row, first_column = groups[0], groups[0] + groups[1]
         batch, rows, columns = map(prod, (shape[:first_row], shape[first_row:first_column], shape[first_column:]))
         dtypes = [array.dtype.name for array in signature.results.values()]
         stored = dense_results(program, {"b": batch, "m": rows, "n": columns}, dtypes)
@@ -214,17 +216,17 @@ class EpilogueSpec(DirectedSpec):
 
 
 @lru_cache(maxsize=256)
-def _program(spec: EpilogueSpec, types: tuple[jax.ShapeDtypeStruct, ...]) -> Program | str:
-    """What a call without mapped axes does to one element, or why that is no pointwise function."""
+def _program(spec: EpilogueSpec, shape: tuple[int, ...], types: tuple[jax.ShapeDtypeStruct, ...]) -> Program | str:
+    """What a call does to one element, or why that is no pointwise function. `shape` is of the mapped accumulator."""
 
     def function(*arrays: jax.Array) -> Any:
-        return spec.evaluate_unbatched(*arrays)
+        return spec.evaluate(*arrays)
 
     named = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in spec.operands]
     function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     function.__name__ = f"{spec.direction} of {spec.program.title}"
     try:
-        return trace(function, types[0].shape, (), types)
+        return trace(function, shape, (), types)
     except UnsupportedOperation as error:
         return f"`{error.primitive}`: {error.reason}"
     except (TypeError, ValueError) as error:

@@ -12,6 +12,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxdnn.spec import changed
+
 Labels = tuple[Hashable, ...]
 Label = tuple[str, int]  # group and number
 Which = Literal["a", "b", "y"]
@@ -21,7 +23,7 @@ _A_ORDERS = ("bmk", "bkm", "mbk", "kbm")
 _B_ORDERS = ("bkn", "bnk", "nbk", "kbn")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dimensions:
     """Where the dimensions of a, of b and of their product ("y") are: y has those of the batch, of rows, of columns.
 
@@ -37,6 +39,9 @@ class Dimensions:
     rows: int = 1
     columns: int = 1
     contracted: int = 1
+
+    def __repr__(self) -> str:
+        return changed(self)
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -12,9 +12,9 @@ ROW = jax.ShapeDtypeStruct((6,), "float32")
 
 
 def traced(
-    function: Any, *operands: Any, shape: tuple[int, ...] = SHAPE, acc: tuple[str, ...] = ("float32",)
+    function: Any, *operands: Any, shape: tuple[int, ...] = SHAPE, accumulators: tuple[str, ...] = ("float32",)
 ) -> Program:
-    return trace(function, shape, acc, operands)
+    return trace(function, shape, accumulators, operands)
 
 
 def collapsed(function: Any, *operands: Any, groups: tuple[int, int, int] = (0, 1, 1)) -> Program:
