@@ -1,6 +1,6 @@
 // A product as its launches describe it, and how it is cut:
 //
-//                 columns                      A tile of the result is what one piece of work accumulators and finishes. Along
+//                 columns                      A tile of the result is what one piece of work sums and finishes. Along
 //               +---------+                    k it is worked through in blocks: those of a and b are packed, hot in
 //      k        |  b      | depth              cache or by a launch before, and multiplied panel by panel. A panel of b
 //    +-----+    +----+----+                    stays in the L1 cache while the panels of a pass by, a block of a in L2:
@@ -17,13 +17,14 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
-constexpr int kMaxSums = 2;
-// Operands and results of an epilogue; `MAX_ARRAYS` in jaxdnn/engines/host_matmul.py.
+constexpr int kMaxAccumulators = 2;
+// Operands and results of an epilogue; `MAX_ARRAYS` in jaxdnn/engines/product/host/engine.py.
 constexpr int kMaxArrays = 32;
 
-// ---- The words of a plan, in the order of `_Call` in jaxdnn/engines/host_matmul.py ----------------------------------
+// ---- The words of a plan, in the order of `_Call` in jaxdnn/engines/product/host/unit.py
+// ------------------------------
 
 // When a matrix is packed.
 enum class Packing : int64_t {
@@ -51,7 +52,7 @@ struct CallWords {
   int64_t streams;               // whether b is read where it lies
   int64_t group;                 // tiles that a task works on
   int64_t accumulators, operands, results;
-  MatrixWords matrices[1 + kMaxSums];  // a, then b of each sum
+  MatrixWords matrices[1 + kMaxAccumulators];  // a, then b of each sum
 };
 
 struct Matrix {
@@ -120,7 +121,7 @@ class Call {
   }
 
   int64_t sums_stride(const pointwise::Tile& tile) const { return format_.padded_columns(tile.columns); }
-  int64_t sums_bytes(const pointwise::Tile& tile) const {
+  int64_t accumulator_bytes(const pointwise::Tile& tile) const {
     return format_.padded_rows(tile.rows) * sums_stride(tile) * format_.sum_bytes;
   }
 
@@ -208,12 +209,12 @@ class Call {
   const CallWords& words_;
   const int64_t* program_;
   const Format format_;
-  Matrix matrices_[1 + kMaxSums];
+  Matrix matrices_[1 + kMaxAccumulators];
   char* partial_;
   pointwise::Array arrays_[kMaxArrays];
   const ArrayWords* tile_strides_[kMaxArrays];
 };
 
-}  // namespace matmul
+}  // namespace product
 
 JAXDNN_ISA_END

@@ -17,7 +17,7 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
 // Rows of a tile, and units in one of them: a tile has 16 rows of 64 bytes.
 constexpr int kTileRows = 16;
@@ -65,7 +65,8 @@ __attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const vo
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       const __m512bh row = (__m512bh)_mm512_set1_epi32(a[i]);
-      for (int j = 0; j < kPanelVectors; ++j) accumulators[i][j] = _mm512_dpbf16_ps(accumulators[i][j], row, columns[j]);
+      for (int j = 0; j < kPanelVectors; ++j)
+        accumulators[i][j] = _mm512_dpbf16_ps(accumulators[i][j], row, columns[j]);
     }
   }
 #pragma GCC unroll 16
@@ -112,8 +113,8 @@ class TileScope {
   const bool used_;
 };
 
-// Two by two tiles of accumulators, or one by two. The panel of a is made of tiles itself: for each 16 steps one for each 16
-// rows.
+// Two by two tiles of accumulators, or one by two. The panel of a is made of tiles itself: for each 16 steps one for
+// each 16 rows.
 template <bool integers, int tile_rows>
 __attribute__((target("amx-tile,amx-bf16,amx-int8"))) void multiply_tiles(int64_t units, const void* a_panel,
                                                                           const void* b_panel, void* sums_tile,
@@ -181,6 +182,6 @@ struct TileScope {
 
 #endif
 
-}  // namespace matmul
+}  // namespace product
 
 JAXDNN_ISA_END

@@ -5,7 +5,7 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
 using pointwise::Dtype;
 
@@ -133,6 +133,6 @@ inline Format find_format(Dtype a, Dtype b) {
   return vector_format<float>(1, multiply_packing, pack_floats(a), pack_floats(b));
 }
 
-}  // namespace matmul
+}  // namespace product
 
 JAXDNN_ISA_END

@@ -19,7 +19,7 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
 // Rows of memory, each as long as one of a panel of b, that are wanted soon: a multiplication may fetch one of them for
 // every `every` units.
@@ -35,8 +35,8 @@ using Multiply = void (*)(int64_t units, const void* a, const void* b, void* acc
 
 // The same, of columns of b that lie next to each other in memory, with steps `step` elements apart: leaves their panel
 // in `packed` for the rows that come after. The loads and stores hide behind the multiplications.
-using MultiplyPacking = void (*)(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* accumulators,
-                                 int64_t stride, bool adds);
+using MultiplyPacking = void (*)(int64_t units, const void* a, const void* b, int64_t step, void* packed,
+                                 void* accumulators, int64_t stride, bool adds);
 
 constexpr int kPanelVectors = 2;
 constexpr int kLineBytes = 64, kL2 = 2;  // a line of cache; the cache that prefetches go to
@@ -147,7 +147,8 @@ inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, 
 }
 
 template <typename T, int rows>
-void multiply(int64_t units, const void* a, const void* b, void* accumulators, int64_t stride, bool adds, const Ahead& ahead) {
+void multiply(int64_t units, const void* a, const void* b, void* accumulators, int64_t stride, bool adds,
+              const Ahead& ahead) {
   multiply_steps<T, rows, false>(units, static_cast<const T*>(a), static_cast<const T*>(b), kPanelVectors * kLanes<T>,
                                  nullptr, static_cast<T*>(accumulators), stride, adds, ahead);
 }
@@ -177,6 +178,6 @@ template <typename T>
 constexpr std::array<MultiplyPacking, kPanelRows> kMultiplyPacking =
     packing_table<T>(std::make_integer_sequence<int, kPanelRows>());
 
-}  // namespace matmul
+}  // namespace product
 
 JAXDNN_ISA_END

@@ -9,7 +9,7 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
 // Rows of a, or columns of b: "lines". Of an element (line, k) the address is line * line_stride + k * depth_stride;
 // one of the strides is 1.
@@ -316,6 +316,6 @@ void pack_tiles(const Lines& source, const Block& block, void* panels) {
   });
 }
 
-}  // namespace matmul
+}  // namespace product
 
 JAXDNN_ISA_END

@@ -12,11 +12,11 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
 // Where a thread works on a tile.
 struct Workspace {
-  char *a, *b, *panel, *accumulators[kMaxSums];  // panel: of b, which is packed as it is multiplied
+  char *a, *b, *panel, *accumulators[kMaxAccumulators];  // panel: of b, which is packed as it is multiplied
 
   Workspace(const Call& call, const pointwise::Tile& tile) {
     static thread_local ThreadMemory memory;
@@ -30,8 +30,8 @@ struct Workspace {
     const int64_t b_bytes =
         streams || call.matrix(1).ahead() ? 0 : call.block_bytes(true, tile.columns - packed, depth);
     const int64_t panel_bytes = packed > 0 ? call.block_bytes(true, call.format().b_width, depth) : 0;
-    const int64_t bytes = a_bytes + b_bytes + panel_bytes + kMaxSums * call.sums_bytes(tile);
-    char* next = memory.reserve(size_t(bytes + (3 + kMaxSums) * kApart));
+    const int64_t bytes = a_bytes + b_bytes + panel_bytes + kMaxAccumulators * call.accumulator_bytes(tile);
+    char* next = memory.reserve(size_t(bytes + (3 + kMaxAccumulators) * kApart));
     const auto take = [&](int64_t bytes) {
       char* taken = next;
       next += (bytes + kApart - 1) / kApart * kApart;
@@ -40,7 +40,7 @@ struct Workspace {
     a = take(a_bytes);
     b = take(b_bytes);
     panel = take(panel_bytes);
-    for (auto& sum : accumulators) sum = take(call.sums_bytes(tile));
+    for (auto& sum : accumulators) sum = take(call.accumulator_bytes(tile));
   }
 };
 
@@ -75,7 +75,8 @@ inline void stream_tile(const Call& call, const Place& place, const pointwise::T
   const CallWords& words = call.words();
   const int64_t stride = call.sums_stride(tile);
   C* a = reinterpret_cast<C*>(space.a);
-  for (int64_t sum = 0; sum < words.accumulators; ++sum) std::memset(space.accumulators[sum], 0, size_t(call.sums_bytes(tile)));
+  for (int64_t sum = 0; sum < words.accumulators; ++sum)
+    std::memset(space.accumulators[sum], 0, size_t(call.accumulator_bytes(tile)));
   for (int64_t block = call.first_block(place.split); block < call.first_block(place.split + 1); ++block) {
     const int64_t k = block * words.depth, depth = call.depth(block);
     with_streamed<C>(Dtype(words.matrices[0].dtype), [&](auto element) {
@@ -134,13 +135,13 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
   }
 }
 
-}  // namespace matmul
+}  // namespace product
 
 // A task packs one block of one tile of one matrix.
 void product_pack(const void* const* arguments, int64_t task) {
-  const matmul::Call call(arguments);
+  const product::Call call(arguments);
   for (int64_t i = 0; i <= call.words().accumulators; ++i) {
-    const matmul::Matrix& matrix = call.matrix(i);
+    const product::Matrix& matrix = call.matrix(i);
     if (!matrix.ahead()) continue;
     const int64_t tiles = matrix.tiles(), blocks = call.blocks();
     const int64_t tasks = matrix.count(call.words().batch) * tiles * blocks;
@@ -152,28 +153,28 @@ void product_pack(const void* const* arguments, int64_t task) {
   }
 }
 
-// A task accumulators `group` tiles, and finishes them unless k is split.
+// A task sums `group` tiles, and finishes them unless k is split.
 void product_multiply(const void* const* arguments, int64_t task) {
-  const matmul::Call call(arguments);
-  const matmul::TileScope scope(call.format().tiles);
+  const product::Call call(arguments);
+  const product::TileScope scope(call.format().tiles);
   const int64_t group = call.words().group, end = std::min((task + 1) * group, call.tiles() * call.words().splits);
   for (int64_t index = task * group; index < end; ++index) {
-    const matmul::Place place = call.place(index);
+    const product::Place place = call.place(index);
     const pointwise::Tile tile = call.tile(place);
-    const matmul::Workspace space(call, tile);
+    const product::Workspace space(call, tile);
     if (!call.words().streams) {
-      matmul::multiply_tile(call, place, tile, space);
+      product::multiply_tile(call, place, tile, space);
     } else if (call.format().sum_bytes == 8) {
-      matmul::stream_tile<double>(call, place, tile, space);
+      product::stream_tile<double>(call, place, tile, space);
     } else if (call.sums_integers()) {
-      matmul::stream_tile<int32_t>(call, place, tile, space);
+      product::stream_tile<int32_t>(call, place, tile, space);
     } else {
-      matmul::stream_tile<float>(call, place, tile, space);
+      product::stream_tile<float>(call, place, tile, space);
     }
     const int64_t stride = call.sums_stride(tile), sum_bytes = call.format().sum_bytes;
     if (call.words().splits == 1) {
-      pointwise::Rows accumulators[matmul::kMaxSums];
-      for (int i = 0; i < matmul::kMaxSums; ++i) accumulators[i] = {space.accumulators[i], stride};
+      pointwise::Rows accumulators[product::kMaxAccumulators];
+      for (int i = 0; i < product::kMaxAccumulators; ++i) accumulators[i] = {space.accumulators[i], stride};
       call.finish(place, tile, accumulators);
       continue;
     }
@@ -189,15 +190,15 @@ void product_multiply(const void* const* arguments, int64_t task) {
 
 // A task adds the splits of `group` tiles, in order, and finishes them.
 void product_finish(const void* const* arguments, int64_t task) {
-  const matmul::Call call(arguments);
+  const product::Call call(arguments);
   const int64_t sum_bytes = call.format().sum_bytes;
   const int64_t group = call.words().group, end = std::min((task + 1) * group, call.tiles());
   for (int64_t index = task * group; index < end; ++index) {
-    const matmul::Place place = call.place(index);
+    const product::Place place = call.place(index);
     const pointwise::Tile tile = call.tile(place);
-    const matmul::Workspace space(call, tile);
+    const product::Workspace space(call, tile);
     const int64_t stride = call.sums_stride(tile);
-    pointwise::Rows accumulators[matmul::kMaxSums];
+    pointwise::Rows accumulators[product::kMaxAccumulators];
     for (int64_t sum = 0; sum < call.words().accumulators; ++sum) {
       accumulators[sum] = {space.accumulators[sum], stride};
       for (int64_t split = 0; split < call.words().splits; ++split) {
@@ -207,11 +208,11 @@ void product_finish(const void* const* arguments, int64_t task) {
           if (split == 0) {
             std::memcpy(to, from, size_t(tile.columns * sum_bytes));
           } else if (sum_bytes == 8) {
-            matmul::add_row<double>(from, to, tile.columns);
+            product::add_row<double>(from, to, tile.columns);
           } else if (call.sums_integers()) {
-            matmul::add_row<int32_t>(from, to, tile.columns);
+            product::add_row<int32_t>(from, to, tile.columns);
           } else {
-            matmul::add_row<float>(from, to, tile.columns);
+            product::add_row<float>(from, to, tile.columns);
           }
           from += call.words().n * sum_bytes;
           to += stride * sum_bytes;

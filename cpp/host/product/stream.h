@@ -7,7 +7,7 @@
 
 JAXDNN_ISA_BEGIN
 
-namespace matmul {
+namespace product {
 
 // Sums are dense rows, `stride` apart. `a` holds the rows of a from step `k` on, `depth` elements apart.
 template <typename C>
@@ -67,8 +67,8 @@ inline C sum_vector(Vector<C> values) {
 
 constexpr int kSteps = 4;  // rows of b that are added together
 
-// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for kSteps steps at once and two vectors, whose
-// accumulators are loaded and stored once for all steps.
+// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for kSteps steps at once and two
+// vectors, whose accumulators are loaded and stored once for all steps.
 template <int steps, typename S, typename C>
 inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C* a, int64_t depth,
                       const Stream<C>& out) {
@@ -180,6 +180,6 @@ void dense_rows(const Lines& source, int64_t line, int64_t k, int64_t rows, int6
   }
 }
 
-}  // namespace matmul
+}  // namespace product
 
 JAXDNN_ISA_END

@@ -1,9 +1,9 @@
 // What happens to a tile of an accumulator between the multiply's registers and memory.
 //
-// An epilogue is a functor that Python emits: `Epilogue::apply(accumulator, operand, context, result)` computes one element of
-// each result. Floats come widened exactly to float32, integers as they are; results leave rounded once to their own
-// types. Each warp works on 16 rows: fragment by fragment (core/fragment.cuh) the functor is applied, and its results
-// are stored, through the warp's own stages of shared memory and TMA or straight to memory
+// An epilogue is a functor that Python emits: `Epilogue::apply(accumulator, operand, context, result)` computes one
+// element of each result. Floats come widened exactly to float32, integers as they are; results leave rounded once to
+// their own types. Each warp works on 16 rows: fragment by fragment (core/fragment.cuh) the functor is applied, and its
+// results are stored, through the warp's own stages of shared memory and TMA or straight to memory
 // (core/epilogue_results.cuh), or reduced, through shuffles (core/epilogue_reductions.cuh). No warp waits for another.
 #pragma once
 

@@ -44,7 +44,7 @@ struct ProductSimt {
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];
   int m = 0, n = 0, k = 0, batches = 1;
-  int swizzle = 8;                    // rows of tiles in a band (core/scheduler.cuh)
+  int swizzle = 8;                  // rows of tiles in a band (core/scheduler.cuh)
   int splits = 1, split_depth = 0;  // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
   static constexpr int kThreads =
