@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import venv
@@ -53,8 +52,10 @@ class Workspace:
         venv.create(folder / "venv", with_pip=False)
         self._python = folder / "venv" / "bin" / "python"
         (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-        paths = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-        (packages / "packages.pth").write_text("".join(f"{path}\n" for path in paths))
+        installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        (packages / "packages.pth").write_text("".join(f"{path}\n" for path in installed))
+        shutil.copy2(self._module, self._original / "jaxdnn")
+        self._passed: set[str] = set()  # tests that are known to pass without a mistake
 
     def run(self, mutant: Mutant, timeout: float, *, all_failures: bool = False) -> Outcome:
         """Applies the mistake to a copy, and runs the tests nearest to it, up to the first failure."""
@@ -63,43 +64,56 @@ class Workspace:
         try:
             shutil.copytree(self._original, copy)
             (copy / mutant.file).write_text(mutant.applied(copy))
-            module = copy / "jaxdnn" / self._module.name
-            error = self._build(mutant, module) if mutant.is_native else ""
+            caught: tuple[str, ...] = ()
+            error = self._build(mutant, copy / "jaxdnn" / self._module.name) if mutant.is_native else ""
             if not error:
-                if not mutant.is_native:
-                    shutil.copy2(self._module, module)
-                caught, error = self._test(mutant.tests, copy, timeout, all_failures=all_failures)
-                return Outcome(mutant, caught, time.perf_counter() - started, error)
-            return Outcome(mutant, (), time.perf_counter() - started, error)
+                caught, error = self._test(mutant.tests, copy, timeout, () if all_failures else ("--exitfirst",))
+            if caught and not error:
+                error = self._without(caught[0], timeout)
+            return Outcome(mutant, caught, time.perf_counter() - started, error)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
 
+    def _without(self, test: str, timeout: float) -> str:
+        """Why a test's failure tells nothing of a mistake: it fails without one, too."""
+        if not test.startswith("tests/") or test in self._passed:
+            return ""
+        flags = () if "::" in test else ("--collect-only",)
+        failed, error = self._test((test,), self._original, timeout, flags)
+        if failed or error:
+            return f"{test} fails without a mistake: {error}"
+        self._passed.add(test)
+        return ""
+
     def _build(self, mutant: Mutant, module: Path) -> str:
         """Builds the native module with a mistake; returns what the compiler says against it."""
-        source, build = self._original / mutant.file, self._folder / "build"
+        sources, build = self._folder / "sources", self._folder / "build"
         with self._building:
-            if not build.exists() and (error := self._configure(build)):
-                return error
-            kept = source.read_text()
-            source.write_text(mutant.applied(self._original))
+            if not sources.exists():
+                shutil.copytree(self._original, sources)
+                if error := self._configure(sources, build):
+                    return error
+            kept = (sources / mutant.file).read_text()
+            (sources / mutant.file).write_text(mutant.applied(sources))
             try:
                 error = _said(["cmake", "--build", str(build)])
             finally:
-                source.write_text(kept)
+                (sources / mutant.file).write_text(kept)
             if not error:
                 shutil.copy2(build / module.name, module)
             return error
 
-    def _configure(self, build: Path) -> str:
+    def _configure(self, sources: Path, build: Path) -> str:
         settings = {"CMAKE_BUILD_TYPE": "Release", "Python_EXECUTABLE": sys.executable}
         given = [f"-D{name}={value}" for name, value in settings.items()]
-        return _said(["cmake", "-G", "Ninja", "-S", str(self._original), "-B", str(build), *given])
+        return _said(["cmake", "-G", "Ninja", "-S", str(sources), "-B", str(build), *given])
 
     def _test(
-        self, tests: tuple[str, ...], copy: Path, timeout: float, *, all_failures: bool
+        self, tests: tuple[str, ...], copy: Path, timeout: float, flags: tuple[str, ...]
     ) -> tuple[tuple[str, ...], str]:
+        """Runs tests of a copy. Returns which of them failed, and why they could not be run."""
         command = [str(self._python), "-P", "-m", "pytest", "--numprocesses=0", "--dist=no", "-p", "no:cacheprovider"]
-        command += ["-q", "--tb=no", *(() if all_failures else ("--exitfirst",)), *tests]
+        command += ["-q", "--tb=no", *flags, *tests]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         # A group of its own, so that what tests have started ends with them.
         with subprocess.Popen(
@@ -111,7 +125,7 @@ class Workspace:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 return (f"no end after {timeout:.0f} s",), ""
-        failed = tuple(re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE))
+        failed = tuple(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE))
         if process.returncode == 0:
             return (), ""
         if process.returncode in (1, 2) and failed:
