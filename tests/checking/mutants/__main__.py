@@ -55,9 +55,12 @@ def _outcomes(chosen: Sequence[Mutant], workers: int, timeout: float, *, all_fai
         workspace = Workspace(Path(folder))
         with ThreadPoolExecutor(workers) as pool:
             waiting = [pool.submit(workspace.run, one, timeout, all_failures=all_failures) for one in chosen]
-            for future in as_completed(waiting):
-                found.append(future.result())
-                print(_line(found[-1]), flush=True)
+            try:
+                for future in as_completed(waiting):
+                    found.append(future.result())
+                    print(_line(found[-1]), flush=True)
+            finally:  # interrupted, those that run are waited for, and no other begins
+                pool.shutdown(cancel_futures=True)
     return found
 
 
