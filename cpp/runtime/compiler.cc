@@ -4,6 +4,7 @@
 #include <cctype>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 #include "cuda_api.h"
 #include "dynamic_library.h"
@@ -214,6 +215,9 @@ Compilation Compiler::compile(const std::string& name, const std::string& unit, 
   std::string architecture = "--gpu-architecture=" + arch;
   std::vector<const char*> options{architecture.c_str()};
   for (const std::string& option : compile_options()) options.push_back(option.c_str());
+  // CUDA 12.4 and later: without the declarations of textures and of the runtime library, which kernels don't use, a
+  // unit takes 3 ms less, and becomes the same code.
+  if (std::pair(self.version.major, self.version.minor) >= std::pair(12, 4)) options.push_back("--minimal");
   nvrtcResult result = api.nvrtcCompileProgram(program, static_cast<int>(options.size()), options.data());
 
   Compilation compilation;

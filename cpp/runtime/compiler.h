@@ -30,7 +30,7 @@ struct CompilerDescription {
   std::vector<int> architectures;
 };
 
-// Everything but the architecture that is passed to NVRTC; part of the cache key.
+// What is passed to NVRTC and changes the code that it makes, besides the architecture; part of the cache key.
 const std::vector<std::string>& compile_options();
 
 // Safe to use from many threads at once, as NVRTC is.
