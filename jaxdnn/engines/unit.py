@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from jaxdnn.plan import Argument, Launch, Scalar, TensorMap
+from jaxdnn.plan import Argument, Launch, Plan, Scalar, TensorMap
 
 WIDTH = 120  # columns of a generated line
 
@@ -111,6 +111,11 @@ def struct_text(
     return f"struct {name}{f' : {base}' if base else ''} {{\n" + "".join(lines) + "};\n"
 
 
+def includes(headers: Iterable[str]) -> str:
+    """The first lines of a unit."""
+    return "".join(f'#include "{header}"\n' for header in headers)
+
+
 @dataclass(frozen=True)
 class Stage:
     """What one step of a plan adds to it: headers, text, launches, and sizes of scratch buffers."""
@@ -119,6 +124,10 @@ class Stage:
     text: str = ""
     launches: tuple[Launch, ...] = ()
     scratch: tuple[int, ...] = ()
+
+    def plan(self, arch: str) -> Plan:
+        """The plan that has this step alone."""
+        return Plan(includes(self.headers) + self.text, arch, self.launches, self.scratch)
 
 
 def joined(stages: Sequence[Stage]) -> Stage:

@@ -1,12 +1,9 @@
-// Elements: their types, the registers that functors compute in, the conversions between the two, and where the
-// operands and results of an epilogue lie.
+// Elements: their types, the registers that functors compute in, and the conversions between the two.
 //
 // An element is widened exactly to the type `Held` that computing takes it in, and what is computed is rounded once.
 #pragma once
 
-#include "core/affine.cuh"
-#include "core/math.cuh"
-#include "core/table.cuh"
+#include "core/number.cuh"
 #include "ptx/convert.cuh"
 
 namespace jaxdnn {
@@ -84,15 +81,14 @@ union RegisterOf;
   __device__ __forceinline__ operator type() const { return member; } \
   __device__ __forceinline__ operator type&() { return member; }      \
   __device__ __forceinline__ void set(type value) { member = value; }
-#define JAXDNN_MEMBERS                       \
-  __device__ __forceinline__ RegisterOf() {} \
-  JAXDNN_MEMBER(float, f32)                  \
-  JAXDNN_MEMBER(bool, b)                     \
-  JAXDNN_MEMBER(int8, s8)                    \
-  JAXDNN_MEMBER(int16, s16)                  \
-  JAXDNN_MEMBER(int32, s32)                  \
-  JAXDNN_MEMBER(uint8, u8)                   \
-  JAXDNN_MEMBER(uint16, u16)                 \
+#define JAXDNN_MEMBERS       \
+  JAXDNN_MEMBER(float, f32)  \
+  JAXDNN_MEMBER(bool, b)     \
+  JAXDNN_MEMBER(int8, s8)    \
+  JAXDNN_MEMBER(int16, s16)  \
+  JAXDNN_MEMBER(int32, s32)  \
+  JAXDNN_MEMBER(uint8, u8)   \
+  JAXDNN_MEMBER(uint16, u16) \
   JAXDNN_MEMBER(uint32, u32)
 
 template <>
@@ -176,7 +172,7 @@ __device__ __forceinline__ float round_to(Float value) {
     // Next to 1.5 * 2^(23 - kMantissa) times the power of two below it, a float has as many digits as T; `__fadd_rn`
     // keeps the compiler from contracting the sum with the product that `value` may be.
     const float x = static_cast<float>(value);
-    const float a = math::abs(x) < 0x1p16f ? math::abs(x) : 0x1p16f;
+    const float a = ::fabsf(x) < 0x1p16f ? ::fabsf(x) : 0x1p16f;
     const int exponent = __float_as_int(a) & 0x7f800000, least = (kLeastExponent + 127) << 23;
     const float anchor = __int_as_float(((exponent > least ? exponent : least) + ((23 - kMantissa) << 23)) | 0x400000);
     const float rounded = __fadd_rn(__fadd_rn(a, anchor), -anchor);
@@ -194,12 +190,11 @@ __device__ __forceinline__ unsigned round_to_8_bits(float low, float high) {
   if constexpr (is_same<T, float8_e4m3fn>) {
     // 464 lies between the greatest number, 448, which is even, and the next, which is none.
     const float nan = math::not_a_number<float>();
-    return ptx::cvt_rn_satfinite_e4m3x2_f32(math::abs(low) <= 464.0f ? low : nan,
-                                            math::abs(high) <= 464.0f ? high : nan);
+    return ptx::cvt_rn_satfinite_e4m3x2_f32(::fabsf(low) <= 464.0f ? low : nan, ::fabsf(high) <= 464.0f ? high : nan);
   } else {
     // 61440 lies between 57344, which is odd, and 2^16. The bits of an infinity follow those of the greatest number.
     const unsigned pair = ptx::cvt_rn_satfinite_e5m2x2_f32(low, high);
-    return pair + (math::abs(low) >= 61440.0f ? 1 : 0) + (math::abs(high) >= 61440.0f ? 0x100 : 0);
+    return pair + (::fabsf(low) >= 61440.0f ? 1 : 0) + (::fabsf(high) >= 61440.0f ? 0x100 : 0);
   }
 #else
   const auto bits = [](float value) {
@@ -236,82 +231,5 @@ __device__ __forceinline__ T narrow(Value value) {
     return static_cast<T>(value);
   }
 }
-
-// ------------------------------------------------------------------------------------ an epilogue's operands and
-// results
-
-/// An element of the whole result.
-struct Coordinate {
-  int row, column, batch;
-};
-
-/// Which coordinates an operand varies with; each may vary with the batch too, by its stride.
-enum class Broadcast { scalar, row, column, full };  // row: one value a column; column: one value a row
-
-/// How neighbouring columns lie: one by one, or in pairs that are an aligned word (or two), or `strided` apart; or the
-/// operand is a table, in which the functor looks up what it wants, and of which nothing is loaded before.
-enum class Columns { single, pairs, strided, table };
-
-template <class T, Broadcast kBroadcastOf, Columns kColumnsOf = Columns::single>
-struct EpilogueOperand {
-  using Type = T;
-  static constexpr Broadcast kBroadcast = kBroadcastOf;
-  static constexpr Columns kColumns = kColumnsOf;
-  static constexpr bool kIsTable = kColumnsOf == Columns::table;
-  static constexpr bool kByRow = kBroadcastOf == Broadcast::column || kBroadcastOf == Broadcast::full;
-  static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
-};
-
-template <class Operands>
-inline constexpr bool has_tables = false;
-template <class... Operands>
-inline constexpr bool has_tables<TypeList<Operands...>> = (Operands::kIsTable || ...);
-
-/// Strides count elements. Those that a plan leaves at zero cost no instruction.
-template <class Pointer>
-struct Address {
-  Pointer data = nullptr;
-  long long row_stride = 0, column_stride = 0, batch_stride = 0;
-
-  __device__ __forceinline__ long long offset(const Coordinate& at) const {
-    return at.row * row_stride + at.column * column_stride + at.batch * batch_stride;
-  }
-};
-
-struct OperandAddress : Address<const void*> {
-  AffineTerms batch_terms, row_terms, column_terms;
-  TableIndex indices[kMostIndices];  // of a table
-
-  __device__ __forceinline__ long long of_batch(int batch) const {
-    return batch * batch_stride + batch_terms.offset(batch);
-  }
-  __device__ __forceinline__ long long of_row(int row) const { return row * row_stride + row_terms.offset(row); }
-  __device__ __forceinline__ long long of_column(int column) const {
-    return column * column_stride + column_terms.offset(column);
-  }
-  __device__ __forceinline__ long long offset(const Coordinate& at) const {
-    return of_row(at.row) + of_column(at.column) + of_batch(at.batch);
-  }
-};
-
-/// What a functor is told of an element: its coordinate, and the tables to look up.
-struct ElementContext : Coordinate {
-  const OperandAddress* operands;
-
-  template <class T, int kIndices>
-  __device__ __forceinline__ Table<T, kIndices> table(int k) const {
-    Table<T, kIndices> found;
-    found.data = static_cast<const T*>(operands[k].data) + operands[k].offset(*this);
-#pragma unroll
-    for (int i = 0; i < kIndices; ++i) found.indices[i] = operands[k].indices[i];
-    return found;
-  }
-};
-
-struct TensorMap;
-
-struct ResultAddress : Address<void*> {
-  const TensorMap* map = nullptr;  // where TMA stores
-};
 
 }  // namespace jaxdnn

@@ -6,7 +6,7 @@
 // the functor leaves of each result).
 #pragma once
 
-#include "core/element.cuh"
+#include "core/epilogue_operands.cuh"
 
 namespace jaxdnn {
 
@@ -17,7 +17,8 @@ __device__ __forceinline__ void load_elements(const OperandAddress* addresses, c
     using Operand = TypeAt<kIndex, Operands>;
     if constexpr (!Operand::kIsTable) {
       const OperandAddress& address = addresses[kIndex];
-      to[kIndex].set(widen(static_cast<const typename Operand::Type*>(address.data)[address.offset(at)]));
+      to[kIndex].set(
+          widen(static_cast<const typename Operand::Type*>(address.data)[address.offset<Operand::kAffine>(at)]));
     }
     load_elements<kIndex + 1, Operands>(addresses, at, to);
   }

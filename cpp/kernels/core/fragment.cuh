@@ -11,6 +11,7 @@
 // The results stay in registers: a product stores and reduces them (core/epilogue.cuh), an attention's score goes on.
 #pragma once
 
+#include "core/epilogue_operands.cuh"
 #include "core/vector.cuh"
 
 namespace jaxdnn {
@@ -61,11 +62,11 @@ struct FragmentOperand {
 
   /// Elements outside the matrix are zero.
   __device__ __forceinline__ void fetch(const OperandAddress& address, const FragmentCoordinate& at) {
-    const T* base = static_cast<const T*>(address.data) + address.of_batch(at.batch);
+    const T* base = static_cast<const T*>(address.data) + address.of_batch<Operand::kAffine>(at.batch);
 #pragma unroll
     for (int r = 0; r < kRowCount; ++r) {
       const bool inside = !Operand::kByRow || at.row + 8 * r < at.rows;
-      const T* const line = base + (Operand::kByRow ? address.of_row(at.row + 8 * r) : 0);
+      const T* const line = base + (Operand::kByRow ? address.of_row<Operand::kAffine>(at.row + 8 * r) : 0);
 #pragma unroll
       for (int pair = 0; pair < kPairCount; ++pair) {
 #pragma unroll
@@ -73,7 +74,8 @@ struct FragmentOperand {
           const int column = at.column + 8 * pair + i;
           vectors[r][pair][i].clear();
           if constexpr (Operand::kByColumn) {
-            const long long offset = Operand::kColumns == Columns::strided ? address.of_column(column) : column;
+            const long long offset =
+                Operand::kColumns == Columns::strided ? address.of_column<Operand::kAffine>(column) : column;
             if (inside && column < at.columns) vectors[r][pair][i].load(line + offset);
           } else {
             if (inside) vectors[r][pair][i].load(line);
@@ -127,12 +129,12 @@ __device__ __forceinline__ void prefetch_operands(const OperandAddress* addresse
       constexpr int kPart = (Operand::kByRow ? 128 : 32) / static_cast<int>(sizeof(T));  // elements of a line or sector
       constexpr int kParts = (kWidth + kPart - 1) / kPart;
       const OperandAddress& address = addresses[kIndex];
-      const T* const matrix = static_cast<const T*>(address.data) + address.of_batch(at.batch);
+      const T* const matrix = static_cast<const T*>(address.data) + address.of_batch<Operand::kAffine>(at.batch);
       for (int i = threadIdx.x % 32; i < kParts * (Operand::kByRow ? 16 : 1); i += 32) {
         const int line = at.row + i / kParts, first = at.column + i % kParts * kPart;
         if (first >= at.columns || line >= at.rows) continue;
         if constexpr (Operand::kByRow) {
-          ptx::prefetch_global_l2(matrix + address.of_row(line) + first);
+          ptx::prefetch_global_l2(matrix + address.of_row<Operand::kAffine>(line) + first);
         } else {
           ptx::prefetch_global_l1(matrix + first);
         }

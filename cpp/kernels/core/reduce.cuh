@@ -9,8 +9,8 @@
 // The order of additions depends on the launch's shape alone, so results are the same bits on every run.
 #pragma once
 
+#include "core/cluster.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -58,14 +58,7 @@ struct RowSum {
   __device__ __forceinline__ RowSum(unsigned shared, int row) : slots(shared + row * kSlots * kBytes) {}
 
   /// No block writes to another before that one runs.
-  __device__ __forceinline__ void start() const {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (kCluster > 1) {
-      ptx::barrier_cluster_arrive();
-      ptx::barrier_cluster_wait();
-    }
-#endif
-  }
+  __device__ __forceinline__ void start() const { cluster_sync<kCluster>(); }
 
   __device__ __forceinline__ void operator()(Compute (&values)[kValues]) {
 #pragma unroll
@@ -102,7 +95,6 @@ struct RowSum {
       }
       ptx::barrier_sync(1 + threadIdx.x / kThreads, kThreads);
     } else {
-#if __CUDA_ARCH__ >= 900
       if (lane < kCluster) {
         const unsigned mine = first + (ptx::cluster_ctarank() * kWarps + warp) * kBytes;
 #pragma unroll
@@ -110,9 +102,7 @@ struct RowSum {
           ptx::st_shared_cluster(ptx::mapa(mine + i * kValueBytes, lane), values[i]);
         }
       }
-      ptx::barrier_cluster_arrive();
-      ptx::barrier_cluster_wait();
-#endif
+      cluster_sync<kCluster>();
     }
     return first;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/element.cuh"
+#include "core/math.cuh"
 
 namespace jaxdnn {
 

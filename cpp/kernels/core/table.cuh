@@ -1,7 +1,7 @@
 // Arrays that an epilogue looks up by integers.
 #pragma once
 
-#include "core/math.cuh"
+#include "core/number.cuh"
 
 namespace jaxdnn {
 

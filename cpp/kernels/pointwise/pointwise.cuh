@@ -12,6 +12,7 @@
 // (benchmarks/results/product_kernels.md).
 #pragma once
 
+#include "core/epilogue_operands.cuh"
 #include "core/reduction.cuh"
 #include "core/vector.cuh"
 
@@ -54,10 +55,10 @@ struct PointwiseOperands {
       if constexpr (Operand::kByColumn && Operand::kColumns == Columns::strided) {
 #pragma unroll
         for (int i = 0; i < Config::kWidth; ++i) {
-          own.set(i, data[addresses[kIndex].offset(Coordinate{at.row, at.column + i, at.batch})]);
+          own.set(i, data[addresses[kIndex].offset<Operand::kAffine>(Coordinate{at.row, at.column + i, at.batch})]);
         }
       } else {
-        own.load(data + addresses[kIndex].offset(at));
+        own.load(data + addresses[kIndex].offset<Operand::kAffine>(at));
       }
     }
     others.template load<kFixed>(addresses, at);

@@ -28,6 +28,7 @@
 
 #include "core/epilogue_element.cuh"
 #include "core/pipeline_tma.cuh"
+#include "core/reduction.cuh"
 #include "core/tile.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -64,7 +65,7 @@ struct ProductSkinny {
   static_assert(sizeof(Accumulator) == 4 && Config::kTile % 64 == 0, "accumulators are words, in blocks of 64 rows");
 };
 
-/// By one thread: starts the copies of the splits of K from `first` to `last`.
+/// By one thread: starts the copies of the blocks of K from `first` to `last`, a stage each.
 template <class Config>
 __device__ __forceinline__ void skinny_produce(const ProductSkinny<Config>& call,
                                                const typename ProductSkinny<Config>::Pipeline& pipeline, int row,
@@ -85,7 +86,7 @@ __device__ __forceinline__ void skinny_produce(const ProductSkinny<Config>& call
   }
 }
 
-/// By a warp group: multiplies `blocks` splits of K for its 64 rows of streamed, and leaves the accumulators in shared
+/// By a warp group: multiplies `blocks` blocks of K for its 64 rows of streamed, and leaves the accumulators in shared
 /// memory.
 template <class Config>
 __device__ __forceinline__ void skinny_multiply(const typename ProductSkinny<Config>::Pipeline& pipeline,
@@ -153,11 +154,7 @@ __device__ __forceinline__ void load_accumulators(const typename Config::Accumul
       accumulators[s] = splits[0];
 #pragma unroll
       for (int split = 1; split < Config::kSplits; ++split) {
-        if constexpr (is_same<Accumulator, float>) {
-          accumulators[s] += splits[split];
-        } else {
-          accumulators[s] = math::add(accumulators[s], splits[split]);
-        }
+        accumulators[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulators[s], splits[split]);
       }
     }
   }
@@ -180,9 +177,9 @@ __device__ __forceinline__ void product_skinny(const ProductSkinny<Config>& call
 
   const int split = blockIdx.x % Config::kSplits, index = blockIdx.x / Config::kSplits;
   const int batch = index / call.tiles, row = (index - batch * call.tiles) * Config::kTile;
-  const long long splits = (call.k + Call::StreamedTile::kDepth - 1) / Call::StreamedTile::kDepth;
-  const int first = static_cast<int>(splits * split / Config::kSplits);
-  const int last = static_cast<int>(splits * (split + 1) / Config::kSplits);
+  const long long blocks = (call.k + Call::StreamedTile::kDepth - 1) / Call::StreamedTile::kDepth;
+  const int first = static_cast<int>(blocks * split / Config::kSplits);
+  const int last = static_cast<int>(blocks * (split + 1) / Config::kSplits);
   const bool multiplies = ptx::shfl_sync_idx(threadIdx.x / 32) < 4 * Call::kGroups;
   if (multiplies) {
     skinny_multiply<Config>(pipeline, accumulators, last - first);

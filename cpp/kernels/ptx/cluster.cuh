@@ -1,8 +1,6 @@
 // Clusters of blocks, and the shared memory of their other blocks.
 #pragma once
 
-#if __CUDA_ARCH__ >= 900
-
 namespace jaxdnn::ptx {
 
 __device__ __forceinline__ unsigned cluster_ctarank() {
@@ -41,5 +39,3 @@ __device__ __forceinline__ void ld_shared_cluster(int& value, unsigned address) 
 }
 
 }  // namespace jaxdnn::ptx
-
-#endif

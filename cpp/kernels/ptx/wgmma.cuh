@@ -115,9 +115,9 @@ struct Wgmma;
                : JAXDNN_LIST_OF_##n("+r")                                                           \
                : "l"(a_tile), "l"(b_tile), "r"(accumulate))
 
-#define JAXDNN_WGMMA(n, a, b, p, s, t)                                                             \
+#define JAXDNN_SPECIALIZE_WGMMA(n, a, b, p, s, t)                                                  \
   template <>                                                                                      \
-  struct Wgmma<n> {                                                                                \
+  struct jaxdnn::ptx::Wgmma<n> {                                                                   \
     template <WgmmaType kA, WgmmaType kB, bool kMMajor, bool kNMajor>                              \
     static __device__ __forceinline__ void mma_async(float (&d)[n / 2], unsigned long long a_tile, \
                                                      unsigned long long b_tile, int accumulate) {  \
@@ -147,15 +147,19 @@ struct Wgmma;
     }                                                                                              \
   }
 
-JAXDNN_WGMMA(8, 4, 5, 6, 7, 8);
-JAXDNN_WGMMA(16, 8, 9, 10, 11, 12);
-JAXDNN_WGMMA(32, 16, 17, 18, 19, 20);
-JAXDNN_WGMMA(64, 32, 33, 34, 35, 36);
-JAXDNN_WGMMA(96, 48, 49, 50, 51, 52);
-JAXDNN_WGMMA(128, 64, 65, 66, 67, 68);
-JAXDNN_WGMMA(160, 80, 81, 82, 83, 84);
-JAXDNN_WGMMA(192, 96, 97, 98, 99, 100);
-JAXDNN_WGMMA(224, 112, 113, 114, 115, 116);
-JAXDNN_WGMMA(256, 128, 129, 130, 131, 132);
-
 }  // namespace jaxdnn::ptx
+
+#define JAXDNN_WGMMA_8 JAXDNN_SPECIALIZE_WGMMA(8, 4, 5, 6, 7, 8)
+#define JAXDNN_WGMMA_16 JAXDNN_SPECIALIZE_WGMMA(16, 8, 9, 10, 11, 12)
+#define JAXDNN_WGMMA_32 JAXDNN_SPECIALIZE_WGMMA(32, 16, 17, 18, 19, 20)
+#define JAXDNN_WGMMA_64 JAXDNN_SPECIALIZE_WGMMA(64, 32, 33, 34, 35, 36)
+#define JAXDNN_WGMMA_96 JAXDNN_SPECIALIZE_WGMMA(96, 48, 49, 50, 51, 52)
+#define JAXDNN_WGMMA_128 JAXDNN_SPECIALIZE_WGMMA(128, 64, 65, 66, 67, 68)
+#define JAXDNN_WGMMA_160 JAXDNN_SPECIALIZE_WGMMA(160, 80, 81, 82, 83, 84)
+#define JAXDNN_WGMMA_192 JAXDNN_SPECIALIZE_WGMMA(192, 96, 97, 98, 99, 100)
+#define JAXDNN_WGMMA_224 JAXDNN_SPECIALIZE_WGMMA(224, 112, 113, 114, 115, 116)
+#define JAXDNN_WGMMA_256 JAXDNN_SPECIALIZE_WGMMA(256, 128, 129, 130, 131, 132)
+
+/// Defines the multiplies of `n` columns. A unit does this for those that it uses, before it uses them: the compiler
+/// takes longer to read the instructions of all widths than everything else of a unit.
+#define JAXDNN_WGMMA(n) JAXDNN_WGMMA_##n

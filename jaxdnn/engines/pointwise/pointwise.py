@@ -126,9 +126,8 @@ class PointwiseEngine(ProblemEngine[Pointwise, PointwiseKnobs]):
         entry = entry_text("pointwise", "jaxdnn::Pointwise<Config>", str(THREADS), found)
         launch = Launch("pointwise", arguments(found), (_blocks(problem, config, target), 1, 1), (THREADS, 1, 1))
         text = f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n{entry}"
-        whole = joined([Stage(("pointwise/pointwise.cuh",), text, (launch,), tuple(buffers)), *stages])
-        unit = "".join(f'#include "{header}"\n' for header in whole.headers) + whole.text
-        return Plan(unit, target.arch, whole.launches, whole.scratch)
+        own = Stage(("pointwise/pointwise.cuh",), text, (launch,), tuple(buffers))
+        return joined([own, *stages]).plan(target.arch)
 
 
 def _scattered(operand: EpilogueOperand, width: int) -> bool:

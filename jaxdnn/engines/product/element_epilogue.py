@@ -19,6 +19,13 @@ from jaxdnn.pointwise import Functor, functor
 MAX_GRID = 2**31 - 1
 
 
+def operand_type(operand: EpilogueOperand, dtype: str, columns: str, scope: str = "") -> str:
+    """The C++ type of an operand of the C++ type `dtype`, whose neighbouring columns lie as `columns` says."""
+    lie = "" if columns == "single" else f", {scope}Columns::{columns}"
+    own = f"{scope}EpilogueOperand<{dtype}, {scope}Broadcast::{operand.broadcast}{lie}>"
+    return f"{scope}Affine<{own}>" if any(operand.terms) else own
+
+
 @dataclass(frozen=True)
 class Stored:
     """Where a result goes, in the C++ type that it lies there as. Strides count elements; columns are dense."""
@@ -50,7 +57,7 @@ class ElementEpilogue:
     def types(self) -> dict[str, str]:
         """The types of a `Config`."""
         operands = ", ".join(
-            f"jaxdnn::EpilogueOperand<{ctype(operand.dtype)}, jaxdnn::Broadcast::{operand.broadcast}{columns}>"
+            operand_type(operand, ctype(operand.dtype), columns, "jaxdnn::")
             for operand, columns in zip(self.operands, self._columns(), strict=True)
         )
         results = ", ".join(result.ctype for result in self.results)
@@ -62,10 +69,9 @@ class ElementEpilogue:
         }
 
     def _columns(self) -> list[str]:
-        """How each operand's columns lie, where that is not one by one."""
+        """How each operand's columns lie."""
         tables = ("table" if operand.gathered else "" for operand in self.operands)
-        ways = [way or ("strided" if i in self.scattered else "") for i, way in enumerate(tables)]
-        return [f", jaxdnn::Columns::{way}" if way else "" for way in ways]
+        return [way or ("strided" if i in self.scattered else "single") for i, way in enumerate(tables)]
 
     def parameters(self) -> list[Parameter]:
         """The addresses, with those strides that are not zero."""

@@ -229,7 +229,7 @@ class Emitted(Functors):
             "}\n"
             for k in range(len(self.functors))
         )
-        text = f'#include "cuda.h"\n#include "core/element.cuh"\n{ADAPTER}{self.source}{entries}'
+        text = f'#include "cuda.h"\n#include "core/epilogue_operands.cuh"\n{ADAPTER}{self.source}{entries}'
         self.library = compiled_for_cpu(text, folder)
 
     def run(self, k: int) -> list[np.ndarray]:
@@ -246,7 +246,7 @@ class Compiled(Functors):
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__(calls)
         kernels = "".join(self._kernel(k) for k in range(len(self.functors)))
-        self.unit = f'#include "core/element.cuh"\n{ADAPTER}{self.source}{kernels}'
+        self.unit = f'#include "core/epilogue_operands.cuh"\n{ADAPTER}{self.source}{kernels}'
 
     def _kernel(self, k: int) -> str:
         lists = {"s": self.programs[k].accumulators, "o": self.functors[k].operands, "r": self.functors[k].results}

@@ -7,7 +7,7 @@ import numpy as np
 from jaxdnn.device import Target
 from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read
 from jaxdnn.engines.norm.problem import Rows
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, signature_text, struct_text
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, includes, numbers, signature_text, struct_text
 from jaxdnn.plan import Launch, Scalar, Scratch
 
 MAX_GRID = 2**31 - 1
@@ -272,6 +272,5 @@ class Call:
         if partials:
             steps.append(self.reduction(partials))
         headers = [f"norm/direct/{self.direction}.cuh", *(["norm/direct/reduce.cuh"] if partials else [])]
-        unit = f"// {problem.title}\n" + "".join(f'#include "{header}"\n' for header in headers)
-        unit += "\n" + self.config() + "\n" + "\n".join(text for text, _ in steps)
+        unit = f"// {problem.title}\n{includes(headers)}\n{self.config()}\n" + "\n".join(text for text, _ in steps)
         return unit, tuple(launch for _, launch in steps), tuple(scratch)

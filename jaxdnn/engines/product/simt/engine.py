@@ -67,10 +67,4 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
                 split_stage(problem, epilogue, splits),
                 after,
             ]
-        plan = joined(stages)
-        return Plan(
-            unit="".join(f'#include "{header}"\n' for header in plan.headers) + plan.text,
-            arch="sm_90a" if target.compute_capability == 90 else target.arch,
-            launches=plan.launches,
-            scratch=plan.scratch,
-        )
+        return joined(stages).plan("sm_90a" if target.compute_capability == 90 else target.arch)

@@ -67,6 +67,4 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
         one = skinny(problem)
         assert not isinstance(one, str), "the product is served"
         epilogue, after = element_epilogue(problem, 0)
-        plan = joined([multiply(one, config, epilogue), after])
-        unit = "".join(f'#include "{header}"\n' for header in plan.headers) + plan.text
-        return Plan(unit, "sm_90a", plan.launches, plan.scratch)
+        return joined([multiply(one, config, epilogue), after]).plan("sm_90a")

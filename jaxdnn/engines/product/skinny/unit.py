@@ -47,7 +47,7 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
         found += numbers(streamed_batched=streamed, stationary_batched=stationary)
     call, needed = "jaxdnn::ProductSkinny<Config>", one.shared_memory(knobs)
     text = (
-        f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
+        f"\nJAXDNN_WGMMA({one.width});\n\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
         f"static_assert({call}::kSharedBytes == {needed}, "
         '"the plan and the kernel disagree about shared memory");\n\n'
         + entry_text("product_skinny", call, str(one.threads(knobs)), found)

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from jaxdnn.engines.product.affine import term_parameters
-from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue
+from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue, operand_type
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.reduce import reduce_stage, reduction
 from jaxdnn.engines.product.sm90.knobs import (
@@ -25,7 +25,17 @@ from jaxdnn.engines.product.sm90.knobs import (
 )
 from jaxdnn.engines.product.split_k import split_accumulators, split_stage
 from jaxdnn.engines.product.tma import SWIZZLE, operand_map, tensor_map
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    includes,
+    joined,
+    map_parameter,
+    numbers,
+    struct_text,
+)
 from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
@@ -91,9 +101,9 @@ class Unit:
     @property
     def text(self) -> str:
         after = joined(self.after)
-        includes = "".join(f'#include "{header}"\n' for header in (*self.headers, *after.headers))
+        width = self.knobs.tile_n * len(self.product.b)
         own = "\nnamespace jaxdnn {\n\n" + "\n".join(self.texts) + "\n}  // namespace jaxdnn\n"
-        return includes + own + after.text
+        return f"{includes((*self.headers, *after.headers))}\nJAXDNN_WGMMA({width});\n{own}{after.text}"
 
     def buffer(self, size: int) -> Scratch:
         """Scratch memory of `size` bytes."""
@@ -164,7 +174,7 @@ class Unit:
                 columns = "table"
             elif operand.column_stride > 1 or operand.terms[2]:
                 columns = "strided"
-            operands.append(f"EpilogueOperand<{operand.dtype}, Broadcast::{operand.broadcast}, Columns::{columns}>")
+            operands.append(operand_type(operand, operand.dtype, columns))
         results = [
             self.reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
             for result, register in zip(product.results, epilogue.results, strict=True)

@@ -1,0 +1,99 @@
+// Where the operands and results of an epilogue lie, and what its functor is given: the element's coordinate, tables to
+// look up, and the functions of core/math.cuh.
+#pragma once
+
+#include "core/affine.cuh"
+#include "core/element.cuh"
+#include "core/math.cuh"
+#include "core/table.cuh"
+
+namespace jaxdnn {
+
+/// An element of the whole result.
+struct Coordinate {
+  int row, column, batch;
+};
+
+/// Which coordinates an operand varies with; each may vary with the batch too, by its stride.
+enum class Broadcast { scalar, row, column, full };  // row: one value a column; column: one value a row
+
+/// How neighbouring columns lie: one by one, or in pairs that are an aligned word (or two), or `strided` apart; or the
+/// operand is a table, in which the functor looks up what it wants, and of which nothing is loaded before.
+enum class Columns { single, pairs, strided, table };
+
+template <class T, Broadcast kBroadcastOf, Columns kColumnsOf = Columns::single>
+struct EpilogueOperand {
+  using Type = T;
+  static constexpr Broadcast kBroadcast = kBroadcastOf;
+  static constexpr Columns kColumns = kColumnsOf;
+  static constexpr bool kIsTable = kColumnsOf == Columns::table, kAffine = kIsTable;
+  static constexpr bool kByRow = kBroadcastOf == Broadcast::column || kBroadcastOf == Broadcast::full;
+  static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
+};
+
+/// An operand whose address has terms besides its strides. That is said in its type, because a compiler that finds out
+/// by itself that there are none takes 15 % longer for a kernel of four operands.
+template <class Operand>
+struct Affine : Operand {
+  static constexpr bool kAffine = true;
+};
+
+template <class Operands>
+inline constexpr bool has_tables = false;
+template <class... Operands>
+inline constexpr bool has_tables<TypeList<Operands...>> = (Operands::kIsTable || ...);
+
+/// Strides count elements. Those that a plan leaves at zero cost no instruction.
+template <class Pointer>
+struct Address {
+  Pointer data = nullptr;
+  long long row_stride = 0, column_stride = 0, batch_stride = 0;
+
+  __device__ __forceinline__ long long offset(const Coordinate& at) const {
+    return at.row * row_stride + at.column * column_stride + at.batch * batch_stride;
+  }
+};
+
+struct OperandAddress : Address<const void*> {
+  AffineTerms batch_terms, row_terms, column_terms;
+  TableIndex indices[kMostIndices];  // of a table
+
+  template <bool kAffine>
+  __device__ __forceinline__ long long of_batch(int batch) const {
+    return batch * batch_stride + (kAffine ? batch_terms.offset(batch) : 0);
+  }
+  template <bool kAffine>
+  __device__ __forceinline__ long long of_row(int row) const {
+    return row * row_stride + (kAffine ? row_terms.offset(row) : 0);
+  }
+  template <bool kAffine>
+  __device__ __forceinline__ long long of_column(int column) const {
+    return column * column_stride + (kAffine ? column_terms.offset(column) : 0);
+  }
+  template <bool kAffine>
+  __device__ __forceinline__ long long offset(const Coordinate& at) const {
+    return of_row<kAffine>(at.row) + of_column<kAffine>(at.column) + of_batch<kAffine>(at.batch);
+  }
+};
+
+/// What a functor is told of an element: its coordinate, and the tables to look up.
+struct ElementContext : Coordinate {
+  const OperandAddress* operands;
+
+  template <class T, int kIndices>
+  __device__ __forceinline__ Table<T, kIndices> table(int k) const {
+    Table<T, kIndices> found;
+    found.data = static_cast<const T*>(operands[k].data) + operands[k].offset<true>(*this);
+#pragma unroll
+    for (int i = 0; i < kIndices; ++i) found.indices[i] = operands[k].indices[i];
+    return found;
+  }
+};
+
+struct TensorMap;
+
+struct ResultAddress : Address<void*> {
+  const TensorMap* map = nullptr;  // where TMA stores
+};
+
+}  // namespace jaxdnn
