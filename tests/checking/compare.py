@@ -12,7 +12,7 @@ import pytest
 
 import jaxdnn
 from checking.calls import FAMILIES
-from checking.tolerance import around, exact_and_tolerance, tolerated
+from checking.tolerance import around, exact_and_tolerance, tolerated, within
 from jaxdnn.engines.table import ENGINES
 
 
@@ -116,12 +116,7 @@ def difference(got: np.ndarray, want: np.ndarray, spread: np.ndarray) -> str:
     with np.errstate(invalid="ignore"):
         error = np.abs(wide - want)
         allowed = tolerated(want, spread, got.dtype)
-        finite = np.isfinite(want)
-        right = np.where(finite, error <= allowed, np.isnan(want) == np.isnan(wide))
-        # What is beyond the dtype's largest number is rounded to infinity.
-        if jnp.issubdtype(got.dtype, jnp.floating):
-            largest = float(jnp.finfo(got.dtype).max)
-            right |= finite & (np.abs(want) + allowed >= largest) & (wide == np.copysign(np.inf, want))
+        right = within(got, want, allowed)
     if right.all():
         return ""
     with np.errstate(all="ignore"):

@@ -20,14 +20,14 @@ ENGINES = engines("matmul")
 def by_vjp(factor):
     """tanh with a derivative that only its backward function knows."""
     function = jax.custom_vjp(jnp.tanh)
-    function.defvjp(lambda s: (jnp.tanh(s), s), lambda s, dy: (jnp.where(s > 0, factor * dy, 0),))
+    function.defvjp(lambda s: (jnp.tanh(s), s), lambda s, dy: (jnp.where(s > 0, factor * s * dy, 0),))
     return function
 
 
 def by_jvp(factor):
-    """tanh with a derivative that holds an array."""
+    """tanh with a derivative that holds an array, and needs the accumulator: what does not is no kernel's work."""
     function = jax.custom_jvp(jnp.tanh)
-    function.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0] * factor))
+    function.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0] * factor * primals[0]))
     return function
 
 
@@ -35,14 +35,20 @@ def by_key(factor):
     """tanh with a derivative that holds what is no array of numbers."""
     key = jax.random.key(int(factor))
     function = jax.custom_jvp(jnp.tanh)
-    function.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0] * jax.random.key_data(key)[-1]))
+
+    @function.defjvp
+    def _(primals, tangents):
+        return jnp.tanh(primals[0]), tangents[0] * jax.random.key_data(key)[-1] * primals[0]
+
     return function
 
 
+# "scalar" and "array" are JAX's own, which inside jit are traced; "numpy" is a constant there too.
 RULES = {
     "backward function": by_vjp,
-    "scalar": lambda factor: by_jvp(jnp.array(factor)),
-    "array": lambda factor: by_jvp(np.full((1, 6), factor, F32)),
+    "scalar": lambda factor: by_jvp(jnp.array(factor, F32)),
+    "array": lambda factor: by_jvp(jnp.full((1, 6), factor, F32)),
+    "numpy": lambda factor: by_jvp(np.full((1, 6), factor, F32)),
     "key": by_key,
 }
 
@@ -51,13 +57,22 @@ def loss(factor, rule):
     return lambda a: jnp.sum(jaxdnn.matmul(a, B, epilogue=RULES[rule](factor)))
 
 
+@pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
 @pytest.mark.parametrize("rule", RULES)
-def test_epilogues_that_differ_in_their_derivative_alone(rule):
-    """In calls of their own, and in one program."""
+def test_epilogues_that_differ_in_their_derivative_alone(rule, jit):
+    """In calls of their own, and in one program; every accumulator is 8."""
     for factor in (1.0, 2.0):
-        np.testing.assert_allclose(jax.grad(loss(factor, rule))(A), np.full((4, 8), 6 * factor), rtol=1e-5)
-    both = jax.jit(jax.grad(lambda a: loss(1.0, rule)(a) + loss(10.0, rule)(a)))
-    np.testing.assert_allclose(both(A), np.full((4, 8), 66), rtol=1e-5)
+        found = jit(jax.grad(loss(factor, rule)))(A)
+        np.testing.assert_allclose(found, np.full((4, 8), 6 * 8 * factor), rtol=1e-5)
+    both = jit(jax.grad(lambda a: loss(1.0, rule)(a) + loss(10.0, rule)(a)))
+    np.testing.assert_allclose(both(A), np.full((4, 8), 8 * 66), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["scalar", "array"])
+def test_a_derivative_that_holds_an_argument(rule):
+    """The factor is an argument of the program, of which there is no value when it is compiled."""
+    found = jax.jit(lambda factor, a: jax.grad(loss(factor, rule))(a))(2.0, A)
+    np.testing.assert_allclose(found, np.full((4, 8), 6 * 8 * 2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.silu, jax.nn.softplus])
