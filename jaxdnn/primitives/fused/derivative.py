@@ -98,6 +98,11 @@ def _held(value: object) -> Iterator[Hashable | np.ndarray]:
         yield _hashable(value)
 
 
+def holds_traced(jaxpr: ClosedJaxpr) -> bool:
+    """Whether a derivative holds an array of the program around it, which has no value before that runs."""
+    return any(isinstance(held, _Itself) and isinstance(held.held, Tracer) for held in _held(jaxpr))
+
+
 @dataclass(frozen=True, repr=False)
 class EpilogueSpec(DirectedSpec):
     """An epilogue's floating outputs, as a function of the accumulator, as they were saved, and of its operands.

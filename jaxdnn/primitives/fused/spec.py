@@ -23,7 +23,7 @@ from jaxdnn.plan import Operand
 from jaxdnn.pointwise import AffineLoad, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.primitives._define import bind, live
-from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, tangents_of
+from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, holds_traced, tangents_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Typed
@@ -178,8 +178,8 @@ class FusedSpec(MultilinearSpec):
         results = bind(form, operands)
         kept = dict(zip(self.results, (results[name] for name in form.results), strict=False))
         assert form.epilogue is not None
-        if form.epilogue.saved:
-            saved = [results[name] for name in form.results[-count:]]
+        saved = [results[name] for name in form.results[-count:]] if form.epilogue.saved else []
+        if saved and not holds_traced(jaxpr):
             spec = EpilogueSpec(
                 epilogue=self.epilogue,
                 accumulator_count=count,
@@ -193,10 +193,12 @@ class FusedSpec(MultilinearSpec):
             d_arrays = {spec.inputs[i]: direction for i, direction in zip(moving, directions, strict=True)}
             d_results = tangents_of(spec, Rule.of(jaxpr, used), arrays, d_arrays)
             return kept, {name: d_results[i] for i, name in enumerate(self.results) if i in d_results}
-        # The derivative does not depend on the accumulators, whatever they are.
+        # The derivative holds an array of the program around it, which no call of ours can; or it does not depend on
+        # the accumulators, whatever they are.
         like = next((d_accumulator for d_accumulator in d_accumulators if d_accumulator is not None), None)
         zero = jnp.zeros(accumulators[0].shape, self.accumulator) if like is None else jnp.zeros_like(like)
-        d_results = push_forward([*[zero] * count, *own], directions)
+        at = [array.astype(self.accumulator) for array in saved] or [zero] * count
+        d_results = push_forward([*at, *own], directions)
         return kept, dict(zip(self.results, d_results, strict=True))
 
     def _differentiate_reference(self, operands: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
