@@ -8,9 +8,11 @@ import pytest
 
 from checking.compare import difference
 from checking.pointwise import tolerance as pointwise
+from checking.pointwise.threads import run_with_threads
 from checking.product.calls import ProductCase
 from checking.product.tolerance import Expected, check, expected, wrong_elements
 from checking.tolerance import within
+from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar, Scratch
 
 E4M3 = jnp.float8_e4m3fn
 
@@ -234,3 +236,52 @@ def test_a_pointwise_sum_errs_by_its_own_terms():
     x = np.ones((50, 1000))
     ((_, tolerance),) = pointwise.exact_and_tolerance(lambda x: jnp.sum(x, axis=1), [x])
     assert tolerance.max() < 1e-9
+
+
+# ------------------------------------------------------------ kernels on the CPU
+
+STRAY = """
+extern "C" __global__ void stray(float* operand, float* result, float* scratch, long long i, long long j, long long k) {
+  if (threadIdx.x) return;
+  for (int at = 0; at < 4; ++at) result[at] = scratch[at] = operand[at];
+  result[i] = 1;
+  scratch[j] = 1;
+  operand[k] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ((0, 0, None), ""),
+        ((4, 0, None), "after result 0"),
+        ((-1, 0, None), "before result 0"),
+        ((0, 4, None), "after scratch buffer 0"),
+        ((0, 1000, None), "after scratch buffer 0"),
+        ((0, -3, None), "before scratch buffer 0"),
+        ((0, 0, 2), "operand 0 was written to"),
+        ((0, 0, 5), "after operand 0"),
+    ],
+)
+def test_a_kernel_that_writes_elsewhere_is_wrong(places, said, tmp_path):
+    unit = STRAY if places[2] is not None else STRAY.replace("operand[k] = 1;", "")
+    numbers = (Scalar("int64", place or 0) for place in places)
+    launch = Launch("stray", (Operand(0), Result(0), Scratch(0), *numbers), (1, 1, 1), (2, 1, 1))
+    operand, result = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    plan = Plan(unit, "sm_90", (launch,), scratch=(16,))
+    if said:
+        with pytest.raises(AssertionError, match=said):
+            run_with_threads(plan, ([operand], [result]), tmp_path)
+    else:
+        run_with_threads(plan, ([operand], [result]), tmp_path)
+        assert result.tolist() == [1, 1, 2, 3]
+
+
+def test_a_result_that_is_not_written_is_no_number(tmp_path):
+    unit = STRAY.replace("at < 4", "at < 3").replace("operand[k] = 1;", "")
+    arguments = (Operand(0), Result(0), Scratch(0), *[Scalar("int64", 0)] * 3)
+    plan = Plan(unit, "sm_90", (Launch("stray", arguments, (1, 1, 1), (1, 1, 1)),), scratch=(16,))
+    operand, result = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    run_with_threads(plan, ([operand], [result]), tmp_path)
+    assert np.isnan(result).tolist() == [False, False, False, True]
