@@ -1,6 +1,7 @@
 """Measured configurations: remembered, used on request, and never wrong."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from checking.cases import BF16, NormCase
 from checking.compare import as_tuple, assert_close, platform
 from checking.transforms import vjp, with_cotangents
 from jaxdnn import _native
-from jaxdnn.planning import cache
+from jaxdnn.planning import cache, measure
 
 pytestmark = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
 
@@ -134,11 +135,33 @@ def test_a_winner_that_options_rule_out_counts_as_absent(forgetful):
     assert chosen(CASE, autotune="cached", fallback=False) == chosen(CASE, fallback=False)
 
 
+def knobs_of(config):
+    return tuple((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+
+
 def winners_are_used(tuning):
-    """Under "cached", from memory if nowhere else."""
-    fastest = {call.spec.direction: measured[0] for call, measured in tuning.calls}
-    used = chosen(CASE, autotune="cached")
-    return {name: s.engine for name, s in used.items()} == {name: one.engine for name, one in fastest.items()}
+    """Under "cached", from memory if nowhere else, with the knobs that were the fastest."""
+    fastest = {call.spec.direction: (measured[0].engine, measured[0].knobs) for call, measured in tuning.calls}
+    used = {name: (s.engine, knobs_of(s.config)) for name, s in chosen(CASE, autotune="cached").items()}
+    return used == fastest
+
+
+@pytest.fixture
+def last_is_fastest(monkeypatch):
+    """Of our kernels' configurations: what is the heuristic's choice is not the winner."""
+    times = itertools.count(1)
+    monkeypatch.setattr(
+        measure, "_time", lambda bind, _: 1.0 if bind.__self__.options.engine == "xla" else 0.5 ** next(times)
+    )
+
+
+def test_the_knobs_that_were_the_fastest_are_used(forgetful, last_is_fastest):
+    heuristic = chosen(CASE)
+    tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
+    assert any(knobs_of(heuristic[call.spec.direction].config) != measured[0].knobs for call, measured in tuning.calls)
+    assert winners_are_used(tuning)
+    cache._memory.clear()
+    assert winners_are_used(tuning), "files keep other knobs"
 
 
 def test_a_folder_that_can_not_be_written(forgetful):
