@@ -59,7 +59,9 @@ def is_wrong(case, results):
 # ------------------------------------------------------------ products
 
 
-@pytest.mark.parametrize("case", [*PRODUCTS.values(), *MASKED.values()], ids=[*PRODUCTS, *(f"{n} mask" for n in MASKED)])
+@pytest.mark.parametrize(
+    "case", [*PRODUCTS.values(), *MASKED.values()], ids=[*PRODUCTS, *(f"{n} mask" for n in MASKED)]
+)
 def test_exact_results_of_products_pass(case):
     check(case, rounded(case))
 
