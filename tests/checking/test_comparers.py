@@ -51,8 +51,7 @@ def is_wrong(case, results):
     try:
         check(case, results)
     except AssertionError as error:
-        assert "elements are wrong" in str(error)
-        return True
+        return "elements are wrong" in str(error)
     return False
 
 
@@ -257,10 +256,8 @@ extern "C" __global__ void stray(float* operand, float* result, float* scratch, 
     ("places", "said"),
     [
         ((0, 0, None), ""),
-        ((4, 0, None), "after result 0"),
         ((-1, 0, None), "before result 0"),
         ((0, 4, None), "after scratch buffer 0"),
-        ((0, 1000, None), "after scratch buffer 0"),
         ((0, -3, None), "before scratch buffer 0"),
         ((0, 0, 2), "operand 0 was written to"),
         ((0, 0, 5), "after operand 0"),

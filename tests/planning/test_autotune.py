@@ -155,7 +155,8 @@ def last_is_fastest(monkeypatch):
     )
 
 
-def test_the_knobs_that_were_the_fastest_are_used(forgetful, last_is_fastest):
+@pytest.mark.usefixtures("last_is_fastest")
+def test_the_knobs_that_were_the_fastest_are_used():
     heuristic = chosen(CASE)
     tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
     assert any(knobs_of(heuristic[call.spec.direction].config) != measured[0].knobs for call, measured in tuning.calls)
