@@ -60,7 +60,7 @@ class Wide:
     """An interpreter of jaxprs that keeps every float in float64, and in a replay perturbs each function by `error`."""
 
     def __init__(self, replay: int | None, error: float = _ERROR) -> None:
-        self.error = error
+        self.error, self.flushes = error, replay is not None and replay % 2 == 1
         self.random = None if replay is None else np.random.default_rng(replay)
 
     def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -108,9 +108,8 @@ class Wide:
         if self.random is not None and equation.primitive.name not in _EXACT:
             error = _ERROR_OF_FLOAT64 if dtype == "float64" else self.error
             value = value * (1 + error * self.random.uniform(-1, 1, value.shape))
-            if dtype == "float32":  # What is subnormal may be flushed to zero, and then be multiplied.
-                flushed = jnp.abs(value) < 2.0**-126
-                value = jnp.where(flushed, value * self.random.integers(0, 2, value.shape), value)
+            if dtype == "float32" and self.flushes:  # what is subnormal, and may be multiplied later
+                value = jnp.where(jnp.abs(value) < 2.0**-126, 0 * value, value)
         rounds = equation.primitive.name == "convert_element_type" and equation.invars[0].aval.dtype.name != "float32"
         if dtype in _NARROW or (dtype == "float32" and rounds):
             value = np.asarray(value).astype(jnp.dtype(dtype)).astype(np.float64)
