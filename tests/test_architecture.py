@@ -1,6 +1,7 @@
 """The arrows between the layers, and the bounds on files, held by reading the sources."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,15 @@ def test_files_stay_short():
     lengths = {path: len(path.read_text().splitlines()) for path in measured()}
     long = {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > BOUNDS[path.suffix]}
     assert not long, f"split these by meaning: {long}"
+
+
+def test_paths_in_comments_are_todays():
+    folders = "cpp|jaxdnn|tests|benchmarks|core|product|norm|pointwise|ptx"
+    named = re.compile(rf"\b((?:{folders})/[\w/]+\.(?:pyi?|cuh|cc|h|md))\b")
+    roots = [ROOT / root for root in (".", "cpp", "cpp/kernels", "cpp/host", "jaxdnn/engines")]
+    for path in measured():
+        for found in named.findall(path.read_text()):
+            assert any((root / found).exists() for root in roots), f"{path} names {found}, which is not there"
 
 
 def test_there_is_no_utils():

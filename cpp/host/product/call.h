@@ -23,8 +23,7 @@ constexpr int kMaxAccumulators = 2;
 // Operands and results of an epilogue; `MAX_ARRAYS` in jaxdnn/engines/product/host/engine.py.
 constexpr int kMaxArrays = 32;
 
-// ---- The words of a plan, in the order of `_Call` in jaxdnn/engines/product/host/unit.py
-// ------------------------------
+// ---- The words of a plan, in the order of `Call` in jaxdnn/engines/product/host/unit.py -----------------------------
 
 // When a matrix is packed.
 enum class Packing : int64_t {

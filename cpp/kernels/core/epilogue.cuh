@@ -57,7 +57,7 @@ struct TileEpilogue {
     prefetch_operands<Operands, kWidth>(operands, {row, column, batch, rows, columns});
   }
 
-  /// Rows `row` .. `row + 15` of a tile. `sums` are the warp's registers: of one 64 x kWidth sum, or of two side by
+  /// Rows `row` .. `row + 15` of a tile. `accumulators` are the warp's registers: of one 64 x kWidth, or of two side by
   /// side.
   template <int kRegisters>
   __device__ __forceinline__ void apply(const Accumulator (&accumulators)[kRegisters], int row, int column, int batch) {

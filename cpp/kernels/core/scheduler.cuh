@@ -1,15 +1,15 @@
 // The order in which persistent blocks (clusters of them) work through the tiles of a batch of matrices.
 //
-// Clusters that run at the same time work on a patch of tiles, `group` rows high, because such a patch shares its
-// operands in the L2 cache:
+// Clusters that run at the same time work on a band of tiles, `swizzle` rows high, because those of a band share
+// their operands in the L2 cache:
 //
-//        columns ->               group = 2
+//        columns ->               swizzle = 2
 //   rows  0  2  4  6
 //    |    1  3  5  7
 //    v    8 10 12 14
 //         9 11 13 15
 //
-// Groups of 8 read least from memory (benchmarks/results/product_kernels.md).
+// Bands of 8 rows read least from memory (benchmarks/results/product_kernels.md).
 #pragma once
 
 namespace jaxdnn {
@@ -19,18 +19,18 @@ struct TilePosition {
 };
 
 struct TileOrder {
-  unsigned rows, columns, group;  // in tiles (of a whole cluster)
+  unsigned rows, columns, swizzle;  // in tiles (of a whole cluster)
 
   __device__ __forceinline__ TilePosition operator[](unsigned index) const {
     const unsigned matrix = rows * columns;
     const unsigned batch = index / matrix;
     index -= batch * matrix;
-    const unsigned band = index / (group * columns);
-    index -= band * group * columns;
-    const unsigned left = rows - band * group;
-    const unsigned height = left < group ? left : group;
+    const unsigned band = index / (swizzle * columns);
+    index -= band * swizzle * columns;
+    const unsigned left = rows - band * swizzle;
+    const unsigned height = left < swizzle ? left : swizzle;
     const unsigned column = index / height;
-    return {static_cast<int>(band * group + index - column * height), static_cast<int>(column),
+    return {static_cast<int>(band * swizzle + index - column * height), static_cast<int>(column),
             static_cast<int>(batch)};
   }
 };

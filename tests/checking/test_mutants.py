@@ -1,0 +1,33 @@
+"""The table of mistakes says what is there: else it would rot as the code changes."""
+
+import ast
+
+import pytest
+
+from checking.mutants.table import ROOT, drawn, load
+
+TABLE = load()
+
+
+@pytest.mark.parametrize("mutant", TABLE, ids=lambda one: one.name)
+def test_a_mistake_can_be_made(mutant):
+    text = mutant.applied(ROOT)
+    assert mutant.before != mutant.after
+    assert mutant.note
+    assert mutant.tests
+    if mutant.file.endswith(".py"):
+        ast.parse(text)
+    for test in mutant.tests:
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), f"there is no {path}"
+        assert not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), f"{path} has no {name}"
+
+
+def test_names_are_unique():
+    assert len({one.name for one in TABLE}) == len(TABLE)
+
+
+def test_a_draw_is_what_the_seed_says():
+    one, again, other = (drawn(TABLE, 8, seed) for seed in ("a", "a", "b"))
+    assert one == again != other
+    assert len(set(one)) == 8
