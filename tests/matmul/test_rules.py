@@ -1,19 +1,22 @@
 """What is particular to the matmul family under JAX's transformations: what is mapped, donated, fused and kept."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 
 import jaxdnn
 from checking.calls import native_calls
-from checking.cases import BF16, F32, F64
+from checking.cases import BF16, F32, F64, TABLE
 from checking.cases.matmul import product
 from checking.compare import as_tuple, engines, needs_native, platform
 from checking.transforms import stacked, vjp, with_cotangents
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.planning.calls import find_calls
 
 LAYER = product((3, 4), (4, 2), epilogue="bias gelu", extras=(((2,), F32),))
 MLP = product((8, 12), (12, 16), epilogue="bias gelu", extras=(((16,), F32),))
@@ -51,6 +54,15 @@ def test_strides_and_no_copies():
         "mbk",
         "kbn",
     )
+
+
+@pytest.mark.parametrize(("case", "axes"), [row for row in TABLE.mapped if row[0].op == "matmul"], ids=str)
+def test_a_mapped_product_is_a_product(case, axes):
+    """An axis becomes rows, or a batch, so that engines can still have it: unless one operand alone has more of them."""
+    (call,) = find_calls(jax.vmap(case.call, axes), *stacked(case, axes))
+    batched = call.spec.dimensions.batched
+    alike = all(len({flags[side] for flags in batched}) <= 1 for side in (0, 1))
+    assert isinstance(call.problem, Product if alike else str), call.problem
 
 
 @needs_native
@@ -106,6 +118,19 @@ def test_dtypes_of_results():
     assert jaxdnn.matmul(a, b, out_dtype="float8_e5m2").dtype == jnp.float8_e5m2
 
 
+@pytest.mark.parametrize(
+    "precision", [None, *itertools.product(lax.Precision, repeat=2), *lax.DotAlgorithmPreset], ids=str
+)
+def test_float32_is_rounded_unless_something_forbids_it(precision):
+    """The precision of either operand, or an algorithm."""
+    tf32 = (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.TF32_TF32_F32)
+    rounds = {None, lax.Precision.DEFAULT, lax.Precision.HIGH, *tf32}
+    types = [jax.ShapeDtypeStruct(shape, F32) for shape in ((4, 8), (8, 6))]
+    (call,) = find_calls(functools.partial(jaxdnn.matmul, precision=precision), *types)
+    both = precision if isinstance(precision, tuple) else (precision,)
+    assert call.problem.exact == (not rounds.issuperset(both))
+
+
 def test_programs_and_not_functions_are_compared():
     """A lambda that is made anew for each call compiles once."""
     a, b = LAYER.primals()[:2]
@@ -150,17 +175,20 @@ def test_one_call_forward_and_one_more_for_each_gradient():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("narrow", [(), (BF16,)], ids=["alone", "beside bfloat16"])
 @pytest.mark.parametrize(
     ("dtype", "element", "preferred"),
     [("float16", 48.0, None), ("int8", 101, None), ("int16", 300, "int32"), (BF16, 1.0078125, F32)],
 )
-def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element, preferred):
-    """Sums of float16 may be too large for it, those of integers have more digits, and so have wide results."""
+def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element, preferred, narrow):
+    """Sums of float16 may be too large for it, those of integers have more digits, and so has any wide result."""
     a, b = jnp.full((8, 128), element, dtype), jnp.full((128, 8), element, dtype)
 
+    def epilogue(acc, scale):
+        return [*(acc.astype(one) for one in narrow), jnp.sqrt(acc.astype(F32) * scale)]
+
     def loss(scale):
-        function = functools.partial(jaxdnn.matmul, preferred_element_type=preferred)
-        return jnp.sum(function(a, b, scale, epilogue=lambda acc, scale: jnp.sqrt(acc.astype(F32) * scale)))
+        return jnp.sum(jaxdnn.matmul(a, b, scale, epilogue=epilogue, preferred_element_type=preferred)[-1])
 
     with jaxdnn.options(engine=engine):
         found = jax.jit(jax.grad(loss))(jnp.float32(4))
