@@ -58,7 +58,7 @@ def test_strides_and_no_copies():
 
 @pytest.mark.parametrize(("case", "axes"), [row for row in TABLE.mapped if row[0].op == "matmul"], ids=str)
 def test_a_mapped_product_is_a_product(case, axes):
-    """An axis becomes rows or a batch, and engines can still have it, but for one of two batches of a single operand."""
+    """An axis becomes rows or a batch, and engines can have it, but for one of two batches of a single operand."""
     (call,) = find_calls(jax.vmap(case.call, axes), *stacked(case, axes))
     batched = call.spec.dimensions.batched
     alike = all(len({flags[side] for flags in batched}) <= 1 for side in (0, 1))
