@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxdnn
+from checking.calls import TARGETS, calls_of
 from checking.cases import BF16, NormCase
 from checking.compare import as_tuple, assert_close, platform
 from checking.transforms import vjp, with_cotangents
 from jaxdnn import _native
+from jaxdnn.config import Options
 from jaxdnn.planning import cache, measure
 
 pytestmark = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
@@ -194,6 +196,21 @@ def test_other_shapes_have_other_entries(forgetful):
     other = CASE.replace(shape=(49, 160))
     jaxdnn.autotune(other.call, *other.primals())
     assert len(entries(forgetful)) == 2 * first
+
+
+def test_what_was_measured_serves_one_device_and_one_version(monkeypatch):
+    """Whatever of a device engines see: they may plan by it. But who asks, and how, is no matter."""
+    call, target = calls_of(CASE)[0], TARGETS["cuda"][0]
+    best = measure.Measurement("xla", (), 1.0, 0)
+    cache.remember(call.spec, call.signature, target, [best])
+    asked = call.spec.replace(options=Options(autotune="cached", deterministic=False))
+    assert cache.recall(asked, call.signature, target) == best
+    for field in dataclasses.fields(target):
+        value = getattr(target, field.name)
+        other = dataclasses.replace(target, **{field.name: f"{value}?" if isinstance(value, str) else not value})
+        assert cache.recall(call.spec, call.signature, other) is None, field.name
+    monkeypatch.setattr(cache, "version", lambda package: f"{package} of tomorrow")
+    assert cache.recall(call.spec, call.signature, target) is None
 
 
 def test_an_engine_that_is_named_is_not_overruled():

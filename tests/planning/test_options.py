@@ -67,6 +67,14 @@ def test_options_nest():
         assert fresh == jaxdnn.config.Options()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"engine": name} for name in ("xla", "host", None)] + [{"fallback": False}], ids=str
+)
+def test_knobs_are_those_of_the_engine_that_they_were_named_with(changes):
+    with jaxdnn.options(engine="host", knobs={"rows_per_task": 5}), jaxdnn.options(**changes) as inner:
+        assert inner.knobs == (() if "engine" in changes else (("rows_per_task", 5),))
+
+
 def test_options_end_with_an_exception():
     with pytest.raises(RuntimeError, match="on purpose"), jaxdnn.options(engine="xla"):
         raise RuntimeError("on purpose")

@@ -135,6 +135,18 @@ def test_nan_and_infinity_stay_in_their_row_and_column(dtype, transposed, stream
     assert np.isfinite(result[np.isfinite(exact[0])]).all()
 
 
+@pytest.mark.parametrize("axes", [(0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_tiles_leave_of_a_sum_is_added_in_double(dtype, axes):
+    """One is nothing to 2^24 in float32, and here every element is a tile."""
+    case = ProductCase(40, 30, 1, dtype, out="float32", batch=5, epilogue=lambda acc: jnp.sum(acc, axis=axes))
+    a, b = (np.ones_like(array) for array in case.arrays())
+    a[0, 0], b[0, 0, 0] = 2.0**13, 2.0**11
+    (result,) = compute(case, HostKnobs(rows=1, columns=1, depth=64), arrays=[a, b])
+    exact = np.matmul(a.astype(np.float64), b.astype(np.float64)).sum(axes)
+    np.testing.assert_array_equal(result, exact.astype(np.float32))
+
+
 def test_not_a_number_passes_through_reductions():
     case = CASES["float32 reductions"]
     arrays = case.arrays()
