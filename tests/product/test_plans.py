@@ -20,6 +20,7 @@ from jaxdnn.engines.product.element_epilogue import ElementEpilogue, element_epi
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.skinny.knobs import skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.plan import Operand, Result, Scalar, Scratch, TensorMap
@@ -158,6 +159,64 @@ def check_split(launch, buffers, product):
     assert [buffers[one] for one in accumulators] == [count * np.dtype(product.accumulator).itemsize] * len(product.b)
 
 
+def arguments(plan, launch):
+    """A launch's arguments, by the names that the unit's entry point has for them; numbers as such."""
+    declared = re.search(rf"^{launch.kernel}\((.*?)\) {{$", plan.unit, re.MULTILINE)[1]
+    names = [one.split()[-1] for one in declared.split(",")]
+    values = (one.value if isinstance(one, Scalar) else one for one in launch.arguments)
+    return dict(zip(names, values, strict=True))
+
+
+def constant(plan, name):
+    return int(re.search(rf"k{name} = (\d+)", plan.unit)[1])
+
+
+def moves(matrix, batch):
+    """Whether the matrix is another one for each of the batch."""
+    return int(batch > 1 and matrix.batch_stride != 0)
+
+
+def check_multiplication(launch, plan, product):
+    """What the kernel is told of sizes, of the batch and of splits, and how many blocks there are."""
+    given = arguments(plan, launch)
+    splits, engine = given.get("splits", 1), launch.kernel.removeprefix("product_")
+    blocks, cluster = math.prod(launch.grid), math.prod(launch.cluster)
+    assert blocks % cluster == 0
+    if engine == "skinny":
+        one = skinny(product)
+        sides = {"streamed": one.streamed[0], "stationary": one.stationary}
+        assert (given["rows"], given["columns"], given["k"]) == (one.rows, one.columns, product.k)
+        assert given["tiles"] == math.ceil(one.rows / constant(plan, "Tile"))
+        assert blocks == given["tiles"] * product.batch * cluster
+        assert constant(plan, "Splits") == cluster
+        # What no other matrix of the batch reads again need not stay in the cache.
+        once = product.batch == 1 or moves(one.streamed[0], product.batch)
+        assert ("kOnce = true" in plan.unit) == once
+    else:
+        sides = {"a": product.a, "b": product.b[0]}
+        assert (given["m"], given["n"], given["k"]) == (product.m, product.n, product.k)
+    if engine == "simt":
+        rows, columns = constant(plan, "TileM"), constant(plan, "TileN") // len(product.b)
+        assert blocks == math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch * splits
+        for name, matrix in {"a": product.a, **{f"b{i}": b for i, b in enumerate(product.b)}}.items():
+            assert (given[f"{name}_stride"], given[f"{name}_batch"]) == (matrix.row_stride, matrix.batch_stride)
+            elements = constant(plan, f"Vector{name[0].upper()}")
+            begins = (matrix.buffer.offset // matrix.itemsize, matrix.row_stride, matrix.batch_stride, matrix.columns)
+            assert not any(place % elements for place in begins)
+        depth = given.get("split_depth", product.k)
+        assert splits * depth >= product.k
+        return
+    for name, matrix in sides.items() if product.batch > 1 else ():
+        assert given[f"{name}_batched"] == moves(matrix, product.batch)
+    if engine == "sm90":
+        assert given["batches"] == product.batch
+        assert ("kPairedStore = false" in plan.unit) == bool(product.n % 2)
+        assert blocks <= H100.sm_count
+        # Each split stores a matrix of its own.
+        stored = [one for name, one in given.items() if name.startswith("result") and isinstance(one, TensorMap)]
+        assert all(one.dimensions[::-1] == (product.batch * splits, product.m, product.n) for one in stored)
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_plan_stays_within_its_buffers(name):
     product = PRODUCTS[name]
@@ -166,8 +225,7 @@ def test_a_plan_stays_within_its_buffers(name):
     for plan in (one for engine in served for one in plans(engine, product)):
         buffers = sizes(product, plan)
         for launch in plan.launches:
-            maps = [one for one in launch.arguments if isinstance(one, TensorMap)]
-            for tensor in maps:
+            for tensor in (one for one in launch.arguments if isinstance(one, TensorMap)):
                 check_map(tensor, buffers)
             if launch.kernel.startswith("product_copy"):
                 check_copy(launch, plan, buffers)
@@ -175,9 +233,8 @@ def test_a_plan_stays_within_its_buffers(name):
                 check_reduction(launch, buffers)
             elif launch.kernel == "product_split":
                 check_split(launch, buffers, product)
-            elif launch.kernel == "product_skinny":
-                # What no other matrix of the batch reads again need not stay in the cache.
-                assert ("kOnce = true" in plan.unit) == (maps[0].dimensions[2] == product.batch)
+            else:
+                check_multiplication(launch, plan, product)
 
 
 @pytest.mark.parametrize("name", CASES)
