@@ -63,6 +63,8 @@ def test_a_mapped_product_is_a_product(case, axes):
     batched = call.spec.dimensions.batched
     alike = all(len({flags[side] for flags in batched}) <= 1 for side in (0, 1))
     assert isinstance(call.problem, Product if alike else str), call.problem
+    (call,) = find_calls(jax.vmap(case.call, axes), *stacked(case, axes, mapped=1))
+    assert isinstance(call.problem, Product), "a batch of one is none"
 
 
 @needs_native
@@ -193,3 +195,13 @@ def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element
     with jaxdnn.options(engine=engine):
         found = jax.jit(jax.grad(loss))(jnp.float32(4))
     assert float(found) == pytest.approx(64 * np.sqrt(128 * element**2) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.product(("float8_e4m3fn", "float8_e5m2"), repeat=2)], ids=str)
+def test_cotangents_have_more_digits_than_float8(dtypes):
+    """Neither has a number between 1 and 1.125, and what is left of these sums is what lies beyond 1."""
+    a, b = (jnp.ones((32, 32), dtype) for dtype in dtypes)
+    cotangent = np.where(np.indices((32, 32)).sum(0) % 2, 1.0625, -1).astype(np.float32)
+    _, pull_back = jax.vjp(functools.partial(jaxdnn.matmul, out_dtype=F32), a, b)
+    for gradient in pull_back(cotangent):
+        np.testing.assert_array_equal(gradient.astype(F32), np.ones((32, 32)))

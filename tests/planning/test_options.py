@@ -5,12 +5,16 @@ import dataclasses
 import pytest
 
 import jaxdnn
-from checking.calls import choose
+from checking.calls import calls_of, choose
 from checking.cases import F32, NormCase
 from checking.cases.matmul import product
+from jaxdnn import device
+from jaxdnn.config import Options
 from jaxdnn.engines import table
 from jaxdnn.engines.norm.host import HostNorm
 from jaxdnn.engines.table import ENGINES
+from jaxdnn.planning import cache
+from jaxdnn.planning.measure import Measurement
 
 CASE = NormCase("layer_norm", (64, 256), scale=F32, bias=F32)
 
@@ -52,6 +56,16 @@ def test_deterministic(monkeypatch):
     assert "options(deterministic=False) allows" in dict(selection.rejected)["hasty"]
     assert choose(CASE, engine="hasty").engine == "xla"
     assert choose(CASE, deterministic=False).engine == "hasty"
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_what_options_rule_out_is_not_taken_because_it_was_the_fastest(monkeypatch):
+    monkeypatch.setattr(table, "ENGINES", (Hasty(), *ENGINES))
+    monkeypatch.setattr(cache, "_memory", {})
+    call, target = calls_of(CASE)[0], device.find_target("cpu", Options())
+    cache.remember(call.spec, call.signature, target, [Measurement("hasty", (), 1.0, 0)])
+    assert choose(CASE, autotune="cached") == choose(CASE)
+    assert choose(CASE, autotune="cached", deterministic=False).engine == "hasty"
 
 
 def test_every_engine_of_the_table_is_deterministic():

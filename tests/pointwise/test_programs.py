@@ -14,7 +14,7 @@ from jax import lax
 
 from checking.pointwise.cases import ACTIVATIONS, INTEGERS, PAIRS, SPECIAL, jvp, vjp
 from checking.pointwise.programs import F32, ROW, SHAPE, collapsed, traced
-from jaxdnn.pointwise import Program, UnsupportedOperation, bytecode, collapse, evaluate, trace
+from jaxdnn.pointwise import Index, Program, UnsupportedOperation, bytecode, collapse, evaluate, trace
 from jaxdnn.pointwise.bytecode import EXTRA
 from jaxdnn.pointwise.operations import DTYPES, OPERATIONS, kind
 
@@ -235,6 +235,23 @@ def test_collapse(function, operand, groups, reason):
     else:
         assert isinstance(result, str)
         assert reason in result
+
+
+@pytest.mark.parametrize("groups", [(1, 2, 1), (0, 4, 0), (3, 0, 1), (0, 1, 3), (2, 0, 2)], ids=str)
+def test_coordinates_of_joined_dimensions(groups):
+    for shape in itertools.product((1, 2, 3), repeat=4):
+        program = traced(lambda acc: [lax.broadcasted_iota("int32", acc.shape, d) for d in range(4)], shape=shape)
+        joined = collapse(program, shape, [], groups)
+        assert isinstance(joined, Program)
+        ends = np.cumsum((0, *groups))
+        sizes = [int(np.prod(shape[start:end])) for start, end in itertools.pairwise(ends)]
+        for output, wanted in zip(joined.outputs, np.indices(shape), strict=True):
+            immediate = joined.instructions[output.value].immediate
+            found = np.zeros(sizes, int)  # a dimension of size one has no coordinate
+            if isinstance(immediate, Index):
+                found = np.indices(sizes)[immediate.dimension] // immediate.divisor
+                found = found % immediate.modulus if immediate.modulus else found
+            np.testing.assert_array_equal(found.reshape(shape), wanted)
 
 
 def test_collapse_checks_its_arguments():

@@ -17,7 +17,7 @@ from checking.product.cases import gated, reductions
 from jaxdnn import device
 from jaxdnn.engines.pointwise.pointwise import _scattered
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, element_epilogue, itemsize
-from jaxdnn.engines.product.problem import EpilogueOperand
+from jaxdnn.engines.product.problem import EpilogueOperand, dense_results
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import skinny
@@ -52,7 +52,8 @@ def cases():
         found[f"{dtype} {m} all reductions"] = case(m, 264, 144, dtype, epilogue=reductions, **fields)
         found[f"{dtype} {m} most reductions"] = case(m, 264, 144, dtype, epilogue=most_reductions, **fields)
         found[f"{dtype} {m} deep"] = case(m, 72, 9008, dtype, batch=2, b_transposed=True)
-    found["odd"] = case(37, 131, 61, "bfloat16", batch=3, shared="a")
+    for m, n in ((37, 131), (38, 131), (37, 132)):
+        found[f"{m} x {n}"] = case(m, n, 61, "bfloat16", batch=3, shared="a")
     found["gated"] = case(300, 264, 144, "bfloat16", batch=2, accumulators=2, epilogue=gated)
     return found
 
@@ -235,6 +236,13 @@ def test_a_plan_stays_within_its_buffers(name):
                 check_split(launch, buffers, product)
             else:
                 check_multiplication(launch, plan, product)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_dense(name):
+    product = PRODUCTS[name]
+    sizes, dtypes = (product.batch, product.m, product.n), [one.dtype for one in product.results]
+    assert dense_results(product.program, dict(zip("bmn", sizes, strict=True)), dtypes) == product.results
 
 
 @pytest.mark.parametrize("name", CASES)
