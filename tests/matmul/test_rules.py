@@ -17,6 +17,7 @@ from checking.compare import as_tuple, engines, needs_native, platform
 from checking.transforms import stacked, vjp, with_cotangents
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.planning.calls import find_calls
+from jaxdnn.primitives.matmul.dimensions import Dimensions
 
 LAYER = product((3, 4), (4, 2), epilogue="bias gelu", extras=(((2,), F32),))
 MLP = product((8, 12), (12, 16), epilogue="bias gelu", extras=(((16,), F32),))
@@ -65,6 +66,17 @@ def test_a_mapped_product_is_a_product(case, axes):
     assert isinstance(call.problem, Product if alike else str), call.problem
     (call,) = find_calls(jax.vmap(case.call, axes), *stacked(case, axes, mapped=1))
     assert isinstance(call.problem, Product), "a batch of one is none"
+
+
+@pytest.mark.parametrize("order", ["bmk", "bkm"])
+def test_a_mapped_axis_stays_in_front_or_between_groups(order):
+    for rows, contracted in itertools.product((1, 2, 3), repeat=2):
+        dimensions = Dimensions(a_order=order, rows=rows, contracted=contracted)
+        between = rows if order == "bmk" else contracted
+        for axis in range(rows + contracted + 1):
+            labels = dimensions.with_batch(axis, None, (True, False)).labels("a")
+            assert labels.index(("b", 0)) == (axis if axis == between else 0)
+            assert [label for label in labels if label != ("b", 0)] == list(dimensions.labels("a"))
 
 
 @needs_native
