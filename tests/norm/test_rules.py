@@ -83,6 +83,17 @@ def test_groups_are_as_far_apart_as_one_is_large(levels):
             assert array.group_stride == (math.prod(CASE.shape_of(array.name.removeprefix("d_"))) if levels else 0)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_what_the_reference_normalizes_is_the_sum_as_it_is_returned(dtype):
+    """Which XLA, where it optimizes, keeps only if it is told to round."""
+    case = NormCase("rms_norm", (4, 8), x=dtype, residual=dtype)
+    call = find_differentiated_calls(case.call, *case.primals())[0]
+    equations = jax.make_jaxpr(call.spec.evaluate)(*case.primals()).eqns
+    (rounding,) = (e.params for e in equations if e.primitive.name == "reduce_precision")
+    kind = jnp.finfo(dtype)
+    assert (rounding["exponent_bits"], rounding["mantissa_bits"]) == (kind.nexp, kind.nmant)
+
+
 def test_training_step():
     """Parameters are donated and updated, step after step, as a training loop does."""
     case = NormCase("layer_norm", (16, 32), scale=F32, bias=F32)
