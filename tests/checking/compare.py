@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import pytest
 
 import jaxdnn
 from checking.calls import FAMILIES
-from checking.tolerance import around, exact_and_tolerance, tolerated
+from checking.tolerance import around, exact_and_tolerance, tolerated, within
 from jaxdnn.engines.table import ENGINES
 
 
@@ -33,10 +33,23 @@ needs_native = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no 
 
 
 def runs(rows: Iterable[Any], on: str | None = None) -> list[Any]:
-    """Every case with every engine that serves its op here, as parameters of a test; a row may say more of its case."""
+    """Every case with every engine that serves its op here, as parameters of a test; a row may say more of its case.
+
+    An engine of another platform is one test, which is skipped: the report says what was not tested.
+    """
     tuples = [row if isinstance(row, tuple) else (row,) for row in rows]
     every = [(*row, engine) for row in tuples for engine in engines(row[0].op, on)]
-    return [pytest.param(*values, id="-".join(map(str, values))) for values in every]
+    served = [pytest.param(*values, id="-".join(map(str, values))) for values in every]
+    return served if on else [*served, *absent(tuples)]
+
+
+def absent(rows: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """The first case of each engine that would serve one on another platform, as a test that is skipped."""
+    for engine in ENGINES:
+        row = next((row for row in rows if FAMILIES[row[0].op] == engine.family), None)
+        if row is not None and engine.platform not in ("any", platform()):
+            mark = pytest.mark.skip(reason=f"the engine {engine.name} needs {engine.platform}")
+            yield pytest.param(*row, engine.name, id=f"every case-{engine.family}-{engine.name}", marks=mark)
 
 
 def as_tuple(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
@@ -116,12 +129,7 @@ def difference(got: np.ndarray, want: np.ndarray, spread: np.ndarray) -> str:
     with np.errstate(invalid="ignore"):
         error = np.abs(wide - want)
         allowed = tolerated(want, spread, got.dtype)
-        finite = np.isfinite(want)
-        right = np.where(finite, error <= allowed, np.isnan(want) == np.isnan(wide))
-        # What is beyond the dtype's largest number is rounded to infinity.
-        if jnp.issubdtype(got.dtype, jnp.floating):
-            largest = float(jnp.finfo(got.dtype).max)
-            right |= finite & (np.abs(want) + allowed >= largest) & (wide == np.copysign(np.inf, want))
+        right = within(got, want, allowed)
     if right.all():
         return ""
     with np.errstate(all="ignore"):

@@ -35,9 +35,9 @@ def vjp(function, primals, cotangents):
     return outputs, pull_back(cotangents)
 
 
-def stacked(case, axes):
+def stacked(case, axes, mapped=MAPPED):
     """Primals; where `axes` has a number, as many different ones as are mapped, along that axis."""
-    several = [case.replace(seed=seed).primals() for seed in range(MAPPED)]
+    several = [case.replace(seed=seed).primals() for seed in range(mapped)]
     pairs = zip(axes, zip(*several, strict=True), strict=True)
     return tuple(arrays[0] if axis is None else np.stack(arrays, axis) for axis, arrays in pairs)
 

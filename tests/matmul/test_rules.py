@@ -1,19 +1,23 @@
 """What is particular to the matmul family under JAX's transformations: what is mapped, donated, fused and kept."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 
 import jaxdnn
 from checking.calls import native_calls
-from checking.cases import BF16, F32, F64
+from checking.cases import BF16, F32, F64, TABLE
 from checking.cases.matmul import product
 from checking.compare import as_tuple, engines, needs_native, platform
 from checking.transforms import stacked, vjp, with_cotangents
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.planning.calls import find_calls
+from jaxdnn.primitives.matmul.dimensions import Dimensions
 
 LAYER = product((3, 4), (4, 2), epilogue="bias gelu", extras=(((2,), F32),))
 MLP = product((8, 12), (12, 16), epilogue="bias gelu", extras=(((16,), F32),))
@@ -51,6 +55,28 @@ def test_strides_and_no_copies():
         "mbk",
         "kbn",
     )
+
+
+@pytest.mark.parametrize(("case", "axes"), [row for row in TABLE.mapped if row[0].op == "matmul"], ids=str)
+def test_a_mapped_product_is_a_product(case, axes):
+    """An axis becomes rows or a batch, and engines can have it, but for one of two batches of a single operand."""
+    (call,) = find_calls(jax.vmap(case.call, axes), *stacked(case, axes))
+    batched = call.spec.dimensions.batched
+    alike = all(len({flags[side] for flags in batched}) <= 1 for side in (0, 1))
+    assert isinstance(call.problem, Product if alike else str), call.problem
+    (call,) = find_calls(jax.vmap(case.call, axes), *stacked(case, axes, mapped=1))
+    assert isinstance(call.problem, Product), "a batch of one is none"
+
+
+@pytest.mark.parametrize("order", ["bmk", "bkm"])
+def test_a_mapped_axis_stays_in_front_or_between_groups(order):
+    for rows, contracted in itertools.product((1, 2, 3), repeat=2):
+        dimensions = Dimensions(a_order=order, rows=rows, contracted=contracted)
+        between = rows if order == "bmk" else contracted
+        for axis in range(rows + contracted + 1):
+            labels = dimensions.with_batch(axis, None, (True, False)).labels("a")
+            assert labels.index(("b", 0)) == (axis if axis == between else 0)
+            assert [label for label in labels if label != ("b", 0)] == list(dimensions.labels("a"))
 
 
 @needs_native
@@ -106,6 +132,19 @@ def test_dtypes_of_results():
     assert jaxdnn.matmul(a, b, out_dtype="float8_e5m2").dtype == jnp.float8_e5m2
 
 
+@pytest.mark.parametrize(
+    "precision", [None, *itertools.product(lax.Precision, repeat=2), *lax.DotAlgorithmPreset], ids=str
+)
+def test_float32_is_rounded_unless_something_forbids_it(precision):
+    """The precision of either operand, or an algorithm."""
+    tf32 = (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.TF32_TF32_F32)
+    rounds = {None, lax.Precision.DEFAULT, lax.Precision.HIGH, *tf32}
+    types = [jax.ShapeDtypeStruct(shape, F32) for shape in ((4, 8), (8, 6))]
+    (call,) = find_calls(functools.partial(jaxdnn.matmul, precision=precision), *types)
+    both = precision if isinstance(precision, tuple) else (precision,)
+    assert call.problem.exact == (not rounds.issuperset(both))
+
+
 def test_programs_and_not_functions_are_compared():
     """A lambda that is made anew for each call compiles once."""
     a, b = LAYER.primals()[:2]
@@ -150,18 +189,31 @@ def test_one_call_forward_and_one_more_for_each_gradient():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("narrow", [(), (BF16,)], ids=["alone", "beside bfloat16"])
 @pytest.mark.parametrize(
     ("dtype", "element", "preferred"),
     [("float16", 48.0, None), ("int8", 101, None), ("int16", 300, "int32"), (BF16, 1.0078125, F32)],
 )
-def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element, preferred):
-    """Sums of float16 may be too large for it, those of integers have more digits, and so have wide results."""
+def test_derivatives_are_of_sums_that_nothing_has_rounded(engine, dtype, element, preferred, narrow):
+    """Sums of float16 may be too large for it, those of integers have more digits, and so has any wide result."""
     a, b = jnp.full((8, 128), element, dtype), jnp.full((128, 8), element, dtype)
 
+    def epilogue(acc, scale):
+        return [*(acc.astype(one) for one in narrow), jnp.sqrt(acc.astype(F32) * scale)]
+
     def loss(scale):
-        function = functools.partial(jaxdnn.matmul, preferred_element_type=preferred)
-        return jnp.sum(function(a, b, scale, epilogue=lambda acc, scale: jnp.sqrt(acc.astype(F32) * scale)))
+        return jnp.sum(jaxdnn.matmul(a, b, scale, epilogue=epilogue, preferred_element_type=preferred)[-1])
 
     with jaxdnn.options(engine=engine):
         found = jax.jit(jax.grad(loss))(jnp.float32(4))
     assert float(found) == pytest.approx(64 * np.sqrt(128 * element**2) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.product(("float8_e4m3fn", "float8_e5m2"), repeat=2)], ids=str)
+def test_cotangents_have_more_digits_than_float8(dtypes):
+    """Neither has a number between 1 and 1.125, and what is left of these sums is what lies beyond 1."""
+    a, b = (jnp.ones((32, 32), dtype) for dtype in dtypes)
+    cotangent = np.where(np.indices((32, 32)).sum(0) % 2, 1.0625, -1).astype(np.float32)
+    _, pull_back = jax.vjp(functools.partial(jaxdnn.matmul, out_dtype=F32), a, b)
+    for gradient in pull_back(cotangent):
+        np.testing.assert_array_equal(gradient.astype(F32), np.ones((32, 32)))

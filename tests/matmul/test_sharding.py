@@ -1,6 +1,7 @@
 """Products over several devices that need more than the table says: a sum in a `shard_map`, and `out_sharding`."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdnn
 from checking.cases import BF16, F32
+from checking.pointwise.cases import ACTIVATIONS
 
 
 def test_contraction_inside_shard_map(cpus):
@@ -34,6 +36,40 @@ def test_contraction_inside_shard_map(cpus):
 
     for one, other in zip(gradient(sharded), gradient(mlp), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+EPILOGUES = {
+    **ACTIVATIONS,
+    "mask": lambda acc: jnp.where(jnp.tri(*acc.shape, dtype=bool), acc, 0),
+    "choice": lambda acc, bias: jnp.where(acc > 0, acc, bias),
+    "positions": lambda acc: acc * jax.lax.broadcasted_iota(acc.dtype, acc.shape, 0),
+    "sum of rows": lambda acc, bias: jnp.sum(jnp.where(acc > bias, acc, 0), axis=0),
+    "largest of each row": lambda acc: jnp.max(jax.nn.relu(acc), axis=1),
+    "transposed": lambda acc, bias: jax.nn.elu(acc + bias[None].T.T),
+    "two results": lambda acc, bias: (acc + bias, jnp.min(acc)),
+}
+
+
+@pytest.mark.parametrize("columns", ["b", None])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_explicit_types_are_those_of_the_same_function(cpus, name, columns):
+    """Of results and gradients; where b is whole, the bias alone says how columns are split."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpus)
+    epilogue = EPILOGUES[name]
+    operands = [((16,), P("b"))] if "bias" in inspect.signature(epilogue).parameters else []
+
+    def types(function):
+        def loss(*arrays):
+            return sum(jnp.sum(y) for y in jax.tree.leaves(function(*arrays)))
+
+        found = jax.make_jaxpr(lambda *arrays: (function(*arrays), jax.grad(loss, (0, 1))(*arrays)))(*arrays)
+        return [str(aval) for aval in found.out_avals]
+
+    with jax.set_mesh(mesh):
+        arrays = [((8, 12), P("a")), ((12, 16), P(None, columns)), *operands]
+        arrays = [jax.ShapeDtypeStruct(shape, F32, sharding=NamedSharding(mesh, spec)) for shape, spec in arrays]
+        expected = types(lambda a, b, *operands: epilogue(a @ b, *operands))
+        assert types(functools.partial(jaxdnn.matmul, epilogue=epilogue)) == expected
 
 
 # ------------------------------------------------------------ out_sharding

@@ -1,6 +1,7 @@
 """What is particular to norms under JAX's transformations: what is mapped, fused, kept and computed again."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from checking.calls import native_calls, primitives
 from checking.cases import BF16, F32, NormCase
 from checking.compare import platform
 from checking.transforms import stacked, with_cotangents
+from jaxdnn.planning.calls import find_differentiated_calls
 
 CASE = NormCase("layer_norm", (6, 33), x=BF16, scale=F32, bias=F32, statistics=True)
 
@@ -65,6 +67,31 @@ def test_rows_are_absorbed():
     (equation,) = jaxpr.eqns
     assert equation.params["spec"].batch == ()
     assert [v.aval.shape for v in equation.invars] == [(3, 4, 8), (8,)]
+
+
+@pytest.mark.parametrize("levels", range(4))
+def test_groups_are_as_far_apart_as_one_is_large(levels):
+    """However many axes are mapped, forward and backward."""
+    sizes, function = (2, 3, 4)[:levels], CASE.call
+    for _ in sizes:
+        function = jax.vmap(function)
+    arrays = [jax.ShapeDtypeStruct((*sizes, *CASE.shape_of(name)), dtype) for name, dtype in CASE.dtypes.items()]
+    for call in find_differentiated_calls(function, *arrays):
+        rows = call.problem
+        assert (rows.groups, rows.rows, rows.columns) == (math.prod(sizes), CASE.rows, CASE.columns)
+        for array in (*rows.operands, *(rows.results if levels else ())):
+            assert array.group_stride == (math.prod(CASE.shape_of(array.name.removeprefix("d_"))) if levels else 0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_what_the_reference_normalizes_is_the_sum_as_it_is_returned(dtype):
+    """Which XLA, where it optimizes, keeps only if it is told to round."""
+    case = NormCase("rms_norm", (4, 8), x=dtype, residual=dtype)
+    call = find_differentiated_calls(case.call, *case.primals())[0]
+    equations = jax.make_jaxpr(call.spec.evaluate)(*case.primals()).eqns
+    (rounding,) = (e.params for e in equations if e.primitive.name == "reduce_precision")
+    kind = jnp.finfo(dtype)
+    assert (rounding["exponent_bits"], rounding["mantissa_bits"]) == (kind.nexp, kind.nmant)
 
 
 def test_training_step():

@@ -1,6 +1,7 @@
 """Measured configurations: remembered, used on request, and never wrong."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import jaxdnn
+from checking.calls import TARGETS, calls_of
 from checking.cases import BF16, NormCase
 from checking.compare import as_tuple, assert_close, platform
 from checking.transforms import vjp, with_cotangents
 from jaxdnn import _native
-from jaxdnn.planning import cache
+from jaxdnn.config import Options
+from jaxdnn.planning import cache, measure
 
 pytestmark = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
 
@@ -134,11 +137,34 @@ def test_a_winner_that_options_rule_out_counts_as_absent(forgetful):
     assert chosen(CASE, autotune="cached", fallback=False) == chosen(CASE, fallback=False)
 
 
+def knobs_of(config):
+    return tuple((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+
+
 def winners_are_used(tuning):
-    """Under "cached", from memory if nowhere else."""
-    fastest = {call.spec.direction: measured[0] for call, measured in tuning.calls}
-    used = chosen(CASE, autotune="cached")
-    return {name: s.engine for name, s in used.items()} == {name: one.engine for name, one in fastest.items()}
+    """Under "cached", from memory if nowhere else, with the knobs that were the fastest."""
+    fastest = {call.spec.direction: (measured[0].engine, measured[0].knobs) for call, measured in tuning.calls}
+    used = {name: (s.engine, knobs_of(s.config)) for name, s in chosen(CASE, autotune="cached").items()}
+    return used == fastest
+
+
+@pytest.fixture
+def last_is_fastest(monkeypatch):
+    """Of our kernels' configurations: what is the heuristic's choice is not the winner."""
+    times = itertools.count(1)
+    monkeypatch.setattr(
+        measure, "_time", lambda bind, _: 1.0 if bind.__self__.options.engine == "xla" else 0.5 ** next(times)
+    )
+
+
+@pytest.mark.usefixtures("last_is_fastest")
+def test_the_knobs_that_were_the_fastest_are_used():
+    heuristic = chosen(CASE)
+    tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
+    assert any(knobs_of(heuristic[call.spec.direction].config) != measured[0].knobs for call, measured in tuning.calls)
+    assert winners_are_used(tuning)
+    cache._memory.clear()
+    assert winners_are_used(tuning), "files keep other knobs"
 
 
 def test_a_folder_that_can_not_be_written(forgetful):
@@ -170,6 +196,21 @@ def test_other_shapes_have_other_entries(forgetful):
     other = CASE.replace(shape=(49, 160))
     jaxdnn.autotune(other.call, *other.primals())
     assert len(entries(forgetful)) == 2 * first
+
+
+def test_what_was_measured_serves_one_device_and_one_version(monkeypatch):
+    """Whatever of a device engines see: they may plan by it. But who asks, and how, is no matter."""
+    call, target = calls_of(CASE)[0], TARGETS["cuda"][0]
+    best = measure.Measurement("xla", (), 1.0, 0)
+    cache.remember(call.spec, call.signature, target, [best])
+    asked = call.spec.replace(options=Options(autotune="cached", deterministic=False))
+    assert cache.recall(asked, call.signature, target) == best
+    for field in dataclasses.fields(target):
+        value = getattr(target, field.name)
+        other = dataclasses.replace(target, **{field.name: f"{value}?" if isinstance(value, str) else not value})
+        assert cache.recall(call.spec, call.signature, other) is None, field.name
+    monkeypatch.setattr(cache, "version", lambda package: f"{package} of tomorrow")
+    assert cache.recall(call.spec, call.signature, target) is None
 
 
 def test_an_engine_that_is_named_is_not_overruled():

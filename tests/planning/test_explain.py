@@ -30,6 +30,16 @@ def titles(explanation):
     return [[(call.call.spec.title, call.call.count) for call in calls] for _, calls in explanation.sections]
 
 
+def test_equal_calls_are_one_that_occurs_several_times():
+    def several(x, scale):
+        normalized = jaxdnn.rms_norm(network(jaxdnn.rms_norm(x, scale), scale), scale)
+        return jax.jit(jaxdnn.rms_norm)(normalized, scale) + jaxdnn.rms_norm(x)
+
+    forward, _ = titles(jaxdnn.explain(several, X, SCALE, platform="cpu"))
+    counts = [("rms_norm forward", 3), ("rms_norm forward", 3), ("layer_norm forward", 1), ("rms_norm forward", 1)]
+    assert sorted(forward) == sorted(counts)
+
+
 def test_forward_and_backward_of_a_network():
     forward, both = titles(jaxdnn.explain(network, X, SCALE, platform="cpu"))
     assert forward == [("rms_norm forward", 3), ("layer_norm forward", 1)]

@@ -5,12 +5,16 @@ import dataclasses
 import pytest
 
 import jaxdnn
-from checking.calls import choose
+from checking.calls import calls_of, choose
 from checking.cases import F32, NormCase
 from checking.cases.matmul import product
+from jaxdnn import device
+from jaxdnn.config import Options
 from jaxdnn.engines import table
 from jaxdnn.engines.norm.host import HostNorm
 from jaxdnn.engines.table import ENGINES
+from jaxdnn.planning import cache
+from jaxdnn.planning.measure import Measurement
 
 CASE = NormCase("layer_norm", (64, 256), scale=F32, bias=F32)
 
@@ -54,6 +58,16 @@ def test_deterministic(monkeypatch):
     assert choose(CASE, deterministic=False).engine == "hasty"
 
 
+@pytest.mark.usefixtures("cache_folder")
+def test_what_options_rule_out_is_not_taken_because_it_was_the_fastest(monkeypatch):
+    monkeypatch.setattr(table, "ENGINES", (Hasty(), *ENGINES))
+    monkeypatch.setattr(cache, "_memory", {})
+    call, target = calls_of(CASE)[0], device.find_target("cpu", Options())
+    cache.remember(call.spec, call.signature, target, [Measurement("hasty", (), 1.0, 0)])
+    assert choose(CASE, autotune="cached") == choose(CASE)
+    assert choose(CASE, autotune="cached", deterministic=False).engine == "hasty"
+
+
 def test_every_engine_of_the_table_is_deterministic():
     assert [engine.name for engine in ENGINES if "deterministic" not in engine.notes] == ["xla"]
 
@@ -65,6 +79,14 @@ def test_options_nest():
         assert outer.workspace_limit is None
     with jaxdnn.options() as fresh:
         assert fresh == jaxdnn.config.Options()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"engine": name} for name in ("xla", "host", None)] + [{"fallback": False}], ids=str
+)
+def test_knobs_are_those_of_the_engine_that_they_were_named_with(changes):
+    with jaxdnn.options(engine="host", knobs={"rows_per_task": 5}), jaxdnn.options(**changes) as inner:
+        assert inner.knobs == (() if "engine" in changes else (("rows_per_task", 5),))
 
 
 def test_options_end_with_an_exception():

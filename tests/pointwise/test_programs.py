@@ -1,5 +1,6 @@
 """What tracing makes of a function, and the words of its bytecode."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,14 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
-from checking.pointwise.cases import ACTIVATIONS, jvp, vjp
+from checking.pointwise.cases import ACTIVATIONS, INTEGERS, PAIRS, SPECIAL, jvp, vjp
 from checking.pointwise.programs import F32, ROW, SHAPE, collapsed, traced
-from jaxdnn.pointwise import Program, bytecode, collapse, trace
+from jaxdnn.pointwise import Index, Program, UnsupportedOperation, bytecode, collapse, evaluate, trace
 from jaxdnn.pointwise.bytecode import EXTRA
-from jaxdnn.pointwise.operations import DTYPES, OPERATIONS
+from jaxdnn.pointwise.operations import DTYPES, OPERATIONS, kind
 
 E4M3 = jnp.float8_e4m3fn
 
@@ -101,6 +103,38 @@ def test_simplifications():
     assert operations(lambda acc: acc**0) == ()
 
 
+NUMBERS = (0, -0.0, 1, -1, 2, -0.5, 3, 2.0**-12, 2.0**13, np.inf, np.nan)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float8_e4m3fn", "int32", "uint8"])
+def test_what_is_known_of_arguments_changes_no_bit(dtype):
+    """Constants are folded, and operations left out or replaced, where nobody could tell."""
+    if kind(dtype) == "f":
+        numbers, x, functions = NUMBERS, np.append(SPECIAL, np.linspace(-3, 3, 7)), PAIRS
+    else:
+        ends = np.iinfo(dtype)
+        numbers, x, functions = (0, 1, 2, 3, ends.max, ends.min), np.arange(ends.max - 16, ends.max + 9), INTEGERS
+    with np.errstate(all="ignore"):
+        known, x = (np.array(array).astype(dtype) for array in (numbers, x))
+
+    def function(x):
+        arrays = [jnp.full_like(x, number) for number in known]
+        pairs = [pair for one in arrays for pair in ((x, one), (one, x), (one, arrays[0]))]
+        return {name: [of_two(*pair) for pair in pairs] for name, of_two in functions.items() if hasattr(lax, name)}
+
+    program = trace(function, x.shape, (dtype,))
+    with jax.disable_jit():
+        found = jax.tree.unflatten(program.tree, evaluate(program, x.shape, [x], []))
+        expected = function(x)
+    for (path, got), want in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        got, want = np.asarray(got), np.asarray(want)
+        same = got.view(f"V{got.itemsize}") == want.view(f"V{want.itemsize}")
+        if path[0].key in ("max", "min"):  # of which of two zeros, nobody says
+            same |= got == want
+        wrong = ~(same | (got != got) & (want != want))
+        assert not wrong.any(), f"{jax.tree_util.keystr(path)}: of {x[wrong]} {got[wrong]} instead of {want[wrong]}"
+
+
 def test_outputs():
     program = traced(
         lambda acc: {"y": acc, "bf16": acc.astype("bfloat16"), "amax": jnp.max(jnp.abs(acc)), "sum": jnp.sum(acc, 0)}
@@ -145,6 +179,22 @@ def test_casts_of_reductions():
         assert program.instructions[program.outputs[0].value].dtype == dtype
 
 
+@pytest.mark.parametrize("reduce", [lax.reduce_sum, lax.reduce_max, lax.reduce_min])
+@pytest.mark.parametrize("casts", [*itertools.permutations(("float32", "bfloat16", "float16", "float64"), 3)], ids=str)
+def test_of_two_casts_the_first_one_rounds(reduce, casts):
+    """A kernel casts what it stores, once."""
+    first, *others = casts
+
+    def function(acc):
+        found = reduce(acc.astype(first), (0,))
+        for dtype in others:
+            found = found.astype(dtype)
+        return found
+
+    with pytest.raises(UnsupportedOperation, match="it follows `reduce_"):
+        traced(function)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_derivatives_trace(name):
     function = ACTIVATIONS[name]
@@ -185,6 +235,23 @@ def test_collapse(function, operand, groups, reason):
     else:
         assert isinstance(result, str)
         assert reason in result
+
+
+@pytest.mark.parametrize("groups", [(1, 2, 1), (0, 4, 0), (3, 0, 1), (0, 1, 3), (2, 0, 2)], ids=str)
+def test_coordinates_of_joined_dimensions(groups):
+    for shape in itertools.product((1, 2, 3), repeat=4):
+        program = traced(lambda acc: [lax.broadcasted_iota("int32", acc.shape, d) for d in range(4)], shape=shape)
+        joined = collapse(program, shape, [], groups)
+        assert isinstance(joined, Program)
+        ends = np.cumsum((0, *groups))
+        sizes = [int(np.prod(shape[start:end])) for start, end in itertools.pairwise(ends)]
+        for output, wanted in zip(joined.outputs, np.indices(shape), strict=True):
+            immediate = joined.instructions[output.value].immediate
+            found = np.zeros(sizes, int)  # a dimension of size one has no coordinate
+            if isinstance(immediate, Index):
+                found = np.indices(sizes)[immediate.dimension] // immediate.divisor
+                found = found % immediate.modulus if immediate.modulus else found
+            np.testing.assert_array_equal(found.reshape(shape), wanted)
 
 
 def test_collapse_checks_its_arguments():

@@ -47,6 +47,9 @@ def test_results_of_16_bits_are_computed_with_fewer_instructions():
     for name in ("one_plus_tanh", "logistic", "tanh"):
         assert f"math::{name}(" in functor(exact).source
         assert f"math::approximate_{name}(" in functor(rounded).source
+    for narrow in ("float16", "int8", "bool"):  # beside results of 32 bits
+        mixed = collapsed(lambda acc, dtype=narrow: (acc.astype(dtype), *function(acc)))
+        assert "approximate" not in functor(mixed).source
 
 
 def test_the_derivative_of_gelu_has_no_cancelling_sums():

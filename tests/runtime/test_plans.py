@@ -52,6 +52,32 @@ def test_constants_are_stored_once():
     call_host(attributes)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        *(("int32", value) for value in (0, 1, -1, 2**31 - 1, -(2**31))),
+        *(("int64", value) for value in (0, -1, 2**32, 2**63 - 1, -(2**63), 0x0123_4567_89AB_CDEF)),
+        *((dtype, value) for dtype in ("float32", "float64") for value in (0.1, -0.0, -1e30, float("inf"))),
+    ],
+)
+def test_a_scalar_is_its_bytes(dtype, value):
+    scalar = Scalar(dtype, value)
+    words = custom_call.attributes(host_plan(replace(GOOD, arguments=(scalar,))), results=1)["launches"]["0"]
+    kind, size, bits = words["arguments"]
+    raw = bits.tobytes()
+    assert (kind, size) == (2, np.dtype(dtype).itemsize)
+    assert raw[:size] == np.array(value, dtype).tobytes()
+    assert not any(raw[size:])
+
+
+def test_a_tensor_map_is_its_words():
+    """In the order of `cuTensorMapEncodeTiled`, after the buffer."""
+    tensor = TensorMap(Result(1, 16), 3, (4, 5, 6), (7, 8), (9, 10, 11), (12, 13, 14), 15, 16, 17, 18)
+    attributes = custom_call.attributes(host_plan(replace(GOOD, arguments=(Operand(0), tensor))), results=2)
+    assert attributes["launches"]["0"]["arguments"].tolist() == [0, 0, 0, 3, 0, 0]
+    assert attributes["tensor_maps"]["0"].tolist() == [1, 1, 16, 3, 3, *range(4, 19)]
+
+
 def test_scratch_lies_on_cache_lines_of_its_own():
     launch = replace(GOOD, arguments=(Scratch(0), Scratch(1, 8), Scratch(2)))
     plan = replace(host_plan(launch), scratch=(65, 64, 1))
@@ -64,19 +90,19 @@ def test_scratch_lies_on_cache_lines_of_its_own():
 
 
 def test_scratch_is_kept_between_calls():
-    small, large = (
-        custom_call.attributes(replace(host_plan(GOOD), scratch=(size << 20,)), results=1) for size in (1, 200)
-    )
-    call_host(small)
-
-    def allocations(attributes):
+    def allocations(mebibytes):
+        plan = replace(host_plan(GOOD), scratch=(mebibytes << 20,))
         before = _native.counters()["scratch_allocations"]
-        call_host(attributes)
+        call_host(custom_call.attributes(plan, results=1))
         return _native.counters()["scratch_allocations"] - before
 
-    assert allocations(small) == 0
-    assert allocations(large) == allocations(large) == 1  # too much to keep, and it takes nothing from what is kept
-    assert allocations(small) == 0
+    allocations(1)
+    assert allocations(1) == 0
+    assert allocations(200) == allocations(200) == 1  # too much to keep, and it takes nothing from what is kept
+    assert allocations(1) == 0
+    # One that is too small makes room for one that serves both.
+    assert allocations(100) == 1
+    assert allocations(100) == allocations(1) == 0
 
 
 def test_scratch_beyond_memory_is_an_error():

@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.extend.linear_util import wrap_init
+from jax.sharding import NamedSharding, PartitionSpec, auto_axes, get_abstract_mesh
 
 from jaxdnn.pointwise import Captured, Program
 from jaxdnn.pointwise import evaluate as evaluate_program
@@ -42,9 +43,34 @@ class Traced:
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         jaxpr, count = self.captured.jaxpr, self.captured.accumulators
-        if self.program is None or [jnp.shape(array) for array in arrays] == [aval.shape for aval in jaxpr.in_avals]:
+        if self.program is None:
             return tuple(evaluate(jaxpr, arrays))
-        return evaluate_program(self.program, jnp.shape(arrays[0]), arrays[:count], arrays[count:])
+        if [jnp.shape(array) for array in arrays] != [aval.shape for aval in jaxpr.in_avals]:
+            return evaluate_program(self.program, jnp.shape(arrays[0]), arrays[:count], arrays[count:])
+        mesh = get_abstract_mesh()
+        # JAX 0.10 does not transpose a change of the axes' types inside a `shard_map`.
+        if not mesh.explicit_axes or mesh.manual_axes:
+            return tuple(evaluate(jaxpr, arrays))
+        # The jaxpr says nothing of shardings, which on explicit axes every array has.
+        shardings = tuple(NamedSharding(mesh, spec) for spec in self._specs(arrays))
+
+        def nowhere(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(evaluate(jaxpr, arrays))
+
+        split: Callable[..., Any] = auto_axes(nowhere, axes=mesh.explicit_axes, out_sharding=shardings)
+        return split(*arrays)
+
+    def _specs(self, arrays: Sequence[jax.Array]) -> list[PartitionSpec]:
+        """How results lie on explicit axes: as the accumulators do, or where those are whole, as operands do."""
+        assert self.program is not None
+        split = [jax.typeof(array).sharding.spec for array in arrays]
+        whole = list(split[0])
+        for load in self.program.loads:
+            for place, d in enumerate(load.dimensions):
+                if d is not None:
+                    whole[place] = whole[place] or split[self.captured.accumulators + load.operand][d]
+        kept = [output.dimensions for output in self.program.outputs]
+        return [PartitionSpec(*(None if d is None else whole[d] for d in dimensions)) for dimensions in kept]
 
 
 def located(function: Callable[..., Any]) -> Callable[..., Any]:

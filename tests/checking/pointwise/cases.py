@@ -27,6 +27,14 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "jit": jax.jit(jax.nn.silu),
 }
 
+
+def sums_with(function: Any, x: Any) -> tuple[Any, ...]:
+    """Sums and differences of a function with one and with its multiples, some of which cancel."""
+    product = x * function
+    sums = (1 + function, function + 1, x + product, product + x, function + x)
+    return (*sums, 1 - function, function - 1, x - product, product - x, 2 - function)
+
+
 # Functions of one floating array.
 _FLOATING = """
 abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 floor is_finite log log1p logistic
@@ -40,6 +48,7 @@ FLOATING |= {
     "powers": lambda x: (x**0, x**2, x**3, x**7, x**-1, x**-3),
     "clamp": lambda x: lax.clamp(np.float32(-1).astype(x.dtype), x, np.float32(1.5).astype(x.dtype)),
     "divided by constants": lambda x: x / 2 + x / 3 + x / 1 - 0.0,
+    "sums with tanh": lambda x: sums_with(jnp.tanh(x), x),
     "stop gradient": lambda x: lax.stop_gradient(x) * 2,
     "to integers": lambda x: tuple(
         x.astype(t) for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "bool")
@@ -70,6 +79,7 @@ PAIRS |= {
     "glu": lambda x, y: jax.nn.silu(x) * y,
     "geglu": lambda x, y: jax.nn.gelu(x) * y,
     "integer power": lambda x, y: x ** jnp.round(y).astype(jnp.int32),
+    "clamp to bounds that cross": lambda x, y: (lax.clamp(y, x, -y), lax.clamp(jnp.ones_like(x), y, x)),
 }
 
 # Functions of two arrays of one integer dtype.
@@ -84,6 +94,7 @@ INTEGERS |= {
     "floor divide": jnp.floor_divide,
     "mod": jnp.mod,
     "clip": lambda x, y: jnp.clip(x, 3, 100) + y,
+    "clamp to bounds that cross": lambda x, y: lax.clamp(y, x, jnp.full_like(x, 3)),
     "to others": lambda x, y: tuple(
         (x + y).astype(t)
         for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "bool", "float32", "bfloat16")

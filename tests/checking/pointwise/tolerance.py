@@ -12,29 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from checking.tolerance import DEVIATIONS, REPLAYS
+from checking.tolerance import DEVIATIONS, REPLAYS, within
 from jaxdnn.pointwise.graph import CALLS
-from jaxdnn.pointwise.operations import NARROW_FLOATS, TABLE, kind
+from jaxdnn.pointwise.operations import kind
 
-# Exact but for the rounding of their result.
-_EXACT = {name for name, operation in TABLE.items() if operation.exact} | {
-    *(
-        "broadcast_in_dim",
-        "reshape",
-        "squeeze",
-        "transpose",
-        "select_n",
-        "clamp",
-        "round",
-        "iota",
-        "copy",
-        "stop_gradient",
-    ),
-    *("convert_element_type", "reduce_max", "reduce_min", "copy_p"),
-}
-# Errors of a function in units of its roundoff. XLA's own float64 functions, which stand for the exact ones, err more.
-_ERRORS = {"float64": 256.0}
-_ERROR = 8.0
+# Exact but for the rounding of their result, in the words of `jax.lax`; what only moves elements is as well.
+_EXACT = frozenset(
+    (
+        *("max", "min", "neg", "abs", "sign", "floor", "ceil", "round", "clamp", "select_n", "is_finite"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "reduce_max", "reduce_min", "convert_element_type"),
+        *("broadcast_in_dim", "reshape", "squeeze", "transpose", "iota", "copy", "copy_p", "stop_gradient"),
+    )
+)
+# Relative errors of a function: 8 units of float32. XLA's own float64 functions, which stand for the exact ones, err
+# by more units.
+_ERROR, _ERROR_OF_FLOAT64 = 2.0**-21, 2.0**-45
+_NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def exact_and_tolerance(
@@ -43,10 +36,10 @@ def exact_and_tolerance(
     """For each result its float64 value (integers as they are), and the difference that may be."""
     closed = jax.make_jaxpr(function)(*arrays)
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), np.errstate(all="ignore"):
-        exact = [np.asarray(value) for value in _Wide(None).run(closed, arrays)]
+        exact = [np.asarray(value) for value in Wide(None).run(closed, arrays)]
         effects = [np.zeros(value.shape) for value in exact]
         for replay in range(REPLAYS):
-            for effect, value, moved in zip(effects, exact, _Wide(replay).run(closed, arrays), strict=True):
+            for effect, value, moved in zip(effects, exact, Wide(replay).run(closed, arrays), strict=True):
                 effect += np.square(
                     np.nan_to_num(np.asarray(moved, np.float64) - value.astype(np.float64), posinf=0, neginf=0)
                 )
@@ -55,17 +48,19 @@ def exact_and_tolerance(
             rounding = 0.0
             if kind(variable.aval.dtype.name) == "f":
                 about = jnp.finfo(variable.aval.dtype)
-                rounding = np.abs(value) * float(about.eps) / 2 + float(about.smallest_subnormal)
+                size = np.where(np.isfinite(value), np.abs(value), 0.0)
+                rounding = size * float(about.eps) / 2 + float(about.smallest_subnormal)
             # What is subnormal in float32 may be flushed to zero.
             tiny = 2.0**-126 if kind(variable.aval.dtype.name) == "f" else 0.0
             results.append((value, DEVIATIONS * np.sqrt(effect / REPLAYS) + rounding + tiny))
         return results
 
 
-class _Wide:
-    """An interpreter of jaxprs that keeps every float in float64."""
+class Wide:
+    """An interpreter of jaxprs that keeps every float in float64, and in a replay perturbs each function by `error`."""
 
-    def __init__(self, replay: int | None) -> None:
+    def __init__(self, replay: int | None, error: float = _ERROR) -> None:
+        self.error, self.flushes = error, replay is not None and replay % 2 == 1
         self.random = None if replay is None else np.random.default_rng(replay)
 
     def run(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -95,20 +90,28 @@ class _Wide:
         if name == "iota":
             return jax.lax.broadcasted_iota(wide, equation.params["shape"], equation.params["dimension"])
         if name == "reduce_sum" and self.random is not None and kind(dtype) == "f":
-            unit = 2.0**-24 * np.sqrt(inputs[0].size)
-            inputs = [inputs[0] * (1 + unit * self.random.standard_normal(inputs[0].shape))]
+            # As tolerance.py derives it: each term errs by so much, and so does the sum.
+            terms = inputs[0].size / max(1, np.prod(equation.outvars[0].aval.shape))
+            growth = (2.0**-52 if dtype == "float64" else 2.0**-24) * np.sqrt(terms)
+            total = equation.primitive.bind(inputs[0] * self._noise(growth, inputs[0].shape), **equation.params)
+            return total * self._noise(growth, total.shape)
         return equation.primitive.bind(*inputs, **equation.params)
+
+    def _noise(self, growth: float, shape: tuple[int, ...]) -> Any:
+        assert self.random is not None
+        return 1 + growth * self.random.standard_normal(shape)
 
     def _rounded(self, value: Any, equation: Any) -> Any:
         dtype = equation.outvars[0].aval.dtype.name
         if kind(dtype) != "f":
             return value
         if self.random is not None and equation.primitive.name not in _EXACT:
-            unit = 2.0**-53 if dtype == "float64" else 2.0**-24
-            error = _ERRORS.get(dtype, _ERROR) * unit
+            error = _ERROR_OF_FLOAT64 if dtype == "float64" else self.error
             value = value * (1 + error * self.random.uniform(-1, 1, value.shape))
+            if dtype == "float32" and self.flushes:  # what is subnormal, and may be multiplied later
+                value = jnp.where(jnp.abs(value) < 2.0**-126, 0 * value, value)
         rounds = equation.primitive.name == "convert_element_type" and equation.invars[0].aval.dtype.name != "float32"
-        if dtype in NARROW_FLOATS or (dtype == "float32" and rounds):
+        if dtype in _NARROW or (dtype == "float32" and rounds):
             value = np.asarray(value).astype(jnp.dtype(dtype)).astype(np.float64)
         return jnp.asarray(value)
 
@@ -120,13 +123,7 @@ def _widened(value: Any) -> Any:
 
 def wrong_elements(got: np.ndarray, exact: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
     """Which elements are not what they should be."""
-    if got.dtype.kind in "biu":
-        return np.abs(got.astype(np.float64) - exact.astype(np.float64)) > tolerance
-    with np.errstate(all="ignore"):
-        wide, limit = got.astype(np.float64), float(jnp.finfo(got.dtype).max)
-        close = np.abs(wide - exact) <= tolerance
-        overflow = (np.abs(exact) > limit * (1 - 2.0**-12)) & ~(np.abs(wide) < limit * 0.9)
-        return ~(close | (wide == exact) | (np.isnan(wide) & np.isnan(exact)) | overflow)
+    return ~within(got, exact, tolerance)
 
 
 def check(call: Any, **runs: Sequence[np.ndarray]) -> None:

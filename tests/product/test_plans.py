@@ -1,0 +1,352 @@
+"""What a plan for a GPU says of memory: that it stays within buffers, and asks of the hardware what that can do."""
+
+import itertools
+import math
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdnn
+from checking.cases.operands import OPERANDS
+from checking.product.calls import ProductCase
+from checking.product.cases import gated, reductions
+from jaxdnn import device
+from jaxdnn.engines.pointwise.pointwise import _scattered
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, element_epilogue, itemsize
+from jaxdnn.engines.product.problem import EpilogueOperand, dense_results
+from jaxdnn.engines.product.simt.engine import Simt
+from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.skinny.knobs import skinny
+from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.unit import Unit
+from jaxdnn.plan import Operand, Result, Scalar, Scratch, TensorMap
+from jaxdnn.planning.calls import find_calls
+from jaxdnn.pointwise import Term, functor
+
+H100 = device._NAMED[90]
+ENGINES = {engine.name: engine for engine in (Sm90(), Skinny(), Simt())}
+
+
+def most_reductions(acc, full):
+    """All but that over the batch alone, which sm90 leaves to others."""
+    over = (jnp.sum(acc * full, axis=axes) for axes in (1, 2, (0, 1), (1, 2), (0, 1, 2)))
+    return acc, jnp.max(acc), *over
+
+
+def case(m, n, k, dtype, **fields):
+    return ProductCase(m, n, k, dtype, precision="default", **fields)
+
+
+def cases():
+    """By name. Sizes differ from each other and from those of tiles."""
+    found = {}
+    for m, dtype in itertools.product((300, 40), ("bfloat16", "float32", "int8")):
+        for a, b, shared in itertools.product((False, True), (False, True), ("", "a", "b")):
+            layout = {"a_transposed": a, "b_transposed": b, "shared": shared, "batch": 3}
+            found[f"{dtype} {m} {'nt'[a]}{'nt'[b]} {shared}"] = case(m, 264, 144, dtype, padding=16, **layout)
+        fields = {"batch": 3, "b_transposed": True, "operands": (("float32", (1, 1, 264)),), "out": "float32"}
+        found[f"{dtype} {m} all reductions"] = case(m, 264, 144, dtype, epilogue=reductions, **fields)
+        found[f"{dtype} {m} most reductions"] = case(m, 264, 144, dtype, epilogue=most_reductions, **fields)
+        found[f"{dtype} {m} deep"] = case(m, 72, 9008, dtype, batch=2, b_transposed=True)
+    for m, n in ((37, 131), (38, 131), (37, 132)):
+        found[f"{m} x {n}"] = case(m, n, 61, "bfloat16", batch=3, shared="a")
+    found["gated"] = case(300, 264, 144, "bfloat16", batch=2, accumulators=2, epilogue=gated)
+    return found
+
+
+CASES = cases()
+
+
+def displaced():
+    """Products of matrices whose rows, batches or first elements are one element further."""
+    found = {}
+    for dtype, which, field in itertools.product(("bfloat16", "int8"), "ab", ("row_stride", "batch_stride", "offset")):
+        product = case(300, 264, 144, dtype, batch=3, padding=16, b_transposed=True).product()
+        matrix = product.a if which == "a" else product.b[0]
+        if field == "offset":
+            moved = replace(matrix, buffer=replace(matrix.buffer, offset=matrix.itemsize))
+        else:
+            moved = replace(matrix, **{field: getattr(matrix, field) + 1})
+        found[f"{dtype} {which} {field}"] = replace(product, **{which: moved if which == "a" else (moved,)})
+    return found
+
+
+PRODUCTS = {name: one.product() for name, one in CASES.items()} | displaced()
+
+
+def plans(engine, product):
+    """Those of the first configuration of each kind."""
+    found = {}
+    for knobs in engine.configurations(product, H100):
+        kind = (knobs.split_k > 1, getattr(knobs, "store", ""), getattr(knobs, "cluster_m", 1))
+        found.setdefault(kind, knobs)
+    return [engine.build(knobs, product, H100) for knobs in found.values()]
+
+
+def end(matrix, batch):
+    """Bytes from the beginning of its buffer to the end of the last matrix."""
+    last = (batch - 1) * matrix.batch_stride + (matrix.rows - 1) * matrix.row_stride + matrix.columns
+    return matrix.buffer.offset + last * matrix.itemsize
+
+
+def sizes(product, plan):
+    """Bytes of each buffer."""
+    found = {Scratch(i): size for i, size in enumerate(plan.scratch)}
+    found |= {replace(one.buffer, offset=0): end(one, product.batch) for one in (product.a, *product.b)}
+    shape = product.batch, product.m, product.n
+    for i, output in enumerate(product.program.outputs):
+        kept = [size for axis, size in enumerate(shape) if axis not in output.axes]
+        found[Result(i)] = math.prod(kept) * np.dtype(output.dtype).itemsize
+    return found
+
+
+# Bytes of an element, by CUtensorMapDataType, and of a row of a box, by CUtensorMapSwizzle.
+ITEMSIZE = {0: 1, 1: 2, 2: 4, 3: 4, 6: 2, 7: 4, 9: 2, 11: 4}
+SWIZZLED = {1: 32, 2: 64, 3: 128}
+
+
+def check_map(tensor, buffers):
+    """What `cuTensorMapEncodeTiled` asks; and that the map is of the whole array."""
+    size = ITEMSIZE[tensor.dtype]
+    assert tensor.buffer.offset % 16 == 0
+    assert all(stride % 16 == 0 and 0 < stride < 2**40 for stride in tensor.strides)
+    assert all(0 < one <= 256 for one in tensor.box)
+    assert tensor.box[0] * size % 16 == 0
+    assert tensor.box[0] * size <= SWIZZLED[tensor.swizzle]
+    inner, *outer = tensor.dimensions
+    last = sum((n - 1) * stride for n, stride in zip(outer, tensor.strides, strict=True))
+    whole = buffers[replace(tensor.buffer, offset=0)] - tensor.buffer.offset
+    # A copy's last row is as long as the others.
+    slack = tensor.strides[0] - 1 if isinstance(tensor.buffer, Scratch) else 0
+    assert 0 <= whole - (last + inner * size) <= slack, tensor
+
+
+def check_copy(launch, plan, buffers):
+    """Reads the operand to its end and no further, by words if all rows begin and end with one, and each one once."""
+    source, target, *scalars = launch.arguments
+    rows, columns, from_row, from_batch, to_row, to_batch, row_tiles, column_tiles = (one.value for one in scalars)
+    config = re.search(rf"struct Copy{launch.kernel[-1].upper()} {{(.*?)}};", plan.unit, re.DOTALL)[1]
+    size = int(re.search(r"kBytes = (\d+)", config)[1])
+    batch, rest = divmod(launch.grid[0], row_tiles * column_tiles)
+    assert rest == 0
+    assert batch == 1 or from_batch
+    read = source.offset + (batch - 1) * from_batch + (rows - 1) * from_row + columns * size
+    assert read == buffers[replace(source, offset=0)]
+    lines = (source.offset, from_row, from_batch, columns * size)
+    assert ("kWords = true" in config) == all(line % 4 == 0 for line in lines)
+    lines, line = (columns, rows) if "kTransposes = true" in config else (rows, columns)
+    assert line * size <= to_row < line * size + 16
+    assert buffers[target] == batch * lines * to_row
+    assert batch == 1 or to_batch == lines * to_row
+
+
+def check_reduction(launch, buffers):
+    """Reads what was stored, and all of it; stores the whole result."""
+    source, target, length, kept, tiles = launch.arguments
+    outer, rest = divmod(launch.grid[0], tiles.value)
+    assert rest == 0
+    for buffer, count in ((source, outer * length.value * kept.value), (target, outer * kept.value)):
+        assert buffers[buffer] in [count * size for size in (1, 2, 4, 8)], launch
+
+
+def check_split(launch, buffers, product):
+    *_, m, n, batches, splits = (one.value for one in launch.arguments if isinstance(one, Scalar))
+    accumulators = [one for one in launch.arguments if isinstance(one, Scratch)][: len(product.b)]
+    count = m * n * batches * splits
+    assert [buffers[one] for one in accumulators] == [count * np.dtype(product.accumulator).itemsize] * len(product.b)
+
+
+def arguments(plan, launch):
+    """A launch's arguments, by the names that the unit's entry point has for them; numbers as such."""
+    declared = re.search(rf"^{launch.kernel}\((.*?)\) {{$", plan.unit, re.MULTILINE)[1]
+    names = [one.split()[-1] for one in declared.split(",")]
+    values = (one.value if isinstance(one, Scalar) else one for one in launch.arguments)
+    return dict(zip(names, values, strict=True))
+
+
+def constant(plan, name):
+    return int(re.search(rf"k{name} = (\d+)", plan.unit)[1])
+
+
+def moves(matrix, batch):
+    """Whether the matrix is another one for each of the batch."""
+    return int(batch > 1 and matrix.batch_stride != 0)
+
+
+def check_multiplication(launch, plan, product):
+    """What the kernel is told of sizes, of the batch and of splits, and how many blocks there are."""
+    given = arguments(plan, launch)
+    splits, engine = given.get("splits", 1), launch.kernel.removeprefix("product_")
+    blocks, cluster = math.prod(launch.grid), math.prod(launch.cluster)
+    assert blocks % cluster == 0
+    if engine == "skinny":
+        one = skinny(product)
+        sides = {"streamed": one.streamed[0], "stationary": one.stationary}
+        assert (given["rows"], given["columns"], given["k"]) == (one.rows, one.columns, product.k)
+        assert given["tiles"] == math.ceil(one.rows / constant(plan, "Tile"))
+        assert blocks == given["tiles"] * product.batch * cluster
+        assert constant(plan, "Splits") == cluster
+        # What no other matrix of the batch reads again need not stay in the cache.
+        once = product.batch == 1 or moves(one.streamed[0], product.batch)
+        assert ("kOnce = true" in plan.unit) == once
+    else:
+        sides = {"a": product.a, "b": product.b[0]}
+        assert (given["m"], given["n"], given["k"]) == (product.m, product.n, product.k)
+    if engine == "simt":
+        rows, columns = constant(plan, "TileM"), constant(plan, "TileN") // len(product.b)
+        assert blocks == math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch * splits
+        for name, matrix in {"a": product.a, **{f"b{i}": b for i, b in enumerate(product.b)}}.items():
+            assert (given[f"{name}_stride"], given[f"{name}_batch"]) == (matrix.row_stride, matrix.batch_stride)
+            elements = constant(plan, f"Vector{name[0].upper()}")
+            begins = (matrix.buffer.offset // matrix.itemsize, matrix.row_stride, matrix.batch_stride, matrix.columns)
+            assert not any(place % elements for place in begins)
+        depth = given.get("split_depth", product.k)
+        assert splits * depth >= product.k
+        return
+    for name, matrix in sides.items() if product.batch > 1 else ():
+        assert given[f"{name}_batched"] == moves(matrix, product.batch)
+    if engine == "sm90":
+        assert given["batches"] == product.batch
+        assert ("kPairedStore = false" in plan.unit) == bool(product.n % 2)
+        assert blocks <= H100.sm_count
+        # Each split stores a matrix of its own.
+        stored = [one for name, one in given.items() if name.startswith("result") and isinstance(one, TensorMap)]
+        assert all(one.dimensions[::-1] == (product.batch * splits, product.m, product.n) for one in stored)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_plan_stays_within_its_buffers(name):
+    product = PRODUCTS[name]
+    served = [engine for engine in ENGINES.values() if not engine.reason(product, H100)]
+    assert ENGINES["sm90"] in served or "all reductions" in name
+    for plan in (one for engine in served for one in plans(engine, product)):
+        buffers = sizes(product, plan)
+        for launch in plan.launches:
+            for tensor in (one for one in launch.arguments if isinstance(one, TensorMap)):
+                check_map(tensor, buffers)
+            if launch.kernel.startswith("product_copy"):
+                check_copy(launch, plan, buffers)
+            elif launch.kernel.startswith("product_reduce"):
+                check_reduction(launch, buffers)
+            elif launch.kernel == "product_split":
+                check_split(launch, buffers, product)
+            else:
+                check_multiplication(launch, plan, product)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_dense(name):
+    product = PRODUCTS[name]
+    sizes, dtypes = (product.batch, product.m, product.n), [one.dtype for one in product.results]
+    assert dense_results(product.program, dict(zip("bmn", sizes, strict=True)), dtypes) == product.results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_an_epilogue_stores_fills_its_buffers(name):
+    product = PRODUCTS[name]
+    epilogue, stage = element_epilogue(product, 0)
+    buffers = {Scratch(i): size for i, size in enumerate(stage.scratch)}
+    buffers |= {one.buffer: end(one, product.batch) for one in product.stored}
+    for one in epilogue.results:
+        last = (product.batch - 1) * one.batch_stride + (product.m - 1) * one.row_stride + product.n
+        assert last * itemsize(one.ctype) == buffers[one.buffer]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["m", "n", "k", "batch"])
+def test_a_size_beyond_an_index_has_a_reason(name, engine):
+    product = case(40, 264, 144, "bfloat16", batch=2).product()
+    assert ENGINES[engine].reason(product, H100) is None
+    assert ENGINES[engine].reason(replace(product, **{name: 2**31}), H100)
+
+
+# ------------------------------------------------------------ the epilogue's operands
+
+
+def offsets(operand, extents):
+    """Of an operand's element for each one of the output's."""
+    found = np.full(extents, operand.buffer.offset // np.dtype(operand.dtype).itemsize)
+    strides = (operand.batch_stride, operand.row_stride, operand.column_stride)
+    for places, stride, terms in zip(np.indices(extents), strides, operand.terms, strict=True):
+        found += places * stride
+        for term in terms:
+            quotient = places // term.divisor
+            found += (quotient % term.modulus if term.modulus else quotient) * term.stride
+    return found
+
+
+def test_pairs_of_columns_are_words():
+    """Of dense columns, if all that moves the beginning of a row is even."""
+    ways = [*((stride, ()) for stride in range(4)), (0, (Term(3, 1, 2),)), (0, (Term(4, 2, 0), Term(2, 1, 2)))]
+    for offset, (batch, of_batch), (row, of_row) in itertools.product((0, 2, 4), ways, ways):
+        operand = EpilogueOperand(Operand(0, offset), "bfloat16", "full", batch, row, 1, (of_batch, of_row, ()))
+        assert operand.pairs == (not (offsets(operand, (2, 3, 4))[..., ::2] % 2).any()), operand
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_a_vector_is_neighbours_in_every_row(width):
+    """Of columns that repeat, too, unless a row begins within a vector."""
+    of_columns = [(Term(1, 1, n),) for n in (3, 4, 6, 8, 12)]
+    of_columns += [(Term(1, 2, 0),), (Term(2, 1, 4),), (Term(1, 4, 3),), (Term(1, 1, 4), Term(1, 8, 0))]
+    ways = [*((stride, ()) for stride in (0, 4, 8, 12)), (0, (Term(6, 1, 2),)), (0, (Term(8, 2, 0),))]
+    for terms, (batch, of_batch), (row, of_row) in itertools.product(of_columns, ways, ways):
+        operand = EpilogueOperand(Operand(0), "float32", "full", batch, row, 0, (of_batch, of_row, terms))
+        found = offsets(operand, (3, 4, 24)).reshape(-1, width)
+        vectors = (np.diff(found, axis=1) == 1).all() and not (found[:, 0] % width).any()
+        assert _scattered(operand, width) != vectors, operand
+
+
+def of_columns(operand, epilogue):
+    """A product whose columns are two dimensions, with an operand of the epilogue."""
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((10, 8), (8, 4, 6), operand)]
+
+    def call(a, b, operand):
+        return jaxdnn.dot_general(a, b, (((1,), (0,)), ((), ())), operands=[operand], epilogue=epilogue)
+
+    return call, arrays
+
+
+CALLS = {name: (one.call, one.arrays()) for name, one in OPERANDS.items()} | {
+    "columns": of_columns((4, 6), lambda acc, x: acc + x),
+    "columns of each row": of_columns((10, 4, 6), lambda acc, x: acc + x),
+    "first part of columns": of_columns((4, 1), lambda acc, x: acc + x),
+    "first part of columns, each row": of_columns((10, 4, 1), lambda acc, x: acc + x),
+    "last part of columns": of_columns((6,), lambda acc, x: acc + x),
+    "transposed columns": of_columns((6, 4), lambda acc, x: acc + x.T),
+    "columns before rows": of_columns((4, 6, 10), lambda acc, x: acc + x.transpose(2, 0, 1)),
+    "table of columns": of_columns((9, 6), lambda acc, x: acc + x[jnp.arange(4) + 2]),
+}
+
+
+def on_sm90(name):
+    """The product of a call, and its unit."""
+    function, arrays = CALLS[name]
+    (call,) = find_calls(function, *arrays)
+    product = replace(call.problem, exact=False)
+    return product, Unit(product, next(Sm90().configurations(product, H100)), H100.sm_count)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_columns_of_operands_lie_as_the_code_says(name):
+    product, unit = on_sm90(name)
+    said = re.findall(r"Columns::(\w+)", unit.traits(product, functor(product.program))["Operands"])
+    for operand, columns in zip(product.operands, said, strict=True):
+        assert (columns == "table") == bool(operand.gathered)
+        if columns in ("pairs", "single") and operand.broadcast in ("row", "full"):
+            found = offsets(operand, (product.batch, product.m, product.n))
+            assert (np.diff(found) == 1).all()
+            assert columns == "single" or not (found[..., ::2] % 2).any()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_engines_tell_their_kernels_the_same_of_operands(name):
+    """But for the stride of dense columns, which sm90's code knows, unless it looks them up."""
+    product, unit = on_sm90(name)
+    element = ElementEpilogue(functor(product.program), product.operands, ())
+    dense = {i for i, one in enumerate(product.operands) if one.column_stride == 1 and not one.gathered}
+    told = {one.field for one in element.parameters()} - {f"operands[{i}].column_stride" for i in dense}
+    assert {one.field for one in unit.operand_parameters(product)} == told
