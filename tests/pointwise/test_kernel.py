@@ -9,7 +9,7 @@ import jaxdnn
 from checking.calls import refusal
 from checking.cases.dtypes import BF16, F16, F32, F64
 from checking.compiler_log import kernels
-from checking.pointwise.threads import run_with_threads
+from checking.emulation.plans import run_on_cpu
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.planning.calls import find_calls
@@ -99,7 +99,7 @@ def test_results(name, tmp_path):
     types = call.signature.operands.values()
     operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
-    run_with_threads(plan, (operands, results), tmp_path)
+    run_on_cpu(plan, (operands, results), tmp_path)
     expected = call.spec.evaluate(*map(jnp.asarray, operands))
     approximate = 2.0**-15 if call.problem.approximate else 0.0
     for got, want, result in zip(results, expected, call.spec.results, strict=True):

@@ -13,8 +13,8 @@ import jaxdnn
 from checking.calls import refusal
 from checking.cases.operands import OPERANDS, OperandCase
 from checking.compiler_log import kernels
-from checking.pointwise.runs import compiled_for_cpu
-from checking.pointwise.threads import run_with_threads
+from checking.emulation.compile import compiled_for_cpu
+from checking.emulation.plans import run_on_cpu
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.engines.product.affine import divisor_magic
@@ -202,6 +202,6 @@ def test_derivatives(name, tmp_path):
         np.asarray(random.normal(size=one.shape) * 3).astype(one.dtype) for one in call.signature.operands.values()
     ]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
-    run_with_threads(plan, (operands, results), tmp_path)
+    run_on_cpu(plan, (operands, results), tmp_path)
     for got, want in zip(results, call.spec.evaluate(*map(jnp.asarray, operands)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(want))))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from checking.pointwise.threads import run_with_threads
+from checking.emulation.plans import run_on_cpu
 from checking.product.calls import ProductCase
 from jaxdnn.engines.product import split_k
 from jaxdnn.engines.product.element_epilogue import element_epilogue
@@ -33,7 +33,7 @@ def test_split(dtype, m, n, batch, splits, monkeypatch, tmp_path):
     plan = plan_of(split_k.split_stage(product, epilogue, splits))
     acc = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
     result = np.zeros((batch, m, n), product.results[0].dtype)
-    run_with_threads(plan, ([acc], [result]), tmp_path)
+    run_on_cpu(plan, ([acc], [result]), tmp_path)
     np.testing.assert_array_equal(result, (2 * acc.sum(1)).astype(result.dtype))
 
 
@@ -45,5 +45,5 @@ def test_reduce(reduction, register, extents, tmp_path):
     dtype = {"double": np.float64, "float": np.float32}.get(register, np.int32)
     values = np.random.default_rng(0).integers(-999, 999, extents).astype(dtype)
     result = np.zeros((extents[0], extents[2]), dtype)
-    run_with_threads(plan_of(joined([stage])), ([values], [result]), tmp_path)
+    run_on_cpu(plan_of(joined([stage])), ([values], [result]), tmp_path)
     np.testing.assert_array_equal(result, getattr(np, reduction)(values, axis=1))
