@@ -17,11 +17,12 @@ H100 = device._NAMED[90]
 SMALL = SimtKnobs(tile_m=32, tile_n=32, thread_m=4, thread_n=4, depth=8, stages=3, swizzle=2)
 OPERANDS = (("float32", (1, 1, 40)), ("float32", (2, 36, 40)), ("int8", (1, 36, 1)), ("bool", (1, 1, 1)))
 BIAS = (("float32", (1, 1, 40)),)
+# With 2 or 5 stages of K, what is copied past its end goes where the accumulators go next.
 PRODUCTS = {
     "nn": (ProductCase(37, 41, 29, padding=3, batch=3, shared="b"), SMALL),
     "nt": (ProductCase(37, 41, 29, b_transposed=True, batch=2, shared="a"), SMALL),
-    "tn": (ProductCase(37, 41, 29, a_transposed=True, padding=1), SMALL),
-    "aligned": (ProductCase(68, 72, 20), SMALL),
+    "tn": (ProductCase(37, 41, 37, a_transposed=True, padding=1), SMALL),
+    "aligned": (ProductCase(68, 72, 12), SMALL),
     "aligned tt": (ProductCase(36, 72, 20, a_transposed=True, b_transposed=True, batch=2), SMALL),
     "one": (ProductCase(1, 1, 1), SMALL),
     "int8": (ProductCase(37, 40, 29, "int8"), SMALL),

@@ -31,7 +31,7 @@ def compiled_for_cpu(text: str, folder: Path, arch: str = "") -> ctypes.CDLL:
             (folder / header).parent.mkdir(parents=True, exist_ok=True)
             (folder / header).write_text(_SHARED.sub(_placed, content))
     source, library = folder / "unit.cc", folder / "unit.so"
-    source.write_text(text)
+    source.write_text(_SHARED.sub(_placed, text))
     flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-U_FORTIFY_SOURCE"]
     if arch:
         flags.append(f"-D__CUDA_ARCH__={arch.strip('sm_a')}0")

@@ -46,10 +46,12 @@ class Guarded:
         return self.bytes.ctypes.data + offset
 
     def where(self, address: int) -> str:
-        """Which byte of it is at an address; empty if it is far from it."""
+        """How far an address outside lies from it; empty if it is not near."""
         offset = address - self.address(0)
-        near = offset - 0 >= -mmap.PAGESIZE and offset < self.size + mmap.PAGESIZE + len(self._inner)
-        return f"byte {offset} of {self.name}, which has {self.size}" if near else ""
+        if -mmap.PAGESIZE <= offset < 0:
+            return f"{-offset} bytes before {self.name}"
+        past = offset - self.size
+        return f"{past} bytes after {self.name}" if 0 <= past < 2 * mmap.PAGESIZE else ""
 
     def check(self) -> None:
         around = (("before", self._inner[: self._start]), ("after", self._inner[self._start + self.size :]))
@@ -67,7 +69,9 @@ class Emulated:
         lines = [line for plan in plans for line in plan.unit.splitlines(keepends=True)]
         includes = dict.fromkeys(line for line in lines if line.startswith("#include"))
         units = [_unit(k, plan) for k, plan in enumerate(self.plans)]
-        self._library = compiled_for_cpu("".join(['#include "launch.h"\n', *includes, *units]), folder, arch)
+        self._library = compiled_for_cpu(
+            "".join(['#include "launch.h"\nnamespace jaxdnn {}\n', *includes, *units]), folder, arch
+        )
         self._library.fault_address.restype = ctypes.c_void_p
 
     def run(self, k: int, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
@@ -110,7 +114,9 @@ class Emulated:
 def _unit(k: int, plan: Plan) -> str:
     """A plan's text in a namespace of its own, in which `jaxdnn` has what the headers and what this unit declares."""
     body = re.sub(r"^#include.*\n", "", plan.unit, flags=re.MULTILINE).replace('extern "C" ', "")
-    text = f"namespace plan{k} {{\nnamespace jaxdnn {{ using namespace ::jaxdnn; }}\n{body}}}\n"
+    text = (
+        f"namespace plan{k} {{\nnamespace jaxdnn {{ using namespace ::jaxdnn; }}\nusing namespace jaxdnn;\n{body}}}\n"
+    )
     for i, one in enumerate(plan.launches):
         shape = f"{{{_place(one.grid)}, {_place(one.block)}, {one.cluster[0]}, {one.shared_memory}}}"
         assert one.cluster[1:] == (1, 1), "a cluster lies along x"
