@@ -112,6 +112,12 @@ def long(acc, bias):
     return jnp.sin(acc) + jnp.arctan2(acc, bias)
 
 
+def looked_up(acc, of_rows, of_columns, rows, columns):
+    """In a table that each row has of its own, and in one of each column."""
+    own = jnp.take(of_rows[0], columns[0, 0], axis=1, mode="clip")
+    return acc + own + jnp.take(of_columns[0], rows[0, :, 0], axis=0, mode="clip")
+
+
 def several_stored(acc, bias):
     return acc + bias, acc.astype(jnp.bfloat16), acc > 0
 
@@ -128,6 +134,7 @@ def reductions(acc, full):
     )
 
 
+TABLES = (("float32", (1, 37, 9)), ("bfloat16", (1, 9, 42)), ("int8", (1, 37, 1)), ("uint8", (1, 1, 42)))
 DIRECT = Sm90Knobs(tile_m=64, tile_n=32, consumers=1, store="direct")
 TMA = replace(DIRECT, tile_n=64, store="tma")
 MIXED = (("bfloat16", (1, 1, 41)), ("float32", (2, 37, 41)), ("int8", (1, 37, 1)), ("bool", (1, 1, 1)))
@@ -136,6 +143,7 @@ PRODUCTS = {
     "pairs": (ProductCase(150, 42, 8, epilogue=gelu, batch=2, operands=(("bfloat16", (2, 150, 42)),)), DIRECT),
     "long": (ProductCase(37, 42, 8, epilogue=long, operands=(("float32", (1, 1, 42)),)), DIRECT),
     "gated": (ProductCase(70, 41, 8, epilogue=gated, accumulators=2), DIRECT),
+    "looked up": (ProductCase(37, 42, 8, epilogue=looked_up, operands=TABLES), DIRECT),
     "narrow": (ProductCase(37, 42, 8, epilogue=narrow), DIRECT),
     "reductions": (ProductCase(37, 41, 8, epilogue=reductions, batch=2, operands=(("float32", (2, 37, 41)),)), DIRECT),
     "tma": (ProductCase(150, 48, 8, epilogue=several_stored, batch=2, operands=(("float32", (1, 1, 48)),)), TMA),

@@ -101,7 +101,8 @@ struct Block {
   Memory arrays, dynamic;
   Barrier barriers[16];
   std::vector<Warp> warps;
-  std::size_t threads;  // that have not returned
+  std::size_t threads;   // that have not returned
+  bool started = false;  // whether any of them has begun
 
   Block(Place3 at, unsigned number, Cluster& its, std::size_t count, std::size_t shared_bytes)
       : index(at),
@@ -242,7 +243,7 @@ constexpr std::size_t kStackBytes = 128 << 10;
   machine.current = thread;
   if (_setjmp(machine.scheduler)) return;
   if (thread->started) _longjmp(thread->context, 1);
-  thread->started = true;
+  thread->started = thread->block->started = true;
   ucontext_t context;
   getcontext(&context);
   context.uc_stack.ss_sp = thread->stack;

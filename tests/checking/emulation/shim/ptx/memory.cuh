@@ -40,6 +40,7 @@ unsigned char* shared_bytes(unsigned address) {
   const unsigned offset = address % kSharedWindow, window = address / kSharedWindow;
   require_aligned<kBytes>(offset);
   const emulation::Block& block = window == 0 ? *thread.block : *thread.block->cluster.blocks[window - 1];
+  if (!block.started || block.threads == 0) emulation::fail("accesses shared memory of a block that need not run");
   if (offset + kBytes > block.dynamic.size) emulation::fail("accesses byte %u of shared memory", offset);
   return block.dynamic.data() + offset;
 }
