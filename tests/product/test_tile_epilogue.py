@@ -123,12 +123,13 @@ def several_stored(acc, bias):
 
 
 def reductions(acc, full):
+    """Of values that the zeros outside of the matrix would change."""
     product = acc * full
     return (
         product,
-        jnp.max(jnp.abs(acc)),
-        jnp.sum(product, axis=1),
-        jnp.min(acc, axis=2),
+        jnp.max(1 - jnp.abs(acc)),
+        jnp.sum(product + 1, axis=1),
+        jnp.min(jnp.abs(acc), axis=2),
         jnp.sum(product, axis=(0, 1)),
         jnp.max(acc.astype(jnp.int32), axis=(1, 2)),
     )
