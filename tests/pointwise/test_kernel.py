@@ -1,4 +1,4 @@
-"""The kernel of pointwise functions of arrays: what it plans, and its own text, run by the threads of a CPU."""
+"""The kernel of pointwise functions of arrays: what it plans, and its own text, run on the CPU."""
 
 import jax
 import jax.numpy as jnp

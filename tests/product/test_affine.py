@@ -1,5 +1,5 @@
 """Operands that a coordinate has parts of, and tables, in kernels for GPUs: they compile without spills, depend on no
-size, and compute the same as the host where a CPU's threads can run them."""
+size, and compute the same as the host where a CPU can run them."""
 
 import ctypes
 import functools
@@ -166,7 +166,7 @@ def test_kernels_do_not_depend_on_sizes(engine):
     assert len(units) == 1
 
 
-# ------------------------------------------------------------ the pointwise kernel, run by the threads of a CPU
+# ------------------------------------------------------------ the pointwise kernel, run on the CPU
 
 
 def backward(case: OperandCase):

@@ -18,7 +18,7 @@ _SHARED = re.compile(r"(extern )?__shared__ (?:__align__\(\d+\) )?([\w: ]+) (\w+
 def _placed(found: re.Match[str]) -> str:
     dynamic, type_, name, dimensions = found.groups()
     if dynamic:
-        return f"{type_}* const {name} = emulation::dynamic_shared_memory();"
+        return f"auto* const {name} = reinterpret_cast<{type_}*>(emulation::dynamic_shared_memory());"
     return f"auto& {name} = emulation::shared_array<__COUNTER__, {type_}{dimensions}>();"
 
 
