@@ -86,11 +86,8 @@ class GivenTiles(Unit):
         found = [Parameter(f"const {product.accumulator}*", "accumulators", "accumulators", Operand(0))]
         found += self.result_parameters(product, knobs, product.batch, partials) + self.operand_parameters(product)
         found += numbers(m=product.m, n=product.n)
-        shared = (
-            4
-            * knobs.epilogue_stages
-            * sum(max(1024, 16 * store_columns(product, knobs) * result.itemsize) for result in product.stored)
-        )
+        stages = (max(1024, 16 * store_columns(product, knobs) * result.itemsize) for result in product.stored)
+        shared = 4 * knobs.epilogue_stages * sum(stages) if knobs.store == "tma" else 0
         self.texts.append(entry_text("given_tiles", f"GivenTiles<{config}>", "128", found, "given_tiles_of"))
         self.launches.append(
             Launch(
@@ -98,7 +95,7 @@ class GivenTiles(Unit):
                 arguments(found),
                 grid=(math.ceil(product.n / knobs.tile_n), math.ceil(product.m / 128), product.batch),
                 block=(128, 1, 1),
-                shared_memory=shared if knobs.store == "tma" else 0,
+                shared_memory=shared,
             )
         )
 
