@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from checking.compare import difference
+from checking.emulation.plans import run_on_cpu
 from checking.pointwise import tolerance as pointwise
-from checking.pointwise.threads import run_with_threads
 from checking.product.calls import ProductCase
 from checking.product.tolerance import Expected, check, expected, wrong_elements
 from checking.tolerance import within
@@ -271,9 +271,9 @@ def test_a_kernel_that_writes_elsewhere_is_wrong(places, said, tmp_path):
     plan = Plan(unit, "sm_90", (launch,), scratch=(16,))
     if said:
         with pytest.raises(AssertionError, match=said):
-            run_with_threads(plan, ([operand], [result]), tmp_path)
+            run_on_cpu(plan, ([operand], [result]), tmp_path)
     else:
-        run_with_threads(plan, ([operand], [result]), tmp_path)
+        run_on_cpu(plan, ([operand], [result]), tmp_path)
         assert result.tolist() == [1, 1, 2, 3]
 
 
@@ -282,5 +282,5 @@ def test_a_result_that_is_not_written_is_no_number(tmp_path):
     arguments = (Operand(0), Result(0), Scratch(0), *[Scalar("int64", 0)] * 3)
     plan = Plan(unit, "sm_90", (Launch("stray", arguments, (1, 1, 1), (1, 1, 1)),), scratch=(16,))
     operand, result = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
-    run_with_threads(plan, ([operand], [result]), tmp_path)
+    run_on_cpu(plan, ([operand], [result]), tmp_path)
     assert np.isnan(result).tolist() == [False, False, False, True]

@@ -1,4 +1,4 @@
-"""The kernel of pointwise functions of arrays: what it plans, and its own text, run by the threads of a CPU."""
+"""The kernel of pointwise functions of arrays: what it plans, and its own text, run on the CPU."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import jaxdnn
 from checking.calls import refusal
 from checking.cases.dtypes import BF16, F16, F32, F64
 from checking.compiler_log import kernels
-from checking.pointwise.threads import run_with_threads
+from checking.emulation.plans import Emulated
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.planning.calls import find_calls
@@ -86,20 +86,29 @@ def test_configurations_compile(name, target):
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_results(name, tmp_path):
+def plan_of_few_threads(name):
     """With few threads along the columns, so that there are edges in both directions."""
     call = call_of(name)
     rows = 4 if list(CASES).index(name) % 2 else 1
     width = next(iter(ENGINE.configurations(call.problem, H100))).width
     knobs = PointwiseKnobs(width, 8 if rows == 1 else 2, rows, blocks=1)
     target = device.Target("cuda", "sm_90", "few multiprocessors", 3)
-    plan = ENGINE.build(knobs, call.problem, target)
+    return ENGINE.build(knobs, call.problem, target)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    return Emulated([plan_of_few_threads(name) for name in CASES], tmp_path_factory.mktemp("pointwise"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results(name, emulated):
+    call = call_of(name)
     random = np.random.default_rng(0)
     types = call.signature.operands.values()
     operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
-    run_with_threads(plan, (operands, results), tmp_path)
+    emulated.run(list(CASES).index(name), operands, results)
     expected = call.spec.evaluate(*map(jnp.asarray, operands))
     approximate = 2.0**-15 if call.problem.approximate else 0.0
     for got, want, result in zip(results, expected, call.spec.results, strict=True):

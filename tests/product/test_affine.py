@@ -1,7 +1,8 @@
 """Operands that a coordinate has parts of, and tables, in kernels for GPUs: they compile without spills, depend on no
-size, and compute the same as the host where a CPU's threads can run them."""
+size, and compute the same as the host where a CPU can run them."""
 
 import ctypes
+import functools
 import itertools
 
 import jax
@@ -13,8 +14,8 @@ import jaxdnn
 from checking.calls import refusal
 from checking.cases.operands import OPERANDS, OperandCase
 from checking.compiler_log import kernels
-from checking.pointwise.runs import compiled_for_cpu
-from checking.pointwise.threads import run_with_threads
+from checking.emulation.compile import compiled_for_cpu
+from checking.emulation.plans import Emulated
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.engines.product.affine import divisor_magic
@@ -165,7 +166,7 @@ def test_kernels_do_not_depend_on_sizes(engine):
     assert len(units) == 1
 
 
-# ------------------------------------------------------------ the pointwise kernel, run by the threads of a CPU
+# ------------------------------------------------------------ the pointwise kernel, run on the CPU
 
 
 def backward(case: OperandCase):
@@ -183,25 +184,36 @@ def nonlinear(case: OperandCase) -> OperandCase:
     )
 
 
-@pytest.mark.parametrize("name", OPERANDS)
-def test_derivatives(name, tmp_path):
+@functools.cache
+def derivative_of(name):
     case = nonlinear(OPERANDS[name])
     types = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in case.arrays()]
-    function = backward(case)
-    found = [call for call in find_calls(function, *types) if call.spec.op == "epilogue"]
-    assert found
-    call, engine = found[0], ENGINES["pointwise"]
+    return next(call for call in find_calls(backward(case), *types) if call.spec.op == "epilogue")
+
+
+def derivative_plan(name):
+    call, engine = derivative_of(name), ENGINES["pointwise"]
     assert refusal(engine, call, H100) is None
     width = next(iter(engine.configurations(call.problem, H100))).width
     target = device.Target("cuda", "sm_90", "few multiprocessors", 3)
-    plan = engine.build(PointwiseKnobs(width, 2, 2, blocks=1), call.problem, target)
-    for kernel, (_, spilled) in kernels(_native.compile(plan.unit, "sm_90a").log).items():
+    return engine.build(PointwiseKnobs(width, 2, 2, blocks=1), call.problem, target)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    return Emulated([derivative_plan(name) for name in OPERANDS], tmp_path_factory.mktemp("derivatives"))
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_derivatives(name, emulated):
+    call, number = derivative_of(name), list(OPERANDS).index(name)
+    for kernel, (_, spilled) in kernels(_native.compile(emulated.plans[number].unit, "sm_90a").log).items():
         assert not spilled, kernel
     random = np.random.default_rng(0)
     operands = [
         np.asarray(random.normal(size=one.shape) * 3).astype(one.dtype) for one in call.signature.operands.values()
     ]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
-    run_with_threads(plan, (operands, results), tmp_path)
+    emulated.run(number, operands, results)
     for got, want in zip(results, call.spec.evaluate(*map(jnp.asarray, operands)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(want))))

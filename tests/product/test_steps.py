@@ -1,49 +1,109 @@
-"""The steps after a product's multiplication, of which only the kernels' own text is run, by the threads of a CPU."""
+"""The steps before and after a product's multiplication: the kernels' own text, run on the CPU."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from checking.pointwise.threads import run_with_threads
+from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from jaxdnn.engines.product import split_k
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.reduce import reduce_stage
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
+from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.unit import joined
-from jaxdnn.plan import Operand, Plan, Result
+from jaxdnn.plan import Operand, Plan, Result, Scratch
+
+
+@dataclass(frozen=True)
+class Step:
+    """A plan, an operand of it, and its result, whose rows may be stored with a padding."""
+
+    plan: Plan
+    operand: np.ndarray
+    result: np.ndarray
+    padding: int = 0
 
 
 def plan_of(stage):
     """A plan of one step, which reads the first operand in place of the first scratch buffer."""
     launches = [replace(one, arguments=(Operand(0), *one.arguments[1:])) for one in stage.launches]
     unit = "".join(f'#include "{header}"\n' for header in stage.headers) + stage.text
-    return Plan(unit, "sm_90", tuple(launches), stage.scratch)
+    return Plan(unit, "sm_90a", tuple(launches), stage.scratch)
 
 
-@pytest.mark.parametrize(("m", "n", "batch", "splits"), [(5, 3, 2, 2), (70, 1, 1, 6), (2, 257, 1, 5)])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
-def test_split(dtype, m, n, batch, splits, monkeypatch, tmp_path):
-    """With few blocks along rows and matrices, so that they stride."""
-    monkeypatch.setattr(split_k, "MAX_GRID_YZ", 1)
+def split(dtype: str, m: int, n: int, batch: int, splits: int) -> Step:
     case = ProductCase(m, n, 8, dtype, batch=batch, epilogue=lambda acc: acc + acc)
     product = case.product()
     epilogue, after = element_epilogue(product, 1)
     assert not after.launches
-    plan = plan_of(split_k.split_stage(product, epilogue, splits))
     acc = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
-    result = np.zeros((batch, m, n), product.results[0].dtype)
-    run_with_threads(plan, ([acc], [result]), tmp_path)
-    np.testing.assert_array_equal(result, (2 * acc.sum(1)).astype(result.dtype))
+    with pytest.MonkeyPatch.context() as patch:  # with few blocks along rows and matrices, so that they stride
+        patch.setattr(split_k, "MAX_GRID_YZ", 1)
+        plan = plan_of(split_k.split_stage(product, epilogue, splits))
+    return Step(plan, acc, (2 * acc.sum(1)).astype(product.results[0].dtype))
 
 
-@pytest.mark.parametrize("extents", [(1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33)])
-@pytest.mark.parametrize(("reduction", "register"), [("sum", "double"), ("max", "float"), ("min", "jaxdnn::int32")])
-def test_reduce(reduction, register, extents, tmp_path):
-    of = f"jaxdnn::ReductionOf<jaxdnn::Reduction::{reduction}, {register}>"
+def reduction(kind: str, register: str, extents: tuple[int, int, int]) -> Step:
+    of = f"jaxdnn::ReductionOf<jaxdnn::Reduction::{kind}, {register}>"
     stage = reduce_stage(of, Result(0), (Result(0), register), extents, 0)
     dtype = {"double": np.float64, "float": np.float32}.get(register, np.int32)
     values = np.random.default_rng(0).integers(-999, 999, extents).astype(dtype)
-    result = np.zeros((extents[0], extents[2]), dtype)
-    run_with_threads(plan_of(joined([stage])), ([values], [result]), tmp_path)
-    np.testing.assert_array_equal(result, getattr(np, reduction)(values, axis=1))
+    return Step(plan_of(joined([stage])), values, getattr(np, kind)(values, axis=1))
+
+
+class Copies(Unit):
+    """What the engine does before it multiplies."""
+
+    def multiply(self, *_: Any) -> None:
+        pass
+
+
+def copy(dtype: str, rows: int, columns: int, *, transposed: bool, batch: int = 1) -> Step:
+    """Of an operand whose rows run along M, and in the copy along K; or are not aligned."""
+    m, k = (columns, rows) if transposed else (rows, columns)
+    case = ProductCase(m, 16, k, dtype, a_transposed=transposed, batch=batch, shared="b")
+    unit = Copies(case.product(), Sm90Knobs(), 1)
+    launch = unit.launches[0]
+    arguments = tuple(Result(0) if one == Scratch(0) else one for one in launch.arguments)
+    array = case.arrays()[0]
+    copied = np.swapaxes(array, 1, 2) if transposed else array
+    return Step(
+        Plan(unit.text, "sm_90a", (replace(launch, arguments=arguments),)),
+        array,
+        copied,
+        -copied.shape[2] % (16 // array.itemsize),
+    )
+
+
+STEPS = {
+    **{
+        f"split {dtype} {sizes}": split(dtype, *sizes)
+        for dtype in ("float32", "float64", "int8")
+        for sizes in ((5, 3, 2, 2), (70, 1, 1, 6), (2, 257, 1, 5))
+    },
+    **{
+        f"{kind} {extents}": reduction(kind, register, extents)
+        for kind, register in (("sum", "double"), ("max", "float"), ("min", "jaxdnn::int32"))
+        for extents in ((1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33))
+    },
+    "copy of bytes": copy("int8", 150, 37, transposed=True, batch=2),
+    "copy of words": copy("float32", 37, 44, transposed=True),
+    "copy of rows": copy("float16", 70, 37, transposed=False, batch=2),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    return Emulated([step.plan for step in STEPS.values()], tmp_path_factory.mktemp("steps"))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_results(name, kernels):
+    step = STEPS[name]
+    *outer, columns = step.result.shape
+    got = np.zeros((*outer, columns + step.padding), step.result.dtype)
+    kernels.run(list(STEPS).index(name), [step.operand], [got])
+    np.testing.assert_array_equal(got[..., :columns], step.result)

@@ -1,8 +1,6 @@
 """Runs pointwise programs: as bytecode on the host, and as emitted CUDA source, compiled as C++ for the CPU."""
 
 import ctypes
-import shutil
-import subprocess
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,17 +11,15 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxdnn import _native, custom_call
+from checking.emulation.compile import compiled_for_cpu
+from jaxdnn import custom_call
 from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar
 from jaxdnn.pointwise import AffineLoad, Output, Program, bytecode, collapse, functor, trace
 from jaxdnn.pointwise.bytecode import register_type
-
-SHIM = Path(__file__).parent / "cuda_shim"
 
 
 @dataclass(frozen=True)
@@ -198,23 +194,6 @@ class Functors:
         """Reduced and rounded, as a kernel does when it stores."""
         shape = self.calls[k].shape
         return [_finished(*pair, shape) for pair in zip(results, self.programs[k].outputs, strict=True)]
-
-
-def compiled_for_cpu(text: str, folder: Path) -> ctypes.CDLL:
-    """CUDA C++ as C++ for the CPU, with what cuda_shim/ has in place of the kernels' headers."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++, which compiles kernels for the CPU, is missing")
-    for header, content in _native.kernel_headers().items():
-        if not (SHIM / header).exists():
-            (folder / header).parent.mkdir(parents=True, exist_ok=True)
-            (folder / header).write_text(content)
-    source, library = folder / "unit.cc", folder / "unit.so"
-    source.write_text(text)
-    # Shared memory is a static variable of a template here; unique, it would be one for all libraries in the process,
-    # which have it in different sizes under the same name.
-    flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-pthread", f"-I{SHIM}", f"-I{folder}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True, text=True)
-    return ctypes.CDLL(str(library))
 
 
 class Emitted(Functors):

@@ -131,13 +131,19 @@ def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
 
 def run(plan: Plan, product: Product, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of a plan, on the default device; a reduced one without the dimensions that are gone."""
+    types = tuple(result_types(product))
+    results = jax.jit(lambda *operands: _plan_p.bind(*operands, plan=plan, types=types))(*arrays)
+    return [np.asarray(result) for result in results]
+
+
+def result_types(product: Product) -> list[jax.ShapeDtypeStruct]:
+    """Shape and dtype of each result."""
     shape = (product.batch, product.m, product.n)
     types = []
     for output in product.program.outputs:
         whole = len(output.dimensions) == len(shape) and output.reduction is None
         types.append(jax.ShapeDtypeStruct(shape if whole else output.shape(shape), output.dtype))
-    results = jax.jit(lambda *operands: _plan_p.bind(*operands, plan=plan, types=tuple(types)))(*arrays)
-    return [np.asarray(result) for result in results]
+    return types
 
 
 _plan_p = Primitive("product_plan")

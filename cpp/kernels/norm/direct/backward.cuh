@@ -72,7 +72,8 @@ struct NormBackward {
   // Rows whose sums are added through shared memory: all, or one a warp once lanes have added theirs.
   static constexpr int kPartials = Config::kThreadsPerRow < 32 ? kThreads / 32 : Config::kRowsPerBlock;
   static constexpr int kRowColumns = Config::kThreadsPerRow * Config::kVectors * Config::kVector;
-  static constexpr int kCombineBytes = (Config::kDScale || Config::kDBias) && kPartials > 1
+  static constexpr bool kCombines = kPartials > 1 || Config::kThreadsPerRow < 32;
+  static constexpr int kCombineBytes = (Config::kDScale || Config::kDBias) && kCombines
                                            ? kPartials * kRowColumns * static_cast<int>(sizeof(Compute))
                                            : 0;
   static constexpr int kRingBytes = Config::kStages * kRowBytes;
@@ -282,7 +283,7 @@ struct BackwardRows {
   /// Adds the accumulators of the block's rows and writes one partial sum, [columns].
   __device__ __forceinline__ void write_partial(Compute (&sums)[kVectors][kVector], Compute* partial,
                                                 Compute* combine) {
-    if constexpr (Call::kPartials == 1 && Config::kThreadsPerRow >= 32) {
+    if constexpr (!Call::kCombines) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         Vector<Compute, kVector> vector;

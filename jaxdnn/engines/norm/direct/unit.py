@@ -92,8 +92,9 @@ class Call:
         ring = knobs.stages * knobs.split_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
         combine = 0
         if not self.forward and {"scale", "bias"} & {*self.active}:
-            partials = knobs.threads // 32 if knobs.threads_per_row < 32 else knobs.rows_per_block
-            combine = partials * knobs.split_columns * compute if partials > 1 else 0
+            narrow = knobs.threads_per_row < 32
+            partials = knobs.threads // 32 if narrow else knobs.rows_per_block
+            combine = partials * knobs.split_columns * compute if partials > 1 or narrow else 0
         parameters = [self.itemsize(name) for name in self.read if name in ("scale", "bias")]
         places = knobs.split_columns * knobs.rows_per_block * sum(parameters) if knobs.parameters == "shared" else 0
         return -(-sums // 16) * 16 + places + max(ring, combine)

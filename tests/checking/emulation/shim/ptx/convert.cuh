@@ -51,4 +51,43 @@ inline float cvt_rz_f32_f64(double value) {
   return ::nextafterf(nearest, 0.0f);
 }
 
+/// What the low 7 bits of an 8-bit float say, which is more for each next one.
+template <int kMantissa, int kBias>
+float magnitude(unsigned bits) {
+  const int exponent = bits >> kMantissa & (0x7f >> kMantissa), mantissa = bits & ((1 << kMantissa) - 1);
+  const int implied = exponent > 0 ? 1 << kMantissa : 0;
+  return std::ldexp(static_cast<float>(mantissa + implied), (exponent > 0 ? exponent : 1) - kBias - kMantissa);
+}
+
+/// To nearest even, and no further than to `kGreatest`.
+template <int kMantissa, int kBias, unsigned kGreatest>
+unsigned cvt_rn_satfinite(float value) {
+  if (value != value) return 0x7f;
+  const float size = std::fabs(value);
+  unsigned bits = 0;
+  while (bits < kGreatest) {
+    const float here = magnitude<kMantissa, kBias>(bits), next = magnitude<kMantissa, kBias>(bits + 1);
+    const float half = here + (next - here) / 2;
+    if (size < half || (size == half && bits % 2 == 0)) break;
+    ++bits;
+  }
+  return bits | (std::signbit(value) ? 0x80 : 0);
+}
+
+inline unsigned cvt_rn_f16x2_e4m3x2(unsigned pair) {
+  const auto half = [](unsigned bits) {
+    const float value = (bits & 0x7f) == 0x7f ? NAN : magnitude<3, 7>(bits & 0x7f);
+    return cvt_rn_f16_f32(bits & 0x80 ? -value : value);
+  };
+  return half(pair & 0xff) | half(pair >> 8 & 0xff) << 16;
+}
+
+inline unsigned cvt_rn_satfinite_e4m3x2_f32(float low, float high) {
+  return cvt_rn_satfinite<3, 7, 0x7e>(low) | cvt_rn_satfinite<3, 7, 0x7e>(high) << 8;
+}
+
+inline unsigned cvt_rn_satfinite_e5m2x2_f32(float low, float high) {
+  return cvt_rn_satfinite<2, 15, 0x7b>(low) | cvt_rn_satfinite<2, 15, 0x7b>(high) << 8;
+}
+
 }  // namespace jaxdnn::ptx

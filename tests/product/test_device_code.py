@@ -1,0 +1,71 @@
+"""The text of product/simt.cuh, run on the CPU: tiles that no size is a multiple of, operands of any layout."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from checking.emulation.plans import Emulated
+from checking.product.calls import ProductCase, result_types
+from checking.product.cases import gated, gelu, reductions, several
+from checking.product.tolerance import check
+from jaxdnn import device
+from jaxdnn.engines.product.simt.engine import Simt
+from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
+
+H100 = device._NAMED[90]
+SMALL = SimtKnobs(tile_m=32, tile_n=32, thread_m=4, thread_n=4, depth=8, stages=3, swizzle=2)
+OPERANDS = (("float32", (1, 1, 40)), ("float32", (2, 36, 40)), ("int8", (1, 36, 1)), ("bool", (1, 1, 1)))
+BIAS = (("float32", (1, 1, 40)),)
+# With 2 or 5 stages of K, what is copied past its end goes where the accumulators go next.
+PRODUCTS = {
+    "nn": (ProductCase(37, 41, 29, padding=3, batch=3, shared="b"), SMALL),
+    "nt": (ProductCase(37, 41, 29, b_transposed=True, batch=2, shared="a"), SMALL),
+    "tn": (ProductCase(37, 41, 37, a_transposed=True, padding=1), SMALL),
+    "aligned": (ProductCase(68, 72, 12), SMALL),
+    "aligned tt": (ProductCase(36, 72, 20, a_transposed=True, b_transposed=True, batch=2), SMALL),
+    "one": (ProductCase(1, 1, 1), SMALL),
+    "int8": (ProductCase(37, 40, 29, "int8"), SMALL),
+    "float8": (ProductCase(37, 40, 29, "float8_e4m3fn", b_dtype="float8_e5m2", out="bfloat16"), SMALL),
+    "several": (ProductCase(36, 40, 24, epilogue=several, batch=2, operands=OPERANDS), SMALL),
+    "split": (
+        ProductCase(36, 40, 60, epilogue=several, batch=2, operands=OPERANDS),
+        SimtKnobs(tile_m=32, tile_n=64, thread_m=4, thread_n=8, depth=8, stages=2, split_k=3),
+    ),
+    "gated": (ProductCase(37, 33, 29, epilogue=gated, accumulators=2), SMALL),
+    "reductions": (ProductCase(36, 40, 24, epilogue=reductions, batch=2, operands=BIAS), SMALL),
+    "float64": (
+        ProductCase(37, 33, 21, "float64", b_transposed=True),
+        SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=8, stages=2),
+    ),
+    "bfloat16": (
+        ProductCase(37, 40, 72, "bfloat16", epilogue=gelu, operands=BIAS),
+        SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=32, stages=3),
+    ),
+    "float16 tt": (
+        ProductCase(40, 33, 45, "float16", a_transposed=True, b_transposed=True),
+        SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2),
+    ),
+}
+
+
+@functools.cache
+def product_of(name):
+    return PRODUCTS[name][0].product()
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    plans = []
+    for name, (_, knobs) in PRODUCTS.items():
+        assert knobs_reason(product_of(name), knobs, H100) is None
+        plans.append(Simt().build(knobs, product_of(name), H100))
+    return Emulated(plans, tmp_path_factory.mktemp("simt"))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_simt(name, kernels):
+    case, _ = PRODUCTS[name]
+    results = [np.zeros(one.shape, one.dtype) for one in result_types(product_of(name))]
+    kernels.run(list(PRODUCTS).index(name), case.arrays(), results)
+    check(case, results)
