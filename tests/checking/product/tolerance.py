@@ -29,7 +29,7 @@ These errors go through the epilogue. Its values at both ends of what an accumul
 function, and a little more than those of a smooth one, since the ends are close; comparisons and conversions to
 integers so may give another result only where a threshold is between the ends. Sums over elements, whose errors are
 independent but for what is relative to x, get random ones instead. The epilogue's own operations are perturbed as in
-checking/pointwise/tolerance.py.
+tests/checking/pointwise/tolerance.py.
 """
 
 import functools
@@ -47,7 +47,7 @@ from checking.product.calls import ProductCase
 from checking.tolerance import DEVIATIONS, REPLAYS, within
 
 _DEPTH = {"float32": 8, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 32, "float8_e5m2": 32}
-# An operation of an epilogue errs by 8 units of float32; by 2^-17 if all results have 16 bits (pointwise/cuda.py).
+# An operation of an epilogue errs by 8 units of float32; by 2^-17 if all results have 16 bits (jaxdnn/pointwise/cuda.py).
 _OPERATION, _APPROXIMATE = 2.0**-21, 2.0**-17
 
 

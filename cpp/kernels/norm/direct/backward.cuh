@@ -173,9 +173,10 @@ struct BackwardRows {
     d_y.read(held.d_y[kHold ? v : 0], threads, row, stage, v);
   }
 
-  /// One vector of xhat, d_y and g = d_y w.
-  __device__ __forceinline__ void get(Held& held, int v, const Scalars& scalars, Compute (&xhat)[kVector],
-                                      Compute (&dy)[kVector], Compute (&g)[kVector]) {
+  /// One vector of xhat, d_y and g = d_y w. Without `kHold` it is loaded again for each pass.
+  __device__ __forceinline__ void get(Held& held, const Row& row, int stage, int v, const Scalars& scalars,
+                                      Compute (&xhat)[kVector], Compute (&dy)[kVector], Compute (&g)[kVector]) {
+    if constexpr (!kHold) load(held, row, stage, v);
     held.d_y[kHold ? v : 0].keep_packed();
     held.d_y[kHold ? v : 0].unpack(dy);
     if constexpr (Call::kReadX) {
@@ -205,9 +206,8 @@ struct BackwardRows {
     }
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (!kHold) load(held, row, stage, v);
       Compute xhat[kVector], dy[kVector], g[kVector];
-      get(held, v, scalars, xhat, dy, g);
+      get(held, row, stage, v, scalars, xhat, dy, g);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         if constexpr (Config::kDScale && Config::kStep != Step::measure) scale_sums[v][i] += dy[i] * xhat[i];
@@ -251,9 +251,8 @@ struct BackwardRows {
     if constexpr (Config::kDRstd) m2 += scalars.d_rstd * scalars.rstd * call.inverse_columns;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (!kHold) load(held, row, stage, v);
       Compute xhat[kVector], dy[kVector], g[kVector];
-      get(held, v, scalars, xhat, dy, g);
+      get(held, row, stage, v, scalars, xhat, dy, g);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) g[i] = scalars.rstd * (g[i] - m1 - xhat[i] * m2);
       if constexpr (Config::kDSum) {

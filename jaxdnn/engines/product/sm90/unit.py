@@ -101,9 +101,8 @@ class Unit:
     @property
     def text(self) -> str:
         after = joined(self.after)
-        width = self.knobs.tile_n * len(self.product.b)
         own = "\nnamespace jaxdnn {\n\n" + "\n".join(self.texts) + "\n}  // namespace jaxdnn\n"
-        return f"{includes((*self.headers, *after.headers))}\nJAXDNN_WGMMA({width});\n{own}{after.text}"
+        return includes((*self.headers, *after.headers)) + own + after.text
 
     def buffer(self, size: int) -> Scratch:
         """Scratch memory of `size` bytes."""
@@ -246,7 +245,8 @@ class Unit:
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"ProductSm90<{config}>"
         shared = shared_memory(self.product, knobs)
-        self.texts += [epilogue.source, struct_text(config, types, constants, DEFAULTS)]
+        self.texts += [f"JAXDNN_WGMMA({constants['TileN']});\n", epilogue.source]
+        self.texts.append(struct_text(config, types, constants, DEFAULTS))
         self.texts.append(
             f"static_assert({call}::kSharedBytes == {shared}, "
             + '"the plan and the kernel disagree about shared memory");\n'
