@@ -47,7 +47,8 @@ from checking.product.calls import ProductCase
 from checking.tolerance import DEVIATIONS, REPLAYS, within
 
 _DEPTH = {"float32": 8, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 32, "float8_e5m2": 32}
-# An operation of an epilogue errs by 8 units of float32; by 2^-17 if all results have 16 bits (jaxdnn/pointwise/cuda.py).
+# An operation of an epilogue errs by 8 units of float32; by 2^-17 if all results have 16 bits, where the functions that
+# jaxdnn/pointwise/cuda.py emits are approximate.
 _OPERATION, _APPROXIMATE = 2.0**-21, 2.0**-17
 
 
