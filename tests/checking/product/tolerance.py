@@ -49,14 +49,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checking.pointwise.tolerance import Wide
+from checking.pointwise.tolerance import APPROXIMATE, OPERATION, Wide
 from checking.product.calls import ProductCase
 from checking.tolerance import DEVIATIONS, REPLAYS, within
 
 _DEPTH = {"float32": 8, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 32, "float8_e5m2": 32}
-# An operation of an epilogue errs by 8 units of float32; by 2^-17 if no result has more than 16 bits, whatever the
-# precision of the product (jaxdnn/pointwise/cuda.py).
-_OPERATION, _APPROXIMATE = 2.0**-21, 2.0**-17
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def expected_of(case: ProductCase, arrays: Sequence[np.ndarray]) -> list[Expecte
     operands = arrays[1 + case.accumulators :]
     avals = [jax.ShapeDtypeStruct(case.shape, case.accumulator)] * case.accumulators
     approximate = all(jnp.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
-    error = _APPROXIMATE if approximate else _OPERATION
+    error = APPROXIMATE if approximate else OPERATION  # whatever the precision of the product
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), np.errstate(all="ignore"):
         closed = jax.make_jaxpr(case.epilogue)(*avals, *operands)
 
