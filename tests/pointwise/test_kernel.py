@@ -10,6 +10,7 @@ from checking.calls import refusal
 from checking.cases.dtypes import BF16, F16, F32, F64
 from checking.compiler_log import kernels
 from checking.emulation.plans import Emulated
+from checking.pointwise.tolerance import APPROXIMATE, OPERATION, exact_and_tolerance, wrong_elements
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.planning.calls import find_calls
@@ -109,17 +110,10 @@ def test_results(name, emulated):
     operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
     emulated.run(list(CASES).index(name), operands, results)
-    expected = call.spec.evaluate(*map(jnp.asarray, operands))
-    approximate = 2.0**-15 if call.problem.approximate else 0.0
-    for got, want, result in zip(results, expected, call.spec.results, strict=True):
-        want = np.asarray(want, np.float64)
-        terms = max(array.size for array in operands) // want.size
-        # Both are rounded, and both are sums.
-        unit = 2 * float(jnp.finfo(got.dtype).eps)
-        compute = 32 * float(np.finfo(F64 if got.dtype == F64 else F32).eps)
-        allowed = unit * np.abs(want) + (approximate + compute) * np.sqrt(terms) * np.max(np.abs(want))
-        error = np.abs(got.astype(np.float64) - want)
-        assert np.all(error <= allowed), f"{result}: off by {np.max(error / allowed)} times what is allowed"
+    expected = exact_and_tolerance(call.spec.evaluate, operands, APPROXIMATE if call.problem.approximate else OPERATION)
+    for got, (exact, tolerance), result in zip(results, expected, call.spec.results, strict=True):
+        wrong = wrong_elements(got, exact, tolerance)
+        assert not wrong.any(), f"{result}: {wrong.sum()} of {wrong.size} elements are wrong"
 
 
 def test_units_are_short():

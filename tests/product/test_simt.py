@@ -10,7 +10,7 @@ import pytest
 from checking.compiler_log import REGISTERS, kernels, launch_bounds
 from checking.product.calls import ProductCase, run
 from checking.product.cases import EXACT as CASES
-from checking.product.tolerance import check
+from checking.product.results import check_configurations
 from jaxdnn import _native, device
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
@@ -110,15 +110,7 @@ def test_knobs_are_validated():
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 @pytest.mark.parametrize("name", CASES)
 def test_results(name):
-    case = CASES[name]
-    target = device.gpus()[0]
-    product, arrays = case.product(), case.arrays()
-    for knobs in list(ENGINE.configurations(product, target))[:2]:
-        plan = ENGINE.build(knobs, product, target)
-        results = run(plan, product, arrays)
-        check(case, results)
-        again = run(plan, product, arrays)
-        assert all(x.tobytes() == y.tobytes() for x, y in zip(results, again, strict=True)), "it is not deterministic"
+    check_configurations(ENGINE, CASES[name], device.gpus()[0], 2)
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")

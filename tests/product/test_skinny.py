@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from checking.compiler_log import REGISTERS, kernels, launch_bounds
-from checking.product.calls import ProductCase, run
+from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu, reductions, several
-from checking.product.tolerance import check
+from checking.product.results import check_configurations
 from jaxdnn import _native, device
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, knobs_reason, skinny
@@ -136,14 +136,4 @@ def test_knobs_are_validated():
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 @pytest.mark.parametrize("name", CASES)
 def test_results(name):
-    case = CASES[name]
-    target = device.gpus()[0]
-    product, arrays = case.product(), case.arrays()
-    if reason := ENGINE.reason(product, target):
-        pytest.skip(reason)
-    for knobs in list(ENGINE.configurations(product, target))[:2]:
-        plan = ENGINE.build(knobs, product, target)
-        results = run(plan, product, arrays)
-        check(case, results)
-        again = run(plan, product, arrays)
-        assert all(x.tobytes() == y.tobytes() for x, y in zip(results, again, strict=True)), "it is not deterministic"
+    check_configurations(ENGINE, CASES[name], device.gpus()[0], 2)

@@ -25,21 +25,24 @@ _EXACT = frozenset(
     )
 )
 # Relative errors of a function: 8 units of float32. XLA's own float64 functions, which stand for the exact ones, err
-# by more units.
-_ERROR, _ERROR_OF_FLOAT64 = 2.0**-21, 2.0**-45
+# by more units. APPROXIMATE is that of functions whose results have 16 bits (jaxdnn/pointwise/cuda.py).
+OPERATION, APPROXIMATE, _OPERATION_OF_FLOAT64 = 2.0**-21, 2.0**-17, 2.0**-45
 _NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def exact_and_tolerance(
-    function: Callable[..., Any], arrays: Sequence[np.ndarray]
+    function: Callable[..., Any], arrays: Sequence[np.ndarray], error: float = OPERATION
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each result its float64 value (integers as they are), and the difference that may be."""
+    """For each result its float64 value (integers as they are), and the difference that may be.
+
+    `error` is that of an operation of float32 or fewer bits.
+    """
     closed = jax.make_jaxpr(function)(*arrays)
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), np.errstate(all="ignore"):
         exact = [np.asarray(value) for value in Wide(None).run(closed, arrays)]
         effects = [np.zeros(value.shape) for value in exact]
         for replay in range(REPLAYS):
-            for effect, value, moved in zip(effects, exact, Wide(replay).run(closed, arrays), strict=True):
+            for effect, value, moved in zip(effects, exact, Wide(replay, error).run(closed, arrays), strict=True):
                 effect += np.square(
                     np.nan_to_num(np.asarray(moved, np.float64) - value.astype(np.float64), posinf=0, neginf=0)
                 )
@@ -59,7 +62,7 @@ def exact_and_tolerance(
 class Wide:
     """An interpreter of jaxprs that keeps every float in float64, and in a replay perturbs each function by `error`."""
 
-    def __init__(self, replay: int | None, error: float = _ERROR) -> None:
+    def __init__(self, replay: int | None, error: float = OPERATION) -> None:
         self.error, self.flushes = error, replay is not None and replay % 2 == 1
         self.random = None if replay is None else np.random.default_rng(replay)
 
@@ -106,7 +109,7 @@ class Wide:
         if kind(dtype) != "f":
             return value
         if self.random is not None and equation.primitive.name not in _EXACT:
-            error = _ERROR_OF_FLOAT64 if dtype == "float64" else self.error
+            error = _OPERATION_OF_FLOAT64 if dtype == "float64" else self.error
             value = value * (1 + error * self.random.uniform(-1, 1, value.shape))
             if dtype == "float32" and self.flushes:  # what is subnormal, and may be multiplied later
                 value = jnp.where(jnp.abs(value) < 2.0**-126, 0 * value, value)
