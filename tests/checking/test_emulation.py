@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from checking.emulation.plans import Emulated
-from jaxdnn.plan import Launch, Operand, Plan, Result
+from checking.emulation.plans import Emulated, run_on_cpu
+from jaxdnn.plan import Launch, Operand, Plan, Result, Scalar, Scratch
 
 THREADS = 64
 # Each leaves the operand's numbers in the opposite order, and some make a mistake.
@@ -76,3 +76,48 @@ def test_mistakes_are_noticed(name, kernels):
     else:
         kernels.run(number, [operand], [result])
         assert result.tolist() == operand[::-1].tolist()
+
+
+STRAY = """
+extern "C" __global__ void stray(float* operand, float* result, float* scratch, long long i, long long j, long long k) {
+  if (threadIdx.x) return;
+  for (int at = 0; at < 4; ++at) result[at] = scratch[at] = operand[at];
+  result[i] = 1;
+  scratch[j] = 1;
+  operand[k] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ((0, 0, None), ""),
+        ((-1, 0, None), "before result 0"),
+        ((0, 4, None), "after scratch buffer 0"),
+        ((0, -3, None), "before scratch buffer 0"),
+        ((0, 0, 2), "operand 0 was written to"),
+        ((0, 0, 5), "after operand 0"),
+    ],
+)
+def test_a_kernel_that_writes_elsewhere_is_wrong(places, said, tmp_path):
+    unit = STRAY if places[2] is not None else STRAY.replace("operand[k] = 1;", "")
+    numbers = (Scalar("int64", place or 0) for place in places)
+    launch = Launch("stray", (Operand(0), Result(0), Scratch(0), *numbers), (1, 1, 1), (2, 1, 1))
+    operand, result = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    plan = Plan(unit, "sm_90", (launch,), scratch=(16,))
+    if said:
+        with pytest.raises(AssertionError, match=said):
+            run_on_cpu(plan, ([operand], [result]), tmp_path)
+    else:
+        run_on_cpu(plan, ([operand], [result]), tmp_path)
+        assert result.tolist() == [1, 1, 2, 3]
+
+
+def test_a_result_that_is_not_written_is_no_number(tmp_path):
+    unit = STRAY.replace("at < 4", "at < 3").replace("operand[k] = 1;", "")
+    arguments = (Operand(0), Result(0), Scratch(0), *[Scalar("int64", 0)] * 3)
+    plan = Plan(unit, "sm_90", (Launch("stray", arguments, (1, 1, 1), (1, 1, 1)),), scratch=(16,))
+    operand, result = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    run_on_cpu(plan, ([operand], [result]), tmp_path)
+    assert np.isnan(result).tolist() == [False, False, False, True]
