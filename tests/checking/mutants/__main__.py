@@ -16,6 +16,12 @@ from pathlib import Path
 from checking.mutants.table import Mutant, drawn, load
 from checking.mutants.workspace import Outcome, Workspace
 
+_REMEDIES = {
+    "survived": "No test noticed these. Write one that does, or say in the table's row why none can (`survives`); then "
+    "try again: PYTHONPATH=tests python -P -m checking.mutants",
+    "can't be tried": "These have to be made to fit the code, in tests/checking/mutants",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 1 if a mistake survived that the table does not explain, or can't be made."""
@@ -45,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _summarize(layers, outcomes)
     if given.report:
         _report(outcomes)
-    return int(any(one.error or not (one.caught or one.mutant.survives) for one in outcomes))
+    wrong = [one for one in outcomes if one.error or not (one.caught or one.mutant.survives)]
+    for name, text in _REMEDIES.items():
+        if some := [one.mutant.name for one in wrong if _verdict(one) == name]:
+            print(f"{text}: {' '.join(some)}")
+    return int(bool(wrong))
 
 
 def _outcomes(chosen: Sequence[Mutant], workers: int, timeout: float, *, all_failures: bool) -> list[Outcome]:

@@ -4,8 +4,9 @@ Tests run in a virtual environment that sees this one's packages, but not its ed
 hooks, which would win over any path. So PYTHONPATH alone says which copy of the package is imported, by processes that
 tests start too.
 
-A copy with a mistake in Python takes the native module that is installed. For one in C++ or CUDA the module is built
-again, all in one build folder, so that only what depends on the changed file is compiled.
+A copy with a mistake in Python, or in a kernel for the GPU, whose text tests compile, takes the native module that is
+installed. For other mistakes in C++ it is built again, all in one build folder, so that only what depends on the
+changed file is compiled.
 """
 
 import os
