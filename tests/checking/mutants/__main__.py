@@ -6,6 +6,7 @@ why. `--draw 8 --seed "$(git rev-parse HEAD)"` tries a few, others for each comm
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -111,7 +112,7 @@ def _verdict(outcome: Outcome) -> str:
 def _report(outcomes: Sequence[Outcome]) -> None:
     """Prints the files that were run, and caught nothing. A folder counts by the files in it that did."""
     ran = {test.split("::")[0] for one in outcomes for test in one.mutant.tests}
-    caught = {test.split("::")[0] for one in outcomes for test in one.caught}
+    caught = {re.split("::| ", test)[0] for one in outcomes for test in one.caught}
     idle = [test for test in sorted(ran) if not any(one == test or one.startswith(f"{test}/") for one in caught)]
     print("caught nothing:", ", ".join(idle) or "none")
 
