@@ -44,7 +44,7 @@ def split(dtype: str, m: int, n: int, batch: int, splits: int) -> Step:
     assert not after.launches
     acc = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
     with pytest.MonkeyPatch.context() as patch:  # with few blocks along rows and matrices, so that they stride
-        patch.setattr(split_k, "MAX_GRID_YZ", 1)
+        patch.setattr(split_k, "MAX_GRID_YZ", 2)
         plan = plan_of(split_k.split_stage(product, epilogue, splits))
     c = np.random.default_rng(1).integers(-9, 9, (batch, m, n)).astype(product.results[0].dtype)
     b = c[:0]  # which this step does not read
@@ -87,7 +87,7 @@ STEPS = {
     **{
         f"split {dtype} {sizes}": split(dtype, *sizes)
         for dtype in ("float32", "float64", "int8")
-        for sizes in ((5, 3, 2, 2), (70, 1, 1, 6), (2, 257, 1, 5))
+        for sizes in ((5, 3, 5, 2), (70, 1, 1, 6), (7, 257, 1, 5))
     },
     **{
         f"{kind} {extents}": reduction(kind, register, extents)
