@@ -2,7 +2,7 @@
 `PYTHONPATH=tests python -P -m checking.mutants --layer pointwise`.
 
 Each line says which test caught the mistake, or that it survived, which is a hole in the tests unless the table says
-why. `--draw 8 --seed "$(git rev-parse HEAD)"` tries a few, others for each commit.
+why. `--draw 10 --seed "$(git rev-parse HEAD)"` tries a few, others for each commit.
 """
 
 import argparse
