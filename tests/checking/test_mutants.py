@@ -31,3 +31,10 @@ def test_a_draw_is_what_the_seed_says():
     one, again, other = (drawn(TABLE, 8, seed) for seed in ("a", "a", "b"))
     assert one == again != other
     assert len(set(one)) == 8
+
+
+def test_a_draw_is_of_what_should_be_caught_and_is_built_seldom():
+    draws = [drawn(TABLE, 10, str(seed)) for seed in range(50)]
+    assert not any(mutant.survives for draw in draws for mutant in draw)
+    assert {sum(mutant.is_native for mutant in draw) for draw in draws} == {0, 1, 2}
+    assert {mutant.layer for draw in draws for mutant in draw} == {mutant.layer for mutant in TABLE}

@@ -28,6 +28,10 @@ def summed(acc, bias):
     return y, jnp.sum(y, axis=-2)
 
 
+def gated(acc, bias, gate):
+    return jax.nn.gelu(acc + bias) * gate
+
+
 # Of a, of b, their dtype, the epilogue, its operands; and the places of axes that the derivative is mapped over.
 CASES = {
     "gelu": ((64, 40), (40, 96), BF16, gelu, [((96,), BF16)]),
@@ -39,6 +43,7 @@ CASES = {
     "batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((3, 1, 24), BF16)]),
     "bias of a batch": ((3, 17, 8), (3, 8, 24), BF16, gelu, [((24,), F32)]),
     "sum": ((33, 8), (8, 20), F32, summed, [((20,), F32)]),
+    "two sums": ((33, 8), (8, 20), F32, gated, [((20,), F32), ((20,), F32)]),
     "one column": ((33, 8), (8, 1), BF16, gelu, [((1,), BF16)]),
     "mapped a": ((5, 8), (8, 24), BF16, gelu, [((24,), F32)], (0, None, None)),
     "mapped bias": ((5, 8), (8, 24), F32, gelu, [((24,), F32)], (None, None, 0)),

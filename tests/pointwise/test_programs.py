@@ -254,6 +254,26 @@ def test_coordinates_of_joined_dimensions(groups):
             np.testing.assert_array_equal(found.reshape(shape), wanted)
 
 
+@pytest.mark.parametrize("groups", [(1, 2, 1), (0, 3, 1), (2, 0, 2)], ids=str)
+def test_reductions_over_joined_dimensions(groups):
+    """They reduce whole groups, but for dimensions of size one; what reduces some of a group is refused."""
+    every = [axes for count in range(1, 5) for axes in itertools.combinations(range(4), count)]
+    ends = np.cumsum((0, *groups))
+    for shape in itertools.product((1, 2), repeat=4):
+        values = np.arange(np.prod(shape)).reshape(shape)
+        members = [[d for d in range(*pair) if shape[d] > 1] for pair in itertools.pairwise(ends)]
+        sizes = [int(np.prod(shape[start:end])) for start, end in itertools.pairwise(ends)]
+        for axes in every:
+            joined = collapse(traced(lambda acc, axes=axes: jnp.sum(acc, axis=axes), shape=shape), shape, [], groups)
+            if any(0 < len(set(group) & set(axes)) < len(group) for group in members):
+                assert isinstance(joined, str)
+                continue
+            assert isinstance(joined, Program)
+            (output,) = joined.outputs
+            got = values.reshape(sizes).sum(output.axes if output.reduction else ())
+            np.testing.assert_array_equal(got.reshape(-1), values.sum(axes).reshape(-1))
+
+
 def test_collapse_checks_its_arguments():
     with pytest.raises(ValueError, match=r"groups \(1, 1, 1\) of shape \(4, 6\), for a program of 2 dimensions"):
         collapse(traced(jax.nn.relu), SHAPE, [], (1, 1, 1))

@@ -28,6 +28,24 @@ def test_every_instruction_set(isa):
         check(TABLE[name], host=run_host(TABLE[name], isa))
 
 
+@pytest.mark.parametrize("isa", _native.host()["isas"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_float64_is_rounded_once(dtype, isa):
+    """What lies half-way between two numbers, and next to that: in float32 on the way it would be half-way as well."""
+    bits = f"uint{jnp.finfo(dtype).bits}"
+    # What is subnormal in float32 may be flushed to zero.
+    first, last = np.array([2.0**-126, jnp.finfo(dtype).max]).astype(dtype).view(bits)
+    ordered = np.arange(first, last + 1, dtype=bits)
+    numbers = ordered.view(dtype).astype(np.float64)
+    below, above, is_even = numbers[:-1], numbers[1:], ordered[:-1] % 2 == 0
+    middle = (below + above) / 2
+    values = np.stack([middle * (1 - 2.0**-40), middle, middle * (1 + 2.0**-40)])
+    exact = np.stack([below, np.where(is_even, below, above), above])
+    for sign in (1, -1):
+        (got,) = run_host(Call(lambda x: x.astype(dtype), values.shape, (sign * values,)), isa)
+        np.testing.assert_array_equal(got.astype(np.float64), sign * exact)
+
+
 # ---- Where functions are singular or overflow ------------------------------------------------------------------------
 
 

@@ -19,12 +19,13 @@ from jaxdnn.plan import Operand, Plan, Result, Scratch
 
 @dataclass(frozen=True)
 class Step:
-    """A plan, an operand of it, and its result, whose rows may be stored with a padding."""
+    """A plan, its operands, of which one may be overwritten, and its result, whose rows may have a padding."""
 
     plan: Plan
-    operand: np.ndarray
+    operands: tuple[np.ndarray, ...]
     result: np.ndarray
     padding: int = 0
+    overwritten: int | None = None
 
 
 def plan_of(stage):
@@ -35,15 +36,19 @@ def plan_of(stage):
 
 
 def split(dtype: str, m: int, n: int, batch: int, splits: int) -> Step:
-    case = ProductCase(m, n, 8, dtype, batch=batch, epilogue=lambda acc: acc + acc)
+    """Its result takes the place of what is added to it, so that no element may be computed twice."""
+    of_c = ("int32" if dtype == "int8" else dtype, (batch, m, n))
+    case = ProductCase(m, n, 8, dtype, batch=batch, epilogue=lambda acc, c: acc + acc + c, operands=(of_c,))
     product = case.product()
     epilogue, after = element_epilogue(product, 1)
     assert not after.launches
     acc = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
     with pytest.MonkeyPatch.context() as patch:  # with few blocks along rows and matrices, so that they stride
-        patch.setattr(split_k, "MAX_GRID_YZ", 1)
+        patch.setattr(split_k, "MAX_GRID_YZ", 2)
         plan = plan_of(split_k.split_stage(product, epilogue, splits))
-    return Step(plan, acc, (2 * acc.sum(1)).astype(product.results[0].dtype))
+    c = np.random.default_rng(1).integers(-9, 9, (batch, m, n)).astype(product.results[0].dtype)
+    b = c[:0]  # which this step does not read
+    return Step(plan, (acc, b, c), (2 * acc.sum(1)).astype(c.dtype) + c, overwritten=2)
 
 
 def reduction(kind: str, register: str, extents: tuple[int, int, int]) -> Step:
@@ -51,7 +56,7 @@ def reduction(kind: str, register: str, extents: tuple[int, int, int]) -> Step:
     stage = reduce_stage(of, Result(0), (Result(0), register), extents, 0)
     dtype = {"double": np.float64, "float": np.float32}.get(register, np.int32)
     values = np.random.default_rng(0).integers(-999, 999, extents).astype(dtype)
-    return Step(plan_of(joined([stage])), values, getattr(np, kind)(values, axis=1))
+    return Step(plan_of(joined([stage])), (values,), getattr(np, kind)(values, axis=1))
 
 
 class Copies(Unit):
@@ -72,7 +77,7 @@ def copy(dtype: str, rows: int, columns: int, *, transposed: bool, batch: int = 
     copied = np.swapaxes(array, 1, 2) if transposed else array
     return Step(
         Plan(unit.text, "sm_90a", (replace(launch, arguments=arguments),)),
-        array,
+        (array,),
         copied,
         -copied.shape[2] % (16 // array.itemsize),
     )
@@ -82,7 +87,7 @@ STEPS = {
     **{
         f"split {dtype} {sizes}": split(dtype, *sizes)
         for dtype in ("float32", "float64", "int8")
-        for sizes in ((5, 3, 2, 2), (70, 1, 1, 6), (2, 257, 1, 5))
+        for sizes in ((5, 3, 5, 2), (70, 1, 1, 6), (7, 257, 1, 5))
     },
     **{
         f"{kind} {extents}": reduction(kind, register, extents)
@@ -105,5 +110,6 @@ def test_results(name, kernels):
     step = STEPS[name]
     *outer, columns = step.result.shape
     got = np.zeros((*outer, columns + step.padding), step.result.dtype)
-    kernels.run(list(STEPS).index(name), [step.operand], [got])
+    aliases = {} if step.overwritten is None else {step.overwritten: 0}
+    kernels.run(list(STEPS).index(name), step.operands, [got], aliases)
     np.testing.assert_array_equal(got[..., :columns], step.result)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from checking.native_tools import ARCH, compile_cold, new_unit, run_python
-from jaxdnn import _native
+from jaxdnn import _libraries, _native
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -51,6 +51,30 @@ def test_key_depends_on_the_architecture_and_on_included_headers():
         _native.compile(including, "sm_90a").key,
     }
     assert len(keys) == 4
+
+
+def test_key_depends_on_what_headers_say(tmp_path: Path):
+    """In a copy of the module, in which a header's first comment is another one."""
+    name, text = next((name, text) for name, text in _native.kernel_headers().items() if "// " in text)
+    module = Path(_native.__file__).read_bytes()
+    assert module.count(text.encode()) == 1
+    changed = tmp_path / "_native.so"
+    changed.write_bytes(module.replace(text.encode(), text.replace("// ", "//-", 1).encode()))
+    unit = f'#include "{name}"\n{new_unit()}'
+    done = run_python(f"""
+from importlib import util
+spec = util.spec_from_file_location("_native", {str(changed)!r})
+module = util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.set_library_paths({_libraries.candidates()!r})
+compiled = module.compile({unit!r}, "{ARCH}")
+print(compiled.origin, compiled.key)
+""")
+    assert done.returncode == 0, done.stderr
+    origin, key = done.stdout.split()
+    here = _native.compile(unit, ARCH)
+    assert origin == here.origin == "compiler"
+    assert key != here.key
 
 
 def truncate_header(path: Path) -> None:

@@ -91,9 +91,9 @@ def test_scratch_lies_on_cache_lines_of_its_own():
 
 def test_scratch_is_kept_between_calls():
     def allocations(mebibytes):
-        plan = replace(host_plan(GOOD), scratch=(mebibytes << 20,))
+        size = np.int64((mebibytes << 20) + 1)  # no whole number of cache lines
         before = _native.counters()["scratch_allocations"]
-        call_host(custom_call.attributes(plan, results=1))
+        call_host({**custom_call.attributes(host_plan(GOOD), results=1), "scratch": size})
         return _native.counters()["scratch_allocations"] - before
 
     allocations(1)

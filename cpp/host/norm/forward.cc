@@ -133,16 +133,11 @@ struct Forward {
     }
     C center[kTileRows] = {}, inverse[kTileRows] = {};
     if (centered) {
-      for (int64_t column = 0; column < columns; ++column) {
-        for (int row = 0; row < kTileRows; ++row) center[row] += s[column][row];
-      }
-      for (int row = 0; row < kTileRows; ++row) center[row] /= C(columns);
+      // Twice: what rounding has left of the mean is much of what nearly equal numbers differ from it by.
+      for (int pass = 0; pass < 2; ++pass) subtract_means(s, columns, center);
     }
     for (int64_t column = 0; column < columns; ++column) {
-      for (int row = 0; row < kTileRows; ++row) {
-        s[column][row] -= center[row];
-        inverse[row] += s[column][row] * s[column][row];
-      }
+      for (int row = 0; row < kTileRows; ++row) inverse[row] += s[column][row] * s[column][row];
     }
     for (int row = 0; row < kTileRows; ++row) {
       inverse[row] = 1 / std::sqrt(inverse[row] / C(columns) + C(epsilon));
@@ -155,6 +150,21 @@ struct Forward {
     }
     if (mean) std::copy_n(center, rows, mean.group(group) + first);
     if (rstd) std::copy_n(inverse, rows, rstd.group(group) + first);
+  }
+
+  // Subtracts from each row of a tile its mean, and adds that to the row's `center`.
+  static void subtract_means(C (&s)[kNarrow][kTileRows], int64_t columns, C (&center)[kTileRows]) {
+    C means[kTileRows] = {};
+    for (int64_t column = 0; column < columns; ++column) {
+      for (int row = 0; row < kTileRows; ++row) means[row] += s[column][row];
+    }
+    for (int row = 0; row < kTileRows; ++row) {
+      means[row] /= C(columns);
+      center[row] += means[row];
+    }
+    for (int64_t column = 0; column < columns; ++column) {
+      for (int row = 0; row < kTileRows; ++row) s[column][row] -= means[row];
+    }
   }
 };
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdnn import _native
-
+KERNELS = Path(__file__).parents[3] / "cpp" / "kernels"
 SHIM = Path(__file__).parent / "shim"
 # `extern` ones are as long as the launch says; of the others each has its place in the block's memory.
 _SHARED = re.compile(r"(extern )?__shared__ (?:__align__\(\d+\) )?([\w: ]+) (\w+)((?:\[[^\]]*\])+);")
@@ -26,10 +25,11 @@ def compiled_for_cpu(text: str, folder: Path, arch: str = "") -> ctypes.CDLL:
     """CUDA C++ as C++ for the CPU, with what shim/ has in place of the wrappers of instructions."""
     if shutil.which("g++") is None:
         pytest.skip("g++, which compiles kernels for the CPU, is missing")
-    for header, content in _native.kernel_headers().items():
+    for path in KERNELS.rglob("*.cuh"):
+        header = path.relative_to(KERNELS)
         if not (SHIM / header).exists():
             (folder / header).parent.mkdir(parents=True, exist_ok=True)
-            (folder / header).write_text(_SHARED.sub(_placed, content))
+            (folder / header).write_text(_SHARED.sub(_placed, path.read_text()))
     source, library = folder / "unit.cc", folder / "unit.so"
     source.write_text(_SHARED.sub(_placed, text))
     flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-fno-gnu-unique", "-U_FORTIFY_SOURCE"]

@@ -3,8 +3,9 @@
 import ctypes
 import mmap
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from jaxdnn.plan import Argument, Constant, Operand, Plan, Result, Scalar, Scrat
 PATTERN = 0xFF  # NaN, if it is read as a float
 # The orders of threads (shim/launch.h), and whether buffers then begin or end where no memory is.
 ORDERS = (("forward", "end"), ("backward", "start"), ("random", "end"))
+NO_ALIASES: Mapping[int, int] = MappingProxyType({})
 _ALIGNMENT = 16  # of buffers; what lies between them and the end is the pattern, and nobody may write to it
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,22 +76,41 @@ class Emulated:
         )
         self._library.fault_address.restype = ctypes.c_void_p
 
-    def run(self, k: int, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-        """Runs plan `k`, with threads in several orders, which must not matter; overwrites `results`."""
-        every = [self._run(k, operands, results, number) for number in range(len(ORDERS))]
+    def run(
+        self,
+        k: int,
+        operands: Sequence[np.ndarray],
+        results: Sequence[np.ndarray],
+        aliases: Mapping[int, int] = NO_ALIASES,
+    ) -> None:
+        """Runs plan `k`, with threads in several orders, which must not matter; overwrites `results`.
+
+        `aliases` maps operands to the results that take their places.
+        """
+        every = [self._run(k, operands, results, aliases, number) for number in range(len(ORDERS))]
         for (order, _), found in zip(ORDERS, every, strict=True):
             for i, (got, first) in enumerate(zip(found, every[0], strict=True)):
                 assert got == first, f"result {i} depends on the order of threads: {ORDERS[0][0]} or {order}"
         for array, found in zip(results, every[0], strict=True):
             array[...] = np.frombuffer(found, array.dtype).reshape(array.shape)
 
-    def _run(self, k: int, operands: Sequence[np.ndarray], results: Sequence[np.ndarray], order: int) -> list[bytes]:
+    def _run(
+        self,
+        k: int,
+        operands: Sequence[np.ndarray],
+        results: Sequence[np.ndarray],
+        aliases: Mapping[int, int],
+        order: int,
+    ) -> list[bytes]:
         plan, edge = self.plans[k], ORDERS[order][1]
         buffers = {
             Operand: [Guarded.of(array, f"operand {i}", edge) for i, array in enumerate(operands)],
             Result: [Guarded(array.nbytes, f"result {i}", edge) for i, array in enumerate(results)],
             Scratch: [Guarded(size, f"scratch buffer {i}", edge) for i, size in enumerate(plan.scratch)],
         }
+
+        for operand, result in aliases.items():
+            buffers[Result][result] = buffers[Operand][operand]
 
         def address(of: Operand | Result | Scratch) -> int:
             return buffers[type(of)][of.index].address(of.offset)
@@ -106,8 +127,8 @@ class Emulated:
                 raise AssertionError(f"{plan.launches[i].kernel}, {order_name}: {error.decode()} {' or '.join(near)}")
         for buffer in (one for kind in buffers.values() for one in kind):
             buffer.check()
-        for array, buffer in zip(operands, buffers[Operand], strict=True):
-            assert buffer.bytes.tobytes() == array.tobytes(), f"{buffer.name} was written to"
+        for i, (array, buffer) in enumerate(zip(operands, buffers[Operand], strict=True)):
+            assert i in aliases or buffer.bytes.tobytes() == array.tobytes(), f"{buffer.name} was written to"
         return [buffer.bytes.tobytes() for buffer in buffers[Result]]
 
 

@@ -2,10 +2,11 @@
 `PYTHONPATH=tests python -P -m checking.mutants --layer pointwise`.
 
 Each line says which test caught the mistake, or that it survived, which is a hole in the tests unless the table says
-why. `--draw 8 --seed "$(git rev-parse HEAD)"` tries a few, others for each commit.
+why. `--draw 10 --seed "$(git rev-parse HEAD)"` tries a few, others for each commit.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -15,6 +16,12 @@ from pathlib import Path
 
 from checking.mutants.table import Mutant, drawn, load
 from checking.mutants.workspace import Outcome, Workspace
+
+_REMEDIES = {
+    "survived": "No test noticed these. Write one that does, or say in the table's row why none can (`survives`); then "
+    "try again: PYTHONPATH=tests python -P -m checking.mutants",
+    "can't be tried": "These have to be made to fit the code, in tests/checking/mutants",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _summarize(layers, outcomes)
     if given.report:
         _report(outcomes)
-    return int(any(one.error or not (one.caught or one.mutant.survives) for one in outcomes))
+    wrong = [one for one in outcomes if one.error or not (one.caught or one.mutant.survives)]
+    for name, text in _REMEDIES.items():
+        if some := [one.mutant.name for one in wrong if _verdict(one) == name]:
+            print(f"{text}: {' '.join(some)}")
+    return int(bool(wrong))
 
 
 def _outcomes(chosen: Sequence[Mutant], workers: int, timeout: float, *, all_failures: bool) -> list[Outcome]:
@@ -101,7 +112,7 @@ def _verdict(outcome: Outcome) -> str:
 def _report(outcomes: Sequence[Outcome]) -> None:
     """Prints the files that were run, and caught nothing. A folder counts by the files in it that did."""
     ran = {test.split("::")[0] for one in outcomes for test in one.mutant.tests}
-    caught = {test.split("::")[0] for one in outcomes for test in one.caught}
+    caught = {re.split("::| ", test)[0] for one in outcomes for test in one.caught}
     idle = [test for test in sorted(ran) if not any(one == test or one.startswith(f"{test}/") for one in caught)]
     print("caught nothing:", ", ".join(idle) or "none")
 

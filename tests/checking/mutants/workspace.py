@@ -4,8 +4,9 @@ Tests run in a virtual environment that sees this one's packages, but not its ed
 hooks, which would win over any path. So PYTHONPATH alone says which copy of the package is imported, by processes that
 tests start too.
 
-A copy with a mistake in Python takes the native module that is installed. For one in C++ or CUDA the module is built
-again, all in one build folder, so that only what depends on the changed file is compiled.
+A copy with a mistake in Python, or in a kernel for the GPU, whose text tests compile, takes the native module that is
+installed. For other mistakes in C++ it is built again, all in one build folder, so that only what depends on the
+changed file is compiled.
 """
 
 import os
@@ -58,7 +59,10 @@ class Workspace:
         self._passed: set[str] = set()  # tests that are known to pass without a mistake
 
     def run(self, mutant: Mutant, timeout: float, *, all_failures: bool = False) -> Outcome:
-        """Applies the mistake to a copy, and runs the tests nearest to it, up to the first failure."""
+        """Applies the mistake to a copy, and runs the tests nearest to it, up to the first failure or all.
+
+        One after the other, so that of what kills the process it is known which it was.
+        """
         started = time.perf_counter()
         copy = self._folder / mutant.name
         try:
@@ -66,8 +70,11 @@ class Workspace:
             (copy / mutant.file).write_text(mutant.applied(copy))
             caught: tuple[str, ...] = ()
             error = self._build(mutant, copy / "jaxdnn" / self._module.name) if mutant.is_native else ""
-            if not error:
-                caught, error = self._test(mutant.tests, copy, timeout, () if all_failures else ("--exitfirst",))
+            for test in mutant.tests:
+                if error or (caught and not all_failures):
+                    break
+                more, error = self._test(test, copy, timeout, () if all_failures else ("--exitfirst",))
+                caught += more
             if caught and not error:
                 error = self._without(caught[0], timeout)
             return Outcome(mutant, caught, time.perf_counter() - started, error)
@@ -76,10 +83,10 @@ class Workspace:
 
     def _without(self, test: str, timeout: float) -> str:
         """Why a test's failure tells nothing of a mistake: it fails without one, too."""
-        if not test.startswith("tests/") or test in self._passed:
+        if test.endswith(")") or test in self._passed:  # it was killed, or has passed
             return ""
         flags = () if "::" in test else ("--collect-only",)
-        failed, error = self._test((test,), self._original, timeout, flags)
+        failed, error = self._test(test, self._original, timeout, flags)
         if failed or error:
             return f"{test} fails without a mistake: {error}"
         self._passed.add(test)
@@ -108,12 +115,10 @@ class Workspace:
         given = [f"-D{name}={value}" for name, value in settings.items()]
         return _said(["cmake", "-G", "Ninja", "-S", str(sources), "-B", str(build), *given])
 
-    def _test(
-        self, tests: tuple[str, ...], copy: Path, timeout: float, flags: tuple[str, ...]
-    ) -> tuple[tuple[str, ...], str]:
-        """Runs tests of a copy. Returns which of them failed, and why they could not be run."""
+    def _test(self, test: str, copy: Path, timeout: float, flags: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+        """Runs a test, a file or a folder of a copy. Returns which tests failed, and why they could not be run."""
         command = [str(self._python), "-P", "-m", "pytest", "--numprocesses=0", "--dist=no", "-p", "no:cacheprovider"]
-        command += ["-q", "--tb=no", *flags, *tests]
+        command += ["-q", "--tb=no", *flags, test]
         environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         # A group of its own, so that what tests have started ends with them.
         with subprocess.Popen(
@@ -124,14 +129,14 @@ class Workspace:
                 said = process.communicate(timeout=timeout)[0]
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                return (f"no end after {timeout:.0f} s",), ""
+                return (f"{test} (no end after {timeout:.0f} s)",), ""
         failed = tuple(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE))
         if process.returncode == 0:
             return (), ""
         if process.returncode in (1, 2) and failed:
             return failed, ""
         if process.returncode < 0:
-            return (f"killed by {signal.Signals(-process.returncode).name}",), ""
+            return (f"{test} (killed by {signal.Signals(-process.returncode).name})",), ""
         return (), f"pytest returned {process.returncode}:\n{said[-2000:]}"
 
 
