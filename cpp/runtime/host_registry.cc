@@ -50,6 +50,17 @@ bool processor_has(std::string_view isa) {
   return false;
 }
 
+// What JAXDNN_HOST_ISA may name, best first; "amx" and "avx512_bf16" are for kernels of "avx512" that ask for them.
+const std::vector<std::string>& known_isas() {
+  static const auto& known = *new std::vector<std::string>{"amx", "avx512_bf16", "avx512", "avx2", "baseline"};
+  return known;
+}
+
+std::string highest_isa() {
+  const char* highest = std::getenv("JAXDNN_HOST_ISA");
+  return highest == nullptr || *highest == '\0' ? known_isas().front() : highest;
+}
+
 std::string join(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -58,18 +69,21 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
+bool isa_allowed(const char* isa) {
+  const std::vector<std::string>& known = known_isas();
+  const auto highest = std::find(known.begin(), known.end(), highest_isa());
+  return std::find(highest, known.end(), isa) != known.end();
+}
+
 std::vector<std::string> host_isas() {
   std::vector<std::string> found;
   for (const char* isa : {JAXDNN_HOST_ISAS}) {
-    if (processor_has(isa)) found.push_back(isa);
+    if (processor_has(isa) && isa_allowed(isa)) found.push_back(isa);
   }
-  const char* highest = std::getenv("JAXDNN_HOST_ISA");
-  if (highest == nullptr || *highest == '\0') return found;
-  auto allowed = std::find(found.begin(), found.end(), highest);
-  if (allowed == found.end()) {
-    throw PlanError("JAXDNN_HOST_ISA is \"" + std::string(highest) + "\"; here it can be " + join(found));
+  if (found.empty()) {
+    throw PlanError("JAXDNN_HOST_ISA is \"" + highest_isa() + "\"; it can be " + join(known_isas()));
   }
-  return {allowed, found.end()};
+  return found;
 }
 
 HostKernel host_kernel(const std::string& name, const std::string& isa) {

@@ -9,7 +9,7 @@
 namespace jaxdnn {
 
 // The instruction sets that this build has and this processor and its operating system support, best first; those above
-// JAXDNN_HOST_ISA, where it is set, left out. Throws PlanError if that names none of them.
+// JAXDNN_HOST_ISA, where it is set, left out. Throws PlanError if that names none.
 std::vector<std::string> host_isas();
 
 // `isa` empty: the best. Throws PlanError when there is no such kernel or instruction set.

@@ -37,6 +37,10 @@ struct HostKernelTable {
   size_t count;
 };
 
+// Whether JAXDNN_HOST_ISA allows an instruction set, whatever the processor has. The runtime defines it, for kernels
+// that choose as they run: "avx512_bf16" and "amx" are compiled into those of "avx512".
+bool isa_allowed(const char* isa);
+
 }  // namespace jaxdnn
 
 #ifdef JAXDNN_ISA

@@ -34,8 +34,8 @@ struct Features {
 inline Features detect() {
   Features found{};
   unsigned a, b, c, d;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) found.dots = (a & (1u << 5)) != 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) found.dots = (a & (1u << 5)) != 0 && isa_allowed("avx512_bf16");
+  if (!isa_allowed("amx") || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
   constexpr unsigned kBfloat16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25;
   if ((d & (kBfloat16 | kTiles | kInt8)) != (kBfloat16 | kTiles | kInt8)) return found;
   // The kernel saves the tiles of a process that has asked for it.
