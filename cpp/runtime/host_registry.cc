@@ -3,6 +3,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if JAXDNN_COMPILES_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -47,6 +51,19 @@ bool processor_has(std::string_view isa) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   }
 #endif
+#if JAXDNN_COMPILES_AMX
+  if (isa == "avx512_bf16") {
+    return processor_has("avx512") && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 5)) != 0;
+  }
+  if (isa == "amx") {
+    constexpr unsigned kBfloat16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25, kAll = kBfloat16 | kTiles | kInt8;
+    if (!processor_has("avx512_bf16") || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAll) != kAll)
+      return false;
+    // The kernel saves the tiles of a process that has asked for it.
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }
+#endif
   return false;
 }
 
@@ -69,16 +86,24 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool isa_allowed(const char* isa) {
+bool isa_usable(const char* isa) {
   const std::vector<std::string>& known = known_isas();
   const auto highest = std::find(known.begin(), known.end(), highest_isa());
-  return std::find(highest, known.end(), isa) != known.end();
+  return std::find(highest, known.end(), isa) != known.end() && processor_has(isa);
+}
+
+std::vector<std::string> host_extensions() {
+  std::vector<std::string> found;
+  for (const char* isa : {"amx", "avx512_bf16"}) {
+    if (isa_usable(isa)) found.push_back(isa);
+  }
+  return found;
 }
 
 std::vector<std::string> host_isas() {
   std::vector<std::string> found;
   for (const char* isa : {JAXDNN_HOST_ISAS}) {
-    if (processor_has(isa) && isa_allowed(isa)) found.push_back(isa);
+    if (isa_usable(isa)) found.push_back(isa);
   }
   if (found.empty()) {
     throw PlanError("JAXDNN_HOST_ISA is \"" + highest_isa() + "\"; it can be " + join(known_isas()));

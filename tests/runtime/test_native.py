@@ -154,8 +154,10 @@ def test_host_isa_can_be_lowered(monkeypatch: pytest.MonkeyPatch):
 
 def test_host_isa_is_a_maximum(monkeypatch: pytest.MonkeyPatch):
     """Whatever this processor has: one that it lacks bounds nothing below it."""
-    had = _native.host()["isas"]
+    had = _native.host()
     known = ["amx", "avx512_bf16", "avx512", "avx2", "baseline"]
     for number, highest in enumerate(known):
         monkeypatch.setenv("JAXDNN_HOST_ISA", highest)
-        assert _native.host()["isas"] == [isa for isa in had if isa in known[number:]]
+        bounded = _native.host()
+        for sets in ("isas", "extensions"):
+            assert bounded[sets] == [isa for isa in had[sets] if isa in known[number:]]
