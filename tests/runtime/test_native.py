@@ -154,6 +154,7 @@ def test_host_isa_can_be_lowered(monkeypatch: pytest.MonkeyPatch):
 
 def test_host_isa_is_a_maximum(monkeypatch: pytest.MonkeyPatch):
     """Whatever this processor has: one that it lacks bounds nothing below it."""
+    monkeypatch.delenv("JAXDNN_HOST_ISA", raising=False)
     had = _native.host()
     known = ["amx", "avx512_bf16", "avx512", "avx2", "baseline"]
     for number, highest in enumerate(known):
