@@ -42,7 +42,8 @@ def driver() -> dict[str, Any]:
     "shared_memory_per_block", "l2_bytes", "memory_bytes"}, ...]}. Raises Unavailable."""
 
 def host() -> dict[str, Any]:
-    """{"isa": the best instruction set that this processor and this build share, "isas": [...], "threads": int}."""
+    """{"isa": the best instruction set that this processor and this build share, "isas": [...], "extensions": what
+    kernels of "avx512" use beyond it, "threads": int}."""
 
 def cache() -> dict[str, Any]:
     """{"directory", "entries", "bytes", "limit", "writable"}."""

@@ -74,7 +74,7 @@ def _software() -> dict[str, object]:
 def _processor() -> dict[str, object]:
     host = _native.host()
     return {
-        "instruction set": f"{host['isa']}, of {', '.join(host['isas'])} (JAXDNN_HOST_ISA)",
+        "instruction set": f"{host['isa']}, of {', '.join(host['extensions'] + host['isas'])} (JAXDNN_HOST_ISA)",
         "threads": host["threads"],
     }
 

@@ -3,6 +3,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if JAXDNN_COMPILES_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -47,7 +51,31 @@ bool processor_has(std::string_view isa) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   }
 #endif
+#if JAXDNN_COMPILES_AMX
+  if (isa == "avx512_bf16") {
+    return processor_has("avx512") && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 5)) != 0;
+  }
+  if (isa == "amx") {
+    constexpr unsigned kBfloat16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25, kAll = kBfloat16 | kTiles | kInt8;
+    if (!processor_has("avx512_bf16") || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAll) != kAll)
+      return false;
+    // The kernel saves the tiles of a process that has asked for it.
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }
+#endif
   return false;
+}
+
+// What JAXDNN_HOST_ISA may name, best first; "amx" and "avx512_bf16" are for kernels of "avx512" that ask for them.
+const std::vector<std::string>& known_isas() {
+  static const auto& known = *new std::vector<std::string>{"amx", "avx512_bf16", "avx512", "avx2", "baseline"};
+  return known;
+}
+
+std::string highest_isa() {
+  const char* highest = std::getenv("JAXDNN_HOST_ISA");
+  return highest == nullptr || *highest == '\0' ? known_isas().front() : highest;
 }
 
 std::string join(const std::vector<std::string>& names) {
@@ -58,18 +86,29 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
+bool isa_usable(const char* isa) {
+  const std::vector<std::string>& known = known_isas();
+  const auto highest = std::find(known.begin(), known.end(), highest_isa());
+  return std::find(highest, known.end(), isa) != known.end() && processor_has(isa);
+}
+
+std::vector<std::string> host_extensions() {
+  std::vector<std::string> found;
+  for (const char* isa : {"amx", "avx512_bf16"}) {
+    if (isa_usable(isa)) found.push_back(isa);
+  }
+  return found;
+}
+
 std::vector<std::string> host_isas() {
   std::vector<std::string> found;
   for (const char* isa : {JAXDNN_HOST_ISAS}) {
-    if (processor_has(isa)) found.push_back(isa);
+    if (isa_usable(isa)) found.push_back(isa);
   }
-  const char* highest = std::getenv("JAXDNN_HOST_ISA");
-  if (highest == nullptr || *highest == '\0') return found;
-  auto allowed = std::find(found.begin(), found.end(), highest);
-  if (allowed == found.end()) {
-    throw PlanError("JAXDNN_HOST_ISA is \"" + std::string(highest) + "\"; here it can be " + join(found));
+  if (found.empty()) {
+    throw PlanError("JAXDNN_HOST_ISA is \"" + highest_isa() + "\"; it can be " + join(known_isas()));
   }
-  return {allowed, found.end()};
+  return found;
 }
 
 HostKernel host_kernel(const std::string& name, const std::string& isa) {

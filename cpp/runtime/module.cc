@@ -112,6 +112,7 @@ nb::dict describe_host() {
   nb::dict result;
   result["isa"] = isas.front();
   result["isas"] = isas;
+  result["extensions"] = host_extensions();
   result["threads"] = host_threads();
   return result;
 }

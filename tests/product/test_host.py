@@ -202,6 +202,22 @@ def test_results_do_not_depend_on_threads():
     assert len(printed.pop().strip()) == 64
 
 
+BFLOAT16 = """
+import jax.numpy as jnp, numpy as np, jaxdnn
+
+random = np.random.default_rng(0)
+a, b = (jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for shape in ((65, 700), (700, 70)))
+with jaxdnn.options(engine="host", knobs={"rows": 65, "columns": 70, "depth": 704}, fallback=False):
+    print(np.asarray(jaxdnn.matmul(a, b, preferred_element_type=jnp.float32)).tobytes().hex())
+"""
+
+
+def test_instructions_for_pairs_can_be_ruled_out():
+    """Products of bfloat16 are exact in float32, so sums differ only where instructions add pairs of them first."""
+    by_isa = {isa: run_python(BFLOAT16, JAXDNN_HOST_ISA=isa) for isa in ("avx512", "baseline")}
+    assert by_isa["avx512"].stdout == by_isa["baseline"].stdout != "", by_isa
+
+
 def test_a_plan_is_what_it_is():
     product = ProductCase(300, 200, 700, "float32").product()
     config = HostKnobs(96, 128, 256, splits=2, tiles_per_task=3, pack_a=True, pack_b=True)

@@ -146,5 +146,19 @@ def test_host_isa_can_be_lowered(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXDNN_HOST_ISA", "baseline")
     assert _native.host()["isas"] == ["baseline"]
     monkeypatch.setenv("JAXDNN_HOST_ISA", "mmx")
-    with pytest.raises(ValueError, match=r'JAXDNN_HOST_ISA is "mmx"; here it can be .*baseline'):
+    with pytest.raises(
+        ValueError, match='JAXDNN_HOST_ISA is "mmx"; it can be amx, avx512_bf16, avx512, avx2, baseline'
+    ):
         _native.host()
+
+
+def test_host_isa_is_a_maximum(monkeypatch: pytest.MonkeyPatch):
+    """Whatever this processor has: one that it lacks bounds nothing below it."""
+    monkeypatch.delenv("JAXDNN_HOST_ISA", raising=False)
+    had = _native.host()
+    known = ["amx", "avx512_bf16", "avx512", "avx2", "baseline"]
+    for number, highest in enumerate(known):
+        monkeypatch.setenv("JAXDNN_HOST_ISA", highest)
+        bounded = _native.host()
+        for sets in ("isas", "extensions"):
+            assert bounded[sets] == [isa for isa in had[sets] if isa in known[number:]]

@@ -18,6 +18,13 @@
 #include <cstddef>
 #include <cstdint>
 
+// Whether the compiler knows AMX and AVX512-BF16. Clang has them all in one header, GCC in several.
+#if defined(__x86_64__) && defined(__linux__) && (__has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>))
+#define JAXDNN_COMPILES_AMX 1
+#else
+#define JAXDNN_COMPILES_AMX 0
+#endif
+
 namespace jaxdnn {
 
 // `arguments[i]` points at the data of a buffer, or at the value of a scalar:
@@ -36,6 +43,10 @@ struct HostKernelTable {
   const HostKernelEntry* entries;
   size_t count;
 };
+
+// Whether the processor has an instruction set, and JAXDNN_HOST_ISA allows it. The runtime defines it, for kernels that
+// choose as they run: "avx512_bf16" and "amx" are compiled into those of "avx512".
+bool isa_usable(const char* isa);
 
 }  // namespace jaxdnn
 

@@ -13,6 +13,7 @@ JAXDNN_ISA_BEGIN
 
 using Floats = Vector<float>;
 using Ints = Vector<int32_t>;
+using Bits = Vector<uint32_t>;
 
 inline Floats all(float value) { return value - Floats{}; }
 inline Floats float_of_bits(Ints bits) { return bit_cast<Floats>(bits); }
@@ -90,7 +91,8 @@ inline Floats log(Floats x, Floats correction) {
   const auto subnormal = x < 0x1p-126f;
   const Floats normal = subnormal ? x * 0x1p25f : x;
   // normal = 2^k (1 + f), with 1 + f between the roots of 1/2 and 2
-  const Ints shifted = bits_of_float(normal) - bits_of_float(all(0.70710678f));
+  // Unsigned, for those of negative x wrap.
+  const Ints shifted = (Ints)(bit_cast<Bits>(normal) - bit_cast<Bits>(all(0.70710678f)));
   const Floats k = __builtin_convertvector((shifted >> 23) - (subnormal & 25), Floats);
   const Floats f = float_of_bits((shifted & 0x007fffff) + bits_of_float(all(0.70710678f))) - 1.0f;
   const Floats square = f * f;

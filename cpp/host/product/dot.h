@@ -4,13 +4,9 @@
 
 #include "multiply.h"
 
-// Clang has them all in one header, GCC in several.
-#if defined(__AVX512F__) && defined(__linux__) && (__has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>))
+#if defined(__AVX512F__) && JAXDNN_COMPILES_AMX
 #define JAXDNN_MATMUL_DOT 1
-#include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #else
 #define JAXDNN_MATMUL_DOT 0
 #endif
@@ -31,21 +27,8 @@ struct Features {
 
 #if JAXDNN_MATMUL_DOT
 
-inline Features detect() {
-  Features found{};
-  unsigned a, b, c, d;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) found.dots = (a & (1u << 5)) != 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
-  constexpr unsigned kBfloat16 = 1u << 22, kTiles = 1u << 24, kInt8 = 1u << 25;
-  if ((d & (kBfloat16 | kTiles | kInt8)) != (kBfloat16 | kTiles | kInt8)) return found;
-  // The kernel saves the tiles of a process that has asked for it.
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  found.tiles = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return found;
-}
-
 inline const Features& features() {
-  static const Features found = detect();
+  static const Features found{isa_usable("avx512_bf16"), isa_usable("amx")};
   return found;
 }
 
