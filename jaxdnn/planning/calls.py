@@ -1,7 +1,7 @@
 """Finds the calls of jaxdnn's primitives in a function, by tracing it on abstract values."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,14 +80,9 @@ def _seed(output: Any) -> Any:
 
 def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     counts: Counter[tuple[Spec, Types, Types]] = Counter()
-    for eqn, sources, times in _equations(jaxpr.jaxpr, 1):
-        # As lowering has it: an operand that is a transpose is read where the array lies.
-        variables = dict(zip(eqn.params["spec"].operands, eqn.invars, strict=True))
-        found = {name: made for name, one in variables.items() if (made := _transpose_of(one, sources))}
-        spec, names = eqn.params["spec"].untransposed({name: order for name, (_, order) in found.items()})
-        read = (found[name][0] if name in names else one for name, one in variables.items())
-        operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (read, eqn.outvars))
-        counts[spec, operands, results] += times
+    for eqn, times in _equations(jaxpr.jaxpr, 1):
+        operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (eqn.invars, eqn.outvars))
+        counts[eqn.params["spec"], operands, results] += times
 
     def call(spec: Spec, operands: Types, results: Types, count: int) -> Call:
         avals = [[jax.ShapeDtypeStruct(*one) for one in side] for side in (operands, results)]
@@ -96,24 +91,10 @@ def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     return [call(*key, count) for key, count in counts.items()]
 
 
-def _transpose_of(variable: Any, sources: Mapping[int, Any]) -> tuple[Any, Sequence[int]] | None:
-    """The array whose transpose a variable is, and the order of its dimensions."""
-    transpose = sources.get(id(variable))
-    if transpose is None:
-        return None
-    (array,), order = transpose.invars, transpose.params["permutation"]
-    if before := _transpose_of(array, sources):
-        array, first = before
-        order = [first[number] for number in order]
-    return array, order
-
-
-def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[Any, Mapping[int, Any], int]]:
-    """Calls, the transposes beside them by the variable that they make, and how often."""
-    sources = {id(eqn.outvars[0]): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "transpose"}
+def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[Any, int]]:
     for eqn in jaxpr.eqns:
         if isinstance(eqn.params.get("spec"), Spec):
-            yield eqn, sources, times
+            yield eqn, times
             continue
         inner = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
         for value in eqn.params.values():

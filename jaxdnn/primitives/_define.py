@@ -27,7 +27,7 @@ from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jaxdnn.custom_call import custom_call
-from jaxdnn.planning.select import Selection, select
+from jaxdnn.planning.select import select
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
 Tangent = jax.Array | ad.Zero  # or a cotangent
@@ -98,8 +98,7 @@ class MultilinearOp:
     """The primitive of an op that is linear in some of its operands, and the function that binds it."""
 
     def __init__(self, spec_type: type[MultilinearSpec]) -> None:
-        # Not cached: a cached rule is given the arguments of a function, and can't see which are transposes.
-        primitive = _define(spec_type.op, cacheable=False)
+        primitive = _define(spec_type.op)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
         spec_type.primitive = staticmethod(primitive.bind)
@@ -140,15 +139,14 @@ def weakly_typed(array: jax.Array) -> Any:
     return _convert_element_type(array, weak_type=True)
 
 
-def _define(op: str, *, cacheable: bool = True) -> Primitive:
+def _define(op: str) -> Primitive:
     primitive = Primitive(f"jaxdnn_{op}")
     primitive.multiple_results = True
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(_abstract_evaluation)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     for platform in _PLATFORMS:
-        rule = partial(_lower, primitive, platform)
-        mlir.register_lowering(primitive, rule, platform=platform, cacheable=cacheable)
+        mlir.register_lowering(primitive, partial(_lower, primitive, platform), platform=platform)
     mlir.register_lowering(primitive, _lower_reference)
     # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -220,7 +218,6 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def _lower(
     primitive: Primitive, platform: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    ctx, operands, spec = _untransposed(ctx, operands, spec)
     context = ctx.module_context.axis_context
     match context:
         case mlir.ShardingContext():
@@ -239,47 +236,10 @@ def _lower(
             sharding = mlir.ShardingContext(len(devices), devices, context.mesh.abstract_mesh)
             ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=sharding))
         return mlir.lower_fun(_partitioned(primitive, spec))(ctx, *operands)
-    # Like calls of a module are planned once.
-    planned, call = ctx.module_context.cached_primitive_lowerings, (spec, platform, *ctx.avals_in, *ctx.avals_out)
-    if call not in planned:
-        planned[call] = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
-    selection: Selection = planned[call]
+    selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
     return custom_call(ctx, selection.plan, operands, spec.aliases)
-
-
-def _untransposed(
-    ctx: mlir.LoweringRuleContext, operands: Sequence[mlir.ir.Value], spec: Spec
-) -> tuple[mlir.LoweringRuleContext, Sequence[mlir.ir.Value], Spec]:
-    """The call of the arrays whose transposes its operands are. XLA would copy them for a custom call."""
-    found = {name: made for name, value in zip(spec.operands, operands, strict=True) if (made := _transpose_of(value))}
-    spec, names = spec.untransposed({name: order for name, (_, order) in found.items()})
-    if not names:
-        return ctx, operands, spec
-    values, avals = list(operands), list(ctx.avals_in)
-    for name in names:
-        at, (source, order) = spec.operands.index(name), found[name]
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        values[at] = source
-        (avals[at],) = jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(avals[at]).out_avals
-    return ctx.replace(avals_in=tuple(avals)), values, spec
-
-
-def _transpose_of(value: mlir.ir.Value) -> tuple[mlir.ir.Value, Sequence[int]] | None:
-    """The array whose transpose a value is, and the order of its dimensions."""
-    made = value.owner
-    if isinstance(made, mlir.ir.Block):
-        return None
-    if made.name == "sdy.sharding_constraint":  # how an array of explicit axes states its type
-        return _transpose_of(made.operands[0])
-    if made.name != "stablehlo.transpose":
-        return None
-    (array,), order = made.operands, list(mlir.ir.DenseI64ArrayAttr(made.attributes["permutation"]))
-    if before := _transpose_of(array):
-        array, first = before
-        order = [first[number] for number in order]
-    return array, order
 
 
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec) -> Sequence[mlir.ir.Value]:
