@@ -186,17 +186,29 @@ def _batch(
     names = spec.operands
     size = next(array.shape[axis] for array, axis in zip(operands, axes, strict=True) if axis is not None)
     arrays = dict(zip(names, operands, strict=True))
-    spec_mapped, places, of_results = spec.mapped(arrays, dict(zip(names, axes, strict=True)))
+    places_of_axis = dict(zip(names, axes, strict=True))
+    spec_mapped, places, of_results = spec.mapped(arrays, places_of_axis)
+    split = split_of_mapped(arrays, places_of_axis)
 
     def moved(name: str, axis: int | None) -> jax.Array:
+        array = arrays[name]
         if name not in places:
-            return arrays[name]
+            return array
         if axis is None:
-            return jnp.moveaxis(jnp.broadcast_to(arrays[name], (size, *arrays[name].shape)), 0, places[name])
-        return jnp.moveaxis(arrays[name], axis, places[name])
+            own = jax.typeof(array).sharding.spec
+            sharding = None if split is None else split.update(spec=PartitionSpec(*split.spec, *own))
+            return jnp.moveaxis(jnp.broadcast_to(array, (size, *array.shape), out_sharding=sharding), 0, places[name])
+        return jnp.moveaxis(array, axis, places[name])
 
     results = primitive.bind(*(moved(name, axis) for name, axis in zip(names, axes, strict=True)), spec=spec_mapped)
     return results, of_results
+
+
+def split_of_mapped(arrays: Mapping[str, jax.Array], axes: Mapping[str, int | None]) -> NamedSharding | None:
+    """How a mapped axis, of which `axes` is the place in each array, lies on explicit axes of a mesh, if on any."""
+    placed = [(jax.typeof(arrays[name]).sharding, axis) for name, axis in axes.items() if axis is not None]
+    split = (sharding.update(spec=PartitionSpec(sharding.spec[axis])) for sharding, axis in placed)
+    return next((sharding for sharding in split if sharding.spec[0] is not None), None)
 
 
 def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -218,36 +230,55 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def _lower(
     primitive: Primitive, platform: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    context = ctx.module_context.axis_context
-    match context:
-        case mlir.ShardingContext():
-            partitioned = context.num_devices > 1
-        case mlir.SPMDAxisContext():
-            partitioned = context.manual_axes != frozenset(context.mesh.axis_names)
-        case _:
-            partitioned = False
-    if partitioned:
-        if ctx.module_context.lowering_parameters.for_export:
+    partitioned = _over_devices(ctx.module_context.axis_context, [*ctx.avals_in, *ctx.avals_out])
+    if partitioned is not None:
+        context, mesh = partitioned
+        if context.abstract_mesh is None or ctx.module_context.lowering_parameters.for_export:
             # The partitioner calls back into this process, which an exported program has left.
             return _lower_reference(ctx, *operands, spec=spec)
-        if isinstance(context, mlir.SPMDAxisContext):
-            # `custom_partitioning` finds the mesh of a partially manual region in this kind of context only.
-            devices = tuple(context.mesh.devices.flat)
-            sharding = mlir.ShardingContext(len(devices), devices, context.mesh.abstract_mesh)
-            ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=sharding))
-        return mlir.lower_fun(_partitioned(primitive, spec))(ctx, *operands)
+        ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=context))
+        return mlir.lower_fun(_partitioned(primitive, spec, mesh))(ctx, *operands)
     selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
     return custom_call(ctx, selection.plan, operands, spec.aliases)
 
 
+def _over_devices(context: Any, avals: Sequence[Any]) -> tuple[mlir.ShardingContext, Mesh | None] | None:
+    """If a call is the partitioner's to split over devices: the context in which `custom_partitioning` finds their
+    mesh, or no mesh if it can't be split after all; and the mesh that collectives name, if it is another one.
+    """
+    match context:
+        case mlir.ShardingContext():
+            if context.num_devices == 1:
+                return None
+            # `jit` knows the mesh of its arguments alone; where the placed arrays are closed over, types tell.
+            typed = (aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty)
+            mesh = context.abstract_mesh or next(typed, None)
+            return mlir.ShardingContext(context.num_devices, context.device_assignment, mesh), None
+        case mlir.SPMDAxisContext():
+            mesh = context.mesh
+            free = [name for name in mesh.axis_names if name not in context.manual_axes and mesh.shape[name] > 1]
+            if not free:
+                return None
+            # In a partially manual region XLA hands out, and takes, shardings within one group of devices, those of
+            # equal manual coordinates. In which order of several axes it numbers them is not told.
+            devices = tuple(mesh.devices.flat)[: mesh.shape[free[0]]]
+            group = AbstractMesh((len(devices),), (free[0],)) if len(free) == 1 else None
+            return mlir.ShardingContext(len(devices), devices, group), mesh
+        case _:
+            return None
+
+
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec) -> Sequence[mlir.ir.Value]:
     return mlir.lower_fun(spec.evaluate)(ctx, *operands)
 
 
-def _partitioned(primitive: Primitive, spec: Spec) -> Callable[..., tuple[jax.Array, ...]]:
-    """The call as a function that the partitioner may split over devices, along the dimensions that the op allows."""
+def _partitioned(primitive: Primitive, spec: Spec, whole: Mesh | None) -> Callable[..., tuple[jax.Array, ...]]:
+    """The call as a function that the partitioner may split over devices, along the dimensions that the op allows.
+
+    `whole` is the mesh that collectives name, where the partitioner's is but a part of it.
+    """
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(primitive.bind(*operands, spec=spec))
@@ -261,13 +292,15 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Callable[..., tuple[jax.Ar
 
     def rule(mesh: Mesh, operand_types: TensorTypes, result_types: TensorTypes) -> SdyShardingRule:
         del mesh
-        of_operands, of_results, whole = factors(*map(_typed, (operand_types, result_types)))
+        of_operands, of_results, unsplit = factors(*map(_typed, (operand_types, result_types)))
         # In the order in which they appear, as the rule's verifier wants them.
-        ordered = dict.fromkeys(factor for array in (*of_operands, *of_results) for factor in array if factor in whole)
+        ordered = dict.fromkeys(
+            factor for array in (*of_operands, *of_results) for factor in array if factor in unsplit
+        )
         return SdyShardingRule(tuple(of_operands), tuple(of_results), need_replication_factors=tuple(ordered))
 
     def partition(mesh: Mesh, operand_shapes: Types, result_shapes: Types) -> tuple[object, ...]:
-        of_operands, of_results, whole = factors(operand_shapes, result_shapes)
+        of_operands, of_results, unsplit = factors(operand_shapes, result_shapes)
         share = spec.share(spec.signature(operand_shapes, result_shapes))
         # Where arrays ask for different things a result's wish comes first, and no axis of the mesh serves twice.
         axes: dict[str, tuple[str, ...]] = {}
@@ -276,7 +309,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Callable[..., tuple[jax.Ar
             for factor, split in zip(dimensions, array.sharding.spec, strict=False):
                 wished = split if isinstance(split, tuple) else (split,)
                 names = tuple(name for name in wished if name in free)
-                if share is not None and names and factor not in whole and factor not in axes:
+                if share is not None and names and factor not in unsplit and factor not in axes:
                     axes[factor] = names
                     free -= set(names)
 
@@ -294,7 +327,7 @@ def _partitioned(primitive: Primitive, spec: Spec) -> Callable[..., tuple[jax.Ar
                 over = [summed(dimensions) for dimensions in of_results]
                 return tuple(lax.psum(r, names) if names else r for r, names in zip(results, over, strict=True))
 
-        return mesh, shard, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
+        return whole or mesh, shard, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
 
     function = custom_partitioning(call)
     function.def_partition(partition, sharding_rule=rule)
