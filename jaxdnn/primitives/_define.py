@@ -10,7 +10,7 @@ Op            is three primitives (see `Spec`): `forward`, whose JVP rule binds 
 MultilinearOp is one primitive, whose derivatives the spec writes in terms of the same primitive.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,21 +20,19 @@ from jax import lax
 from jax._src import dispatch
 from jax._src.lax.lax import _convert_element_type
 from jax.core import AbstractValue
-from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import select
+from jaxdnn.primitives._partition import partitioned_call
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
 Tangent = jax.Array | ad.Zero  # or a cotangent
 Pushed = tuple[Sequence[jax.Array], Sequence[Tangent]]  # results and their tangents
 Transposed = list[Tangent | None]  # a cotangent for each operand that is not known
-Types = Sequence[jax.ShapeDtypeStruct]
-TensorTypes = Sequence[mlir.ir.RankedTensorType]
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "tangent", "backward")
 _PLATFORMS = ("cpu", "cuda")
@@ -146,7 +144,7 @@ def _define(op: str) -> Primitive:
     primitive.def_abstract_eval(_abstract_evaluation)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     for platform in _PLATFORMS:
-        mlir.register_lowering(primitive, partial(_lower, primitive, platform), platform=platform)
+        mlir.register_lowering(primitive, partial(_lower, platform), platform=platform)
     mlir.register_lowering(primitive, _lower_reference)
     # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -186,17 +184,29 @@ def _batch(
     names = spec.operands
     size = next(array.shape[axis] for array, axis in zip(operands, axes, strict=True) if axis is not None)
     arrays = dict(zip(names, operands, strict=True))
-    spec_mapped, places, of_results = spec.mapped(arrays, dict(zip(names, axes, strict=True)))
+    places_of_axis = dict(zip(names, axes, strict=True))
+    spec_mapped, places, of_results = spec.mapped(arrays, places_of_axis)
+    split = split_of_mapped(arrays, places_of_axis)
 
     def moved(name: str, axis: int | None) -> jax.Array:
+        array = arrays[name]
         if name not in places:
-            return arrays[name]
+            return array
         if axis is None:
-            return jnp.moveaxis(jnp.broadcast_to(arrays[name], (size, *arrays[name].shape)), 0, places[name])
-        return jnp.moveaxis(arrays[name], axis, places[name])
+            own = jax.typeof(array).sharding.spec
+            sharding = None if split is None else split.update(spec=PartitionSpec(*split.spec, *own))
+            return jnp.moveaxis(jnp.broadcast_to(array, (size, *array.shape), out_sharding=sharding), 0, places[name])
+        return jnp.moveaxis(array, axis, places[name])
 
     results = primitive.bind(*(moved(name, axis) for name, axis in zip(names, axes, strict=True)), spec=spec_mapped)
     return results, of_results
+
+
+def split_of_mapped(arrays: Mapping[str, jax.Array], axes: Mapping[str, int | None]) -> NamedSharding | None:
+    """How a mapped axis, of which `axes` is the place in each array, lies on explicit axes of a mesh, if on any."""
+    placed = [(jax.typeof(arrays[name]).sharding, axis) for name, axis in axes.items() if axis is not None]
+    split = (sharding.update(spec=PartitionSpec(sharding.spec[axis])) for sharding, axis in placed)
+    return next((sharding for sharding in split if sharding.spec[0] is not None), None)
 
 
 def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -216,91 +226,47 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _lower(
-    primitive: Primitive, platform: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
+    platform: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    context = ctx.module_context.axis_context
-    match context:
-        case mlir.ShardingContext():
-            partitioned = context.num_devices > 1
-        case mlir.SPMDAxisContext():
-            partitioned = context.manual_axes != frozenset(context.mesh.axis_names)
-        case _:
-            partitioned = False
-    if partitioned:
-        if ctx.module_context.lowering_parameters.for_export:
+    over_devices = _over_devices(ctx.module_context.axis_context, [*ctx.avals_in, *ctx.avals_out])
+    if over_devices is not None:
+        context, mesh = over_devices
+        if context.abstract_mesh is None or ctx.module_context.lowering_parameters.for_export:
             # The partitioner calls back into this process, which an exported program has left.
             return _lower_reference(ctx, *operands, spec=spec)
-        if isinstance(context, mlir.SPMDAxisContext):
-            # `custom_partitioning` finds the mesh of a partially manual region in this kind of context only.
-            devices = tuple(context.mesh.devices.flat)
-            sharding = mlir.ShardingContext(len(devices), devices, context.mesh.abstract_mesh)
-            ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=sharding))
-        return mlir.lower_fun(_partitioned(primitive, spec))(ctx, *operands)
+        ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=context))
+        return mlir.lower_fun(partitioned_call(spec, mesh))(ctx, *operands)
     selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
     return custom_call(ctx, selection.plan, operands, spec.aliases)
 
 
+def _over_devices(context: Any, avals: Sequence[Any]) -> tuple[mlir.ShardingContext, Mesh | None] | None:
+    """If a call is the partitioner's to split over devices: the context in which `custom_partitioning` finds their
+    mesh, or no mesh if it can't be split after all; and the mesh that collectives name, if it is another one.
+    """
+    match context:
+        case mlir.ShardingContext():
+            if context.num_devices == 1:
+                return None
+            # `jit` knows the mesh of its arguments alone; where the placed arrays are closed over, types tell.
+            typed = (aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty)
+            mesh = context.abstract_mesh or next(typed, None)
+            return mlir.ShardingContext(context.num_devices, context.device_assignment, mesh), None
+        case mlir.SPMDAxisContext():
+            mesh = context.mesh
+            free = [name for name in mesh.axis_names if name not in context.manual_axes and mesh.shape[name] > 1]
+            if not free:
+                return None
+            # In a partially manual region XLA hands out, and takes, shardings within one group of devices, those of
+            # equal manual coordinates. In which order of several axes it numbers them is not told.
+            devices = tuple(mesh.devices.flat)[: mesh.shape[free[0]]]
+            group = AbstractMesh((len(devices),), (free[0],)) if len(free) == 1 else None
+            return mlir.ShardingContext(len(devices), devices, group), mesh
+        case _:
+            return None
+
+
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec) -> Sequence[mlir.ir.Value]:
     return mlir.lower_fun(spec.evaluate)(ctx, *operands)
-
-
-def _partitioned(primitive: Primitive, spec: Spec) -> Callable[..., tuple[jax.Array, ...]]:
-    """The call as a function that the partitioner may split over devices, along the dimensions that the op allows."""
-
-    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(primitive.bind(*operands, spec=spec))
-
-    def factors(operands: Types, results: Types) -> tuple[list[Any], list[Any], frozenset[str]]:
-        named, whole = spec.factors(spec.signature(operands, results))
-        levels = range(len(spec.batch))
-        carries = spec.carries
-        of_operands = [(*(f"b{i}" for i in levels if carries[name][i]), *named[name]) for name in spec.operands]
-        return of_operands, [(*(f"b{i}" for i in levels), *named[name]) for name in spec.results], whole
-
-    def rule(mesh: Mesh, operand_types: TensorTypes, result_types: TensorTypes) -> SdyShardingRule:
-        del mesh
-        of_operands, of_results, whole = factors(*map(_typed, (operand_types, result_types)))
-        # In the order in which they appear, as the rule's verifier wants them.
-        ordered = dict.fromkeys(factor for array in (*of_operands, *of_results) for factor in array if factor in whole)
-        return SdyShardingRule(tuple(of_operands), tuple(of_results), need_replication_factors=tuple(ordered))
-
-    def partition(mesh: Mesh, operand_shapes: Types, result_shapes: Types) -> tuple[object, ...]:
-        of_operands, of_results, whole = factors(operand_shapes, result_shapes)
-        share = spec.share(spec.signature(operand_shapes, result_shapes))
-        # Where arrays ask for different things a result's wish comes first, and no axis of the mesh serves twice.
-        axes: dict[str, tuple[str, ...]] = {}
-        free = set(mesh.axis_names)
-        for dimensions, array in zip((*of_results, *of_operands), (*result_shapes, *operand_shapes), strict=True):
-            for factor, split in zip(dimensions, array.sharding.spec, strict=False):
-                wished = split if isinstance(split, tuple) else (split,)
-                names = tuple(name for name in wished if name in free)
-                if share is not None and names and factor not in whole and factor not in axes:
-                    axes[factor] = names
-                    free -= set(names)
-
-        def sharding(dimensions: Sequence[str]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(axes.get(factor) for factor in dimensions)))
-
-        def summed(dimensions: Sequence[str]) -> tuple[str, ...]:
-            return tuple(name for factor, names in axes.items() if factor not in dimensions for name in names)
-
-        def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            # A mesh of explicit axes around the call is none of a shard's business; JAX 0.11 would constrain the
-            # shardings of the sum's own computation.
-            with use_abstract_mesh(AbstractMesh((), ())):
-                results = primitive.bind(*operands, spec=share or spec)
-                over = [summed(dimensions) for dimensions in of_results]
-                return tuple(lax.psum(r, names) if names else r for r, names in zip(results, over, strict=True))
-
-        return mesh, shard, tuple(map(sharding, of_results)), tuple(map(sharding, of_operands))
-
-    function = custom_partitioning(call)
-    function.def_partition(partition, sharding_rule=rule)
-    return function
-
-
-def _typed(types: TensorTypes) -> list[jax.ShapeDtypeStruct]:
-    """Shapes of MLIR tensor types. A sharding rule needs no dtype."""
-    return [jax.ShapeDtypeStruct(tuple(t.shape), jnp.float32) for t in types]

@@ -166,7 +166,8 @@ class EpilogueSpec(DirectedSpec):
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
         accumulators = tuple(f"d{i}" for i in range(sum(self.groups)))
-        ndims = {name.removeprefix("d_"): len(array.shape) for name, array in signature.operands.items()}
+        types = zip(self.operands, self._types(signature), strict=True)
+        ndims = {name.removeprefix("d_"): len(array.shape) for name, array in types}
         operands = {f"operand{i}": ndims[f"operand{i}"] for i in range(self.operand_count)}
         outputs = {f"y{i}": len(output.dimensions) for i, output in enumerate(self.program.outputs)}
         dimensions, whole = program_factors(self.program, accumulators, operands, outputs)

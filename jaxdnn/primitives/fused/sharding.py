@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, get_abstract_mesh
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxdnn.config import current_options
 from jaxdnn.planning.select import NoEngineError
@@ -43,16 +43,12 @@ def sharded_product(
 
 
 def explicit_sharding(aval: ShapedArray) -> NamedSharding | None:
-    """The sharding of an array's type, if axes of the mesh are explicit, so that types carry it."""
-    mesh = get_abstract_mesh()
-    if AxisType.Explicit not in mesh.axis_types:
-        return None
-    return NamedSharding(mesh, PartitionSpec(*aval.sharding.spec))
+    """The sharding of an array's type, if axes of its mesh are explicit, so that types carry it."""
+    return aval.sharding if AxisType.Explicit in aval.sharding.mesh.axis_types else None
 
 
-def rearranged(sharding: NamedSharding | None, dimensions: Sequence[int | None]) -> NamedSharding | None:
-    """The sharding of an array whose dimensions are these ones of an array of `sharding`; None for a new one."""
+def rearranged(sharding: NamedSharding | None, dimensions: Sequence[int]) -> NamedSharding | None:
+    """The sharding of an array whose dimensions are these ones of an array of `sharding`."""
     if sharding is None:
         return None
-    split = [None if d is None or d >= len(sharding.spec) else sharding.spec[d] for d in dimensions]
-    return NamedSharding(sharding.mesh, PartitionSpec(*split))
+    return sharding.update(spec=PartitionSpec(*(sharding.spec[d] for d in dimensions)))

@@ -9,7 +9,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdnn.engines.product.problem import (
     EpilogueOperand,
@@ -22,7 +22,7 @@ from jaxdnn.engines.product.problem import (
 from jaxdnn.plan import Operand
 from jaxdnn.pointwise import AffineLoad, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
-from jaxdnn.primitives._define import bind, live
+from jaxdnn.primitives._define import bind, live, split_of_mapped
 from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, holds_traced, tangents_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
@@ -122,7 +122,7 @@ class FusedSpec(MultilinearSpec):
 
     def plain(self, dtype: str) -> Self:
         """The product of a and one b alone, as a `dtype`."""
-        return self.replace(epilogue=None, operand_count=0, dual=False, dtype=dtype, sharding=None, unfused="")
+        return self.replace(epilogue=None, operand_count=0, dual=False, dtype=dtype, unfused="")
 
     def traced(self, function: Callable[..., Any], operands: Mapping[str, Typed]) -> Program:
         """The program of an epilogue, for arrays of these shapes."""
@@ -131,6 +131,10 @@ class FusedSpec(MultilinearSpec):
 
     def mapped(self, operands: Arrays, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int], Sequence[int]]:
         spec, of_product = self.mapped_product(axes)
+        if self.sharding is not None:
+            split = split_of_mapped(operands, axes)
+            new = [None] if split is None else split.spec
+            spec = spec.replace(sharding=self.sharding.update(spec=PartitionSpec(*new, *self.sharding.spec)))
         places = {**of_product, **{name: 0 for name in self.epilogue_operands if axes[name] is not None}}
         if self.epilogue is not None:
             size = next(operands[name].shape[axis] for name, axis in axes.items() if axis is not None)
@@ -295,8 +299,8 @@ class FusedSpec(MultilinearSpec):
         if self.epilogue is None:
             return {**of_product, **dict.fromkeys(self.results, accumulators)}, frozenset()
         # An epilogue is of whole accumulators.
-        arrays = {**signature.operands, **signature.results}
-        own, results = ({name: len(arrays[name].shape) for name in of} for of in (self.epilogue_operands, self.results))
+        own = {n: len(signature.operands[n].shape) - sum(self.carries[n]) for n in self.epilogue_operands}
+        results = {n: len(array.shape) - len(self.batch) for n, array in signature.results.items()}
         of_epilogue, whole = program_factors(self.epilogue.program, accumulators, own, results, self.epilogue.in_place)
         return {**of_product, **of_epilogue}, whole | summed
 

@@ -15,10 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
-from jax.extend.linear_util import wrap_init
-from jax.sharding import NamedSharding, PartitionSpec, auto_axes, get_abstract_mesh
+from jax.extend.linear_util import WrappedFun, wrap_init
+from jax.sharding import PartitionSpec, reshard
 
 from jaxdnn.pointwise import Captured, Program
 from jaxdnn.pointwise import evaluate as evaluate_program
@@ -26,6 +28,8 @@ from jaxdnn.primitives._define import vary_alike
 
 _EXTREMA = ("reduce_max", "reduce_min")
 _CALLS = ("jit", "pjit")
+_REMAT = ("checkpoint", "remat2")
+_ALIKE = ("select_n",)  # the type of whose result is that of every operand
 _RULED = ("custom_jvp_call", "custom_vjp_call")  # functions with derivatives of their own
 
 
@@ -47,30 +51,7 @@ class Traced:
             return tuple(evaluate(jaxpr, arrays))
         if [jnp.shape(array) for array in arrays] != [aval.shape for aval in jaxpr.in_avals]:
             return evaluate_program(self.program, jnp.shape(arrays[0]), arrays[:count], arrays[count:])
-        mesh = get_abstract_mesh()
-        # JAX 0.10 does not transpose a change of the axes' types inside a `shard_map`.
-        if not mesh.explicit_axes or mesh.manual_axes:
-            return tuple(evaluate(jaxpr, arrays))
-        # The jaxpr says nothing of shardings, which on explicit axes every array has.
-        shardings = tuple(NamedSharding(mesh, spec) for spec in self._specs(arrays))
-
-        def nowhere(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            return tuple(evaluate(jaxpr, arrays))
-
-        split: Callable[..., Any] = auto_axes(nowhere, axes=mesh.explicit_axes, out_sharding=shardings)
-        return split(*arrays)
-
-    def _specs(self, arrays: Sequence[jax.Array]) -> list[PartitionSpec]:
-        """How results lie on explicit axes: as the accumulators do, or where those are whole, as operands do."""
-        assert self.program is not None
-        split = [jax.typeof(array).sharding.spec for array in arrays]
-        whole = list(split[0])
-        for load in self.program.loads:
-            for place, d in enumerate(load.dimensions):
-                if d is not None:
-                    whole[place] = whole[place] or split[self.captured.accumulators + load.operand][d]
-        kept = [output.dimensions for output in self.program.outputs]
-        return [PartitionSpec(*(None if d is None else whole[d] for d in dimensions)) for dimensions in kept]
+        return tuple(evaluate(jaxpr, arrays))
 
 
 def located(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,12 +96,58 @@ def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Arra
     primitive = equation.primitive
     if primitive.name in _CALLS:
         return evaluate(equation.params["jaxpr"], inputs)
+    if primitive.name in _REMAT:
+        saved = {name: equation.params[name] for name in ("policy", "prevent_cse")}
+        called = ClosedJaxpr(equation.params["jaxpr"], ())
+        return jax.checkpoint(lambda *arrays: evaluate(called, arrays), **saved)(*inputs)
     if primitive.name in _EXTREMA:
         inputs = [_once(x) for x in inputs]
+    if primitive.name in _ALIKE:
+        inputs = _split_alike(inputs)
     parameters = primitive.get_bind_params(equation.params)
     if primitive.name in _RULED:
-        called, (_, *rules) = equation.params["call_jaxpr"], parameters["subfuns"]
+        called, (_, rule, *rest) = equation.params["call_jaxpr"], parameters["subfuns"]
         function = wrap_init(lambda *arrays: evaluate(called, arrays), debug_info=called.jaxpr.debug_info)
-        parameters["subfuns"] = (function, *rules)
+        parameters["subfuns"] = (function, _evaluated(rule, called.in_avals), *rest)
     results = primitive.bind(*inputs, **parameters)
     return results if primitive.multiple_results else [results]
+
+
+def _split_alike(inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Arrays of one shape (and scalars) that lie alike on explicit axes of a mesh.
+
+    The trace knew no mesh, so what it made, of equal numbers or of a vector, may be whole where other arrays are split.
+    """
+    types = [jax.typeof(x).sharding for x in inputs if jnp.ndim(x)]
+    types = [sharding for sharding in types if not sharding.mesh.empty]
+    if len(set(types)) < 2:
+        return inputs
+    dimensions = zip(*(sharding.spec for sharding in types), strict=True)
+    split = PartitionSpec(*(next((names for names in each if names is not None), None) for each in dimensions))
+    return [reshard(x, types[0].update(spec=split)) if jnp.ndim(x) else x for x in inputs]
+
+
+def _evaluated(rule: WrappedFun, types: Sequence[ShapedArray]) -> WrappedFun:
+    """A rule of derivatives, whose jaxpr is of the same trace as the function's, evaluated as that one is.
+
+    `types` are of the function's operands. A forward rule is given each of them with whether it is differentiated, a
+    JVP rule all of them and then their tangents.
+    """
+
+    def evaluated(*given: Any) -> list[Any]:
+        forward = any(isinstance(x, bool) for x in given)
+        known = [isinstance(x, (bool, SymbolicZero)) for x in given]
+        traced = [types[i // 2 if forward else i % len(types)] for i, is_known in enumerate(known) if not is_known]
+        arrays = [x for x, is_known in zip(given, known, strict=True) if not is_known]
+        results: list[Any] = []
+
+        def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
+            left = iter(arrays)
+            merged = [x if is_known else next(left) for x, is_known in zip(given, known, strict=True)]
+            results.extend(rule.call_wrapped(*merged))
+            return [result for result in results if not isinstance(result, SymbolicZero)]
+
+        computed = iter(evaluate(jax.make_jaxpr(of_arrays)(*traced), arrays))
+        return [result if isinstance(result, SymbolicZero) else next(computed) for result in results]
+
+    return wrap_init(evaluated, debug_info=rule.debug_info)

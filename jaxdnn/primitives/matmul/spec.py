@@ -76,8 +76,7 @@ class MatmulSpec(FusedSpec):
             new, dimensions = ("b", 0), self.dimensions.with_batch(axes["a"], of_b, carried)
         own = {"a": dimensions.labels("a"), **dict.fromkeys(self.rhs, dimensions.labels("b"))}
         places = {name: labels.index(new) for name, labels in own.items() if new in labels}
-        sharding = rearranged(self.sharding, [None, *range(sum(self.groups))])
-        return self.replace(dimensions=dimensions, sharding=sharding), places
+        return self.replace(dimensions=dimensions), places
 
     def transpose_product(
         self, name: str, wanted: ShapedArray, cotangent: jax.Array, operands: Mapping[str, Any]

@@ -172,7 +172,11 @@ ROWS = Rows(
         Split(MLP, (P(None, "a"), P("a", None), P()), explicit=False),
         *(
             Split(DOWN.replace(epilogue=name), (P("a"), P(None, "b")))
-            for name in ("relu", "largest", "least of each row", "sum alone", "below the diagonal")
+            for name in ("largest", "least of each row", "sum alone")
+        ),
+        *(
+            Split(DOWN.replace(epilogue=name), (P("a"), P(None, "b")), (P("a", "b"),))
+            for name in ("relu", "below the diagonal")
         ),
     ],
     manual=[(MLP, (P("rows"), P(), P()), P("rows"))],
