@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdnn import CUSTOM_CALLS, device, explain, options
+from jaxdnn import device, explain, options
 from jaxdnn.config import Options
+from jaxdnn.custom_call import HANDLERS
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 from jaxdnn.planning.select import select
@@ -40,7 +41,7 @@ def calls_of(case: Any, mapped: tuple[int | None, ...] | None = None) -> tuple[C
 
 def native_calls(text: str) -> int:
     """How many of our custom calls a compiled program has."""
-    return sum(text.count(f'custom_call_target="{name}"') for name in CUSTOM_CALLS)
+    return sum(text.count(f'custom_call_target="{name}"') for name in HANDLERS)
 
 
 def expected_native_calls(case: Any, engine: str, *, differentiated: bool) -> int:
