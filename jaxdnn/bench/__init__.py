@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measures and prints, or rewrites the README; returns the exit status."""
+    """Measures and prints, or rewrites the page of results; returns the exit status."""
     if arguments.readme:
         report.update_readme(arguments.results.parent / "README.md", arguments.results)
         return 0

@@ -1,4 +1,4 @@
-"""What a benchmark prints, the CSV it writes, and the README's table, which is made from that CSV."""
+"""What a benchmark prints, the CSV it writes, and the page of all results, which is made from the CSVs."""
 
 import csv
 import math

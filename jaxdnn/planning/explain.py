@@ -240,7 +240,7 @@ def _engines(calls: Sequence[ExplainedCall]) -> str:
     for one in calls:
         counts[one.engine] += one.call.count
     served = ", ".join(f"{count} on {engine}" for engine, count in counts.items())
-    return f", {counts.total()} calls: {served}" if calls else ": no call of jaxdnn"
+    return f", {counts.total()} call{'s' * (counts.total() > 1)}: {served}" if calls else ": no call of jaxdnn"
 
 
 def _counted(words: Iterable[str]) -> list[str]:

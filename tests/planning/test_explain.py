@@ -2,6 +2,7 @@
 
 import dataclasses
 import html.parser
+import re
 
 import jax
 import jax.numpy as jnp
@@ -264,6 +265,17 @@ def test_without_source_is_said_what_runs():
         "// rms_norm forward, on xla; not direct: it runs on cuda, and this call is compiled for cpu; not host: the"
         in source
     )
+
+
+def test_without_the_kernel_compiler_source_says_what_is_missing(monkeypatch):
+    def unavailable(*_):
+        raise _native.Unavailable("Install NVRTC.")
+
+    for name in ("compile", "load"):
+        monkeypatch.setattr(_native, name, unavailable)
+    with jaxdnn.options(target="sm_80"):
+        source = jaxdnn.explain(jaxdnn.matmul, FLOATS, jax.ShapeDtypeStruct((256, 512), jnp.float32)).source()
+    assert re.search(r"^// matmul, on xla; .*; not simt: Install NVRTC\.;", source, re.MULTILINE)
 
 
 @pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
