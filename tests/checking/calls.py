@@ -34,9 +34,11 @@ def calls_of(case: Any, mapped: tuple[int | None, ...] | None = None) -> tuple[C
         arrays = [jax.ShapeDtypeStruct(size + a.shape, a.dtype) for size, a in zip(sizes, arrays, strict=True)]
         function = jax.vmap(case.call, mapped)
     try:
-        return tuple(find_differentiated_calls(function, *arrays))
+        calls = find_differentiated_calls(function, *arrays)
     except NoDerivative:
-        return tuple(find_calls(function, *arrays))
+        calls = find_calls(function, *arrays)
+    # To engines the passes are the same.
+    return tuple({call.identity: call for call in reversed(calls)}.values())[::-1]
 
 
 def native_calls(text: str) -> int:
