@@ -11,7 +11,7 @@ if _find_spec("jaxdnn._native") is None:
 
 from jaxdnn.config import configure_logging as _configure_logging
 from jaxdnn.config import options as options
-from jaxdnn.custom_call import CUSTOM_CALLS as CUSTOM_CALLS
+from jaxdnn.custom_call import export_checks as export_checks
 from jaxdnn.custom_call import register as _register
 from jaxdnn.planning.autotune import autotune as autotune
 from jaxdnn.planning.explain import explain as explain

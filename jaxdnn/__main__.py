@@ -10,7 +10,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command that `arguments` name; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m jaxdnn", description=__doc__)
     parser.add_argument("--version", action="version", version=f"jaxdnn {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(metavar="command")
+    parser.set_defaults(run=lambda _: print(parser.format_help(), end="") or 0)
 
     command = commands.add_parser("doctor", help="what was found where, and which engines can run here")
     command.set_defaults(run=doctor.main)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import export
 from jax.core import ShapedArray
 from jaxlib import xla_client
 
@@ -14,7 +15,7 @@ from jaxdnn import _native
 from jaxdnn.plan import Argument, Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 _ALIGNMENT = 64  # of scratch on the host: a cache line
-_CUDA, _HOST = CUSTOM_CALLS = ("jaxdnn_cuda", "jaxdnn_host")
+_CUDA, _HOST = HANDLERS = ("jaxdnn_cuda", "jaxdnn_host")
 
 
 def register() -> None:
@@ -26,6 +27,26 @@ def register() -> None:
         name = _CUDA if platform == "CUDA" else _HOST
         jax.ffi.register_ffi_type(f"{name}_plan", registration["type"], platform=platform)
         jax.ffi.register_ffi_target(name, registration["handlers"], platform=platform)
+
+
+def export_checks() -> list[export.DisabledSafetyCheck]:
+    """What `jax.export.export` takes as `disabled_checks` for programs that call jaxdnn.
+
+    JAX vouches for the stability of its own custom calls alone, and wants others to be allowed by name. A program with
+    jaxdnn's runs where a version of jaxdnn is imported that knows the custom calls of the one that exported it.
+
+    Returns:
+      A `jax.export.DisabledSafetyCheck` for each custom call of jaxdnn.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxdnn
+      >>> from jax import export
+      >>> x = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+      >>> exported = export.export(jax.jit(jaxdnn.rms_norm), disabled_checks=jaxdnn.export_checks())(x)
+      >>> exported.out_avals
+      (ShapedArray(float32[4,8]),)
+    """
+    return [export.DisabledSafetyCheck.custom_call(name) for name in HANDLERS]
 
 
 def custom_call(

@@ -14,7 +14,7 @@ from rich.table import Table
 import jaxdnn
 from jaxdnn import _native
 from jaxdnn.config import Options
-from jaxdnn.device import gpus
+from jaxdnn.device import find_target, gpus
 from jaxdnn.engines.base import Engine
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.select import select
@@ -41,41 +41,40 @@ def main(arguments: argparse.Namespace | None = None) -> int:
     """Prints everything that decides what can run here; always returns 0, for a missing GPU is no fault."""
     del arguments
     console = Console()
-    for title, rows in (
-        ("Software", _software()),
-        ("Processor", _processor()),
-        ("GPU", _gpu()),
-        ("Kernel compiler (NVRTC)", _compiler()),
-        ("Kernel cache", _cache()),
-    ):
-        console.print(_section(title, rows))
-    console.print(_engine_table())
+    found = _table()
+    for name, value in (_software() | _processor() | _gpu() | _compiler() | _cache()).items():
+        found.add_row(name, escape(str(value)))
+    console.print(found)
+    console.print()
+    reasons = {engine: _why_not(engine) for engine in ENGINES}
+    console.print(_engine_table(reasons))
+    for reason in dict.fromkeys(filter(None, reasons.values())):
+        engines = ", ".join(engine.name for engine in ENGINES if reasons[engine] == reason)
+        console.print(f"{engines}: {reason}", markup=False, highlight=False)
     return 0
 
 
-def _section(title: str, rows: Mapping[str, object]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 2))
-    table.add_column(style="cyan", no_wrap=True, width=24)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, escape(str(value)))
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=None, show_header=bool(columns), padding=(0, 2, 0, 0), header_style="bold")
+    if not columns:
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
     return table
 
 
 def _software() -> dict[str, object]:
     return {
-        "jaxdnn": jaxdnn.__version__,
-        "Python": f"{platform.python_version()} ({platform.machine()}, {platform.system()})",
-        "JAX, jaxlib": f"{jax.__version__}, {importlib.metadata.version('jaxlib')}",
-        "JAX computes on": f"{jax.default_backend()}: {', '.join(str(device) for device in jax.devices())}",
+        "jaxdnn": f"{jaxdnn.__version__}, for Python {platform.python_version()} on {platform.system()} "
+        f"({platform.machine()})",
+        "JAX": f"{jax.__version__} with jaxlib {importlib.metadata.version('jaxlib')}, which computes on "
+        f"{jax.default_backend()}: {', '.join(str(device) for device in jax.devices())}",
     }
 
 
 def _processor() -> dict[str, object]:
     host = _native.host()
     return {
-        "instruction set": f"{host['isa']}, of {', '.join(host['extensions'] + host['isas'])} (JAXDNN_HOST_ISA)",
-        "threads": host["threads"],
+        "processor": f"{host['threads']} threads with {host['isa']}, of {', '.join(host['extensions'] + host['isas'])} (JAXDNN_HOST_ISA)",
     }
 
 
@@ -83,10 +82,8 @@ def _gpu() -> dict[str, object]:
     try:
         driver = _native.driver()
     except _native.Unavailable as unavailable:
-        return {"driver": unavailable}
-    rows: dict[str, object] = {
-        "driver": f"CUDA {_version(driver['version'])}, from {driver['path']}",
-    }
+        return {"GPU": f"none: {unavailable}"}
+    rows: dict[str, object] = {"driver": f"CUDA {_version(driver['version'])}, from {driver['path']}"}
     for number, device in enumerate(driver["devices"]):
         rows[f"GPU {number}"] = (
             f"{device['name']}: compute capability {_version(device['compute_capability'])}, "
@@ -96,7 +93,7 @@ def _gpu() -> dict[str, object]:
     if not driver["devices"]:
         rows["GPU"] = gpus()
     elif jax.default_backend() == "cpu":
-        rows["JAX"] = 'does not see a GPU: pip install "jax[cuda13]"'
+        rows["GPU in JAX"] = 'none: pip install "jax[cuda13]"'
     return rows
 
 
@@ -107,25 +104,23 @@ def _compiler() -> dict[str, object]:
         return {"NVRTC": unavailable}
     return {
         "NVRTC": f"{_version(compiler['version'])}, from {compiler['path']}",
-        "builtins": compiler["builtins"],
-        "compiles for": ", ".join(f"sm_{architecture}" for architecture in compiler["architectures"]),
+        "compiles for": f"sm_{', '.join(map(str, compiler['architectures']))}",
     }
 
 
 def _cache() -> dict[str, object]:
     cache = _native.cache()
     return {
-        "folder": f"{cache['directory']} (JAXDNN_CACHE_DIR)",
-        "holds": f"{cache['entries']} entries, {decimal(cache['bytes'])} of at most {decimal(cache['limit'])}",
-        "writable": "yes" if cache["writable"] else "no: kernels are compiled anew in every process",
+        "kernel cache": f"{cache['directory']} (JAXDNN_CACHE_DIR)",
+        "": f"{cache['entries']} entries, {decimal(cache['bytes'])} of at most {decimal(cache['limit'])}, "
+        + ("writable" if cache["writable"] else "not writable: kernels are compiled anew in every process"),
     }
 
 
-def _engine_table() -> Table:
-    table = Table("engine", "family", "platform", "runs here", "notes", title="Engines, in order of preference")
-    for engine in ENGINES:
-        reason = _why_not(engine)
-        runs = "yes" if reason is None else escape(f"no: {reason}")
+def _engine_table(reasons: Mapping[Engine, str | None]) -> Table:
+    table = _table("engine, best first", "family", "platform", "runs here", "notes")
+    for engine, reason in reasons.items():
+        runs = "yes" if reason is None else "no"
         table.add_row(engine.name, engine.family, engine.platform, runs, ", ".join(engine.notes))
     return table
 
@@ -134,6 +129,8 @@ def _why_not(engine: Engine) -> str | None:
     """Why the engine can't serve a small call on this machine; None if it can."""
     if engine.platform == "any":
         return None
+    if isinstance(find_target(engine.platform, Options()), str):
+        return "there is no such device here"
     spec, operands, results = next(sample for sample in _SAMPLES if engine.problem in sample[0].problems)
     options = Options(engine=engine.name, deterministic=False)
     selection = select(spec.replace(options=options), Signature(operands, results), engine.platform)

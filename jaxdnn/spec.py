@@ -73,6 +73,7 @@ class Spec:
       batch: one entry for each mapped axis, outermost first: for each operand, whether it carries that axis (in front).
         Every result carries all of them.
       options: how the engine is chosen.
+      unfused: why the user's function runs after this call instead of in it; else empty.
     """
 
     op: ClassVar[str]
@@ -80,6 +81,7 @@ class Spec:
 
     batch: tuple[tuple[bool, ...], ...] = ()
     options: Options = Options()
+    unfused: str = ""
 
     # ------------------------------------------------------------ meaning
 

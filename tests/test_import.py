@@ -61,7 +61,7 @@ def test_reload():
 def test_public_names():
     source = "import jaxdnn; print(*sorted(name for name in vars(jaxdnn) if not name.startswith('_')))"
     names = set(run_python(source).split())
-    functions = {"CUSTOM_CALLS", "NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain"}
+    functions = {"NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain", "export_checks"}
     functions |= {"gated_linear_unit", "layer_norm", "matmul", "options", "rms_norm"}
     modules = {"config", "device", "custom_call", "engines", "plan", "planning", "pointwise", "primitives", "spec"}
     assert functions <= names <= functions | modules

@@ -1,15 +1,17 @@
 """The benchmark: every case of a family, against plain JAX and against the machine's limit, in one run.
 
-    python -m jaxdnn bench [family] [--only PATTERN] [--save] [--readme]
+    python -m jaxdnn bench [family] [--only PATTERN] [--shapes 512x4096 ...] [--dtypes float32 ...] [--save] [--readme]
 
-One line a case, then geometric means. `--save` writes a CSV for this device, `--readme` makes the README's tables from
-all of them.
+One line a case, then geometric means. `--save` writes a CSV for this device, `--readme` makes the tables of
+benchmarks/README.md from all of them.
 """
 
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -18,9 +20,26 @@ from jaxdnn.bench import matmul, norm, report, timing
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
-FAMILIES: dict[str, Callable[[], Iterable[timing.Case]]] = {
-    "norm": norm.cases,
-    "matmul": matmul.cases,
+
+@dataclass(frozen=True)
+class Family:
+    """Cases of one kind.
+
+    Attributes:
+      cases: of shapes and dtypes; where these are empty, of the ones that are published.
+      sizes: what a shape consists of.
+      dtypes: the ones that may be asked for.
+    """
+
+    cases: Callable[..., Iterable[timing.Case]]
+    sizes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+
+_FLOATS = ("float32", "bfloat16", "float16")
+FAMILIES = {
+    "norm": Family(norm.cases, ("rows", "columns"), _FLOATS),
+    "matmul": Family(matmul.cases, ("m", "n", "k"), (*_FLOATS, "float8_e4m3fn")),
 }
 
 
@@ -28,25 +47,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("family", nargs="?", choices=list(FAMILIES), help="the cases to run; all families by default")
     parser.add_argument("--only", metavar="PATTERN", default="", help='regular expression: "rms.*backward.*float32"')
+    sizes = ", ".join(f"{name} {'x'.join(family.sizes)}" for name, family in FAMILIES.items())
+    parser.add_argument(
+        "--shapes", metavar="SIZES", nargs="+", type=_shape, default=(), help=f"instead of ours: {sizes}"
+    )
+    dtypes = list(dict.fromkeys(dtype for family in FAMILIES.values() for dtype in family.dtypes))
+    parser.add_argument(
+        "--dtypes", metavar="DTYPE", nargs="+", choices=dtypes, default=(), help=f"of {', '.join(dtypes)}"
+    )
     parser.add_argument("--save", action="store_true", help="write a CSV for this device into the results folder")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the CSVs")
-    parser.add_argument("--readme", action="store_true", help="measure nothing: write the CSVs' tables into README.md")
+    parser.add_argument("--readme", action="store_true", help="measure nothing: write the CSVs' tables into their page")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measures and prints, or rewrites the README; returns the exit status."""
+    """Measures and prints, or rewrites the page of results; returns the exit status."""
     if arguments.readme:
-        report.update_readme(Path("README.md"), arguments.results)
+        report.update_readme(arguments.results.parent / "README.md", arguments.results)
         return 0
-    families = [arguments.family] if arguments.family else list(FAMILIES)
+    chosen = {
+        name: [case for case in cases if re.search(arguments.only, str(case))]
+        for name, cases in _cases(arguments).items()
+    }
+    if not any(chosen.values()):
+        print("bench: no case is of that family, shape and dtype, and fits --only; there are", file=sys.stderr)
+        there_are = [case for family in FAMILIES.values() for case in family.cases()]
+        print(*(f"  {case}" for case in there_are), sep="\n", file=sys.stderr)
+        return 2
     device = device_name()
     limit = timing.copy_bandwidth()
     print(f"{device}, JAX {jax.__version__}: a copy moves {limit / 1e9:,.1f} GB/s", flush=True)
-    for family in families:
+    print(report.HEADER, flush=True)
+    for family, cases in chosen.items():
         rows = []
-        for case in FAMILIES[family]():
-            if not re.search(arguments.only, str(case)):
-                continue
+        for case in cases:
             rows.append(_row(case, device, limit))
             print(rows[-1], flush=True)
         if not rows:
@@ -57,6 +91,26 @@ def main(arguments: argparse.Namespace) -> int:
             report.save(rows, path)
             print(f"written to {path}")
     return 0
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"sizes are joined by x, as in 512x4096; got {text!r}")
+    return tuple(map(int, text.split("x")))
+
+
+def _cases(arguments: argparse.Namespace) -> dict[str, list[timing.Case]]:
+    """The cases of each family that was named, or of all, of those shapes and dtypes asked for that it has."""
+
+    def cases(family: Family) -> list[timing.Case]:
+        shapes = [shape for shape in arguments.shapes if len(shape) == len(family.sizes)]
+        dtypes = [dtype for dtype in arguments.dtypes if dtype in family.dtypes]
+        if (arguments.shapes and not shapes) or (arguments.dtypes and not dtypes):
+            return []
+        return list(family.cases(shapes, dtypes))
+
+    named = [arguments.family] if arguments.family else FAMILIES
+    return {name: cases(FAMILIES[name]) for name in named}
 
 
 def device_name() -> str:

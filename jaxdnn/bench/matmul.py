@@ -1,8 +1,9 @@
 """The matmul family's cases."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -26,21 +27,25 @@ _SHAPES: dict[str, tuple[tuple[int, int, int], ...]] = {
     ),
     "cpu": ((1024, 1024, 1024), (64, 4096, 4096)),
 }
+_DTYPES = {"gpu": ("bfloat16", "float8_e4m3fn"), "cpu": ("float32", "bfloat16")}
 
 
-def cases() -> Iterator[Case]:
-    """Plain, with a bias and an activation, gated, and a layer's gradient, in the dtypes that networks use."""
-    gpu = jax.default_backend() == "gpu"
-    for dtype in (BF16,) if gpu else (F32, BF16):
-        for shape in _SHAPES[jax.default_backend()]:
-            yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
-            yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
-            half = (shape[0], shape[1] // 2, shape[2])
-            yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, _plain_swiglu)
-    if not gpu:
+def cases(shapes: Sequence[tuple[int, int, int]] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:
+    """Plain, with a bias and an activation, and gated, for each shape (m, n, k) and dtype; by default for those that
+    networks use, and then a batch, a layer's gradient and float32 on a GPU too.
+    """
+    backend = jax.default_backend()
+    for name, shape in product(dtypes or _DTYPES[backend], shapes or _SHAPES[backend]):
+        dtype = jnp.dtype(name)
+        if dtype == E4M3:
+            yield _case("matmul", shape, dtype, [shape], _fused_dot, _plain_dot, columns=0)
+            continue
+        yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
+        yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
+        half = (shape[0], shape[1] // 2, shape[2])
+        yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, _plain_swiglu)
+    if shapes or dtypes or backend != "gpu":
         return
-    for shape in _SHAPES["gpu"]:
-        yield _case("matmul", shape, E4M3, [shape], _fused_dot, _plain_dot, columns=0)
     for shape in _SHAPES["gpu"][:2]:
         fused, plain = (partial(matmul, precision="highest") for matmul in (jaxdnn.matmul, jnp.matmul))
         yield _case("matmul, HIGHEST", shape, F32, [shape], fused, plain)

@@ -1,6 +1,6 @@
 """The norm family's cases."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -15,13 +15,14 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "gpu": ((32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (1048576, 128)),
     "cpu": ((4096, 1024), (512, 16384)),
 }
-_DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
+_DTYPES = ("bfloat16", "float32")
 _PARAMETER_DTYPE = jnp.dtype(jnp.float32)
 
 
-def cases() -> Iterator[Case]:
-    """Forward, backward alone, and both in one program, for each norm, shape and dtype."""
-    for dtype, shape in product(_DTYPES, _SHAPES[jax.default_backend()]):
+def cases(shapes: Sequence[tuple[int, int]] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:
+    """Forward, backward alone, and both in one program, for each norm, shape (rows, columns) and dtype."""
+    names = product(dtypes or _DTYPES, shapes or _SHAPES[jax.default_backend()])
+    for dtype, shape in ((jnp.dtype(name), shape) for name, shape in names):
         for direction in (_forward, _backward, _forward_backward):
             yield direction("layer_norm", jaxdnn.layer_norm, _plain_layer_norm, shape, dtype, parameters=2)
             yield direction("rms_norm", jaxdnn.rms_norm, _plain_rms_norm, shape, dtype, parameters=1)

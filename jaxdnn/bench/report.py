@@ -1,4 +1,4 @@
-"""What a benchmark prints, the CSV it writes, and the README's table, which is made from that CSV."""
+"""What a benchmark prints, the CSV it writes, and the page of all results, which is made from the CSVs."""
 
 import csv
 import math
@@ -36,11 +36,19 @@ class Row:
     limit_gb_per_second: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.call:<29} {self.shape:>15} {self.dtype:<8} {self.microseconds:>9,.1f} us "
-            f"{_rate(self.rate, self.unit, self.fraction_of_limit):<30} "
-            f"XLA {self.xla_microseconds:>9,.1f} us  {self.speedup:>5.2f} x   {self.engine}"
+        rate = _rate(self.rate, self.unit, self.fraction_of_limit)
+        times = f"{self.microseconds:,.1f} us", f"{self.xla_microseconds:,.1f} us"
+        return _LINE.format(
+            self.call, self.shape, self.dtype, times[0], rate, times[1], _times(self.speedup), self.engine
         )
+
+
+_LINE = "{:<29} {:>19} {:<13} {:>12}  {:<27} {:>12} {:>8}  {}"
+HEADER = _LINE.format("call", "shape", "dtype", "jaxdnn", "rate", "XLA", "speedup", "engine")
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f} x"
 
 
 def _rate(rate: float, unit: str, fraction: float) -> str:
@@ -54,19 +62,20 @@ def _rate(rate: float, unit: str, fraction: float) -> str:
 
 def means(rows: Sequence[Row]) -> list[str]:
     """A line of geometric means for each call and dtype, and one for all."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(f"{row.call:<29} {'':>15} {row.dtype}", []).append(row)
-    groups["all"] = list(rows)
+        groups.setdefault((row.call, row.dtype), []).append(row)
+    groups["all", ""] = list(rows)
 
-    def mean(name: str, group: Sequence[Row]) -> str:
+    def mean(call: str, dtype: str, group: Sequence[Row]) -> str:
         rate, fraction, speedup = (
             geometric_mean([getattr(row, column) for row in group])
             for column in ("rate", "fraction_of_limit", "speedup")
         )
-        return f"{name:<67} {_rate(rate, group[0].unit, fraction):<30} {'':>18}{speedup:>5.2f} x"
+        rate = _rate(rate, group[0].unit, fraction)
+        return _LINE.format(call, "geometric mean", dtype, "", rate, "", _times(speedup), "").rstrip()
 
-    return [mean(name, group) for name, group in groups.items()]
+    return [mean(*name, group) for name, group in groups.items()]
 
 
 def save(rows: Sequence[Row], path: Path) -> None:

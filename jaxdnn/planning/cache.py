@@ -1,4 +1,4 @@
-"""Remembers what measurement found best for a call, in memory and beside the compiled kernels on disk.
+"""Remembers what was measured for a call, in memory and beside the compiled kernels on disk.
 
 One small JSON file a call, published by an atomic rename, so that threads and processes need no lock. A file that can't
 be read, or that was written by another version, counts as absent; a folder that can't be written, or none at all, is no
@@ -6,6 +6,7 @@ error.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from jaxdnn import _native
 from jaxdnn.config import Options
@@ -21,36 +23,36 @@ from jaxdnn.device import Target
 from jaxdnn.planning.measure import Measurement
 from jaxdnn.spec import Signature, Spec
 
-_memory: dict[str, Measurement] = {}
+_memory: dict[str, tuple[Measurement, ...]] = {}
 
 
-def recall(spec: Spec, signature: Signature, target: Target) -> Measurement | None:
-    """The fastest configuration that was ever measured for this call on this device, if any."""
+def recall(spec: Spec, signature: Signature, target: Target) -> tuple[Measurement, ...]:
+    """What was measured for this call on this device, the fastest first; nothing if it never was."""
     key = _key(spec, signature, target)
     if key not in _memory:
         try:
-            stored = json.loads(_path(key).read_text())
-            knobs = tuple((str(name), value) for name, value in stored["knobs"])
-            _memory[key] = Measurement(stored["engine"], knobs, float(stored["seconds"]), int(stored["workspace"]))
+            _memory[key] = tuple(map(_measurement, json.loads(_path(key).read_text())))
         except (OSError, ValueError, KeyError, TypeError):
-            return None
+            return ()
     return _memory[key]
 
 
-def remember(spec: Spec, signature: Signature, target: Target, measured: Sequence[Measurement]) -> Measurement | None:
-    """Keeps the fastest of `measured`, which are in order of time, and returns it."""
-    if not measured:
-        return None
-    key, best = _key(spec, signature, target), measured[0]
-    _memory[key] = best
-    stored = {"engine": best.engine, "knobs": best.knobs, "seconds": best.seconds, "workspace": best.workspace}
+def remember(spec: Spec, signature: Signature, target: Target, measured: Sequence[Measurement]) -> None:
+    """Keeps what was measured, which is in order of time."""
+    key = _key(spec, signature, target)
+    _memory[key] = tuple(measured)
     with contextlib.suppress(OSError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(stored, file)
+            json.dump([dataclasses.asdict(one) for one in measured], file)
         os.replace(file.name, path)
-    return best
+
+
+def _measurement(stored: dict[str, Any]) -> Measurement:
+    knobs = tuple((str(name), value) for name, value in stored["knobs"])
+    seconds, workspace, rank = float(stored["seconds"]), int(stored["workspace"]), int(stored["rank"])
+    return Measurement(str(stored["engine"]), knobs, seconds, workspace, rank)
 
 
 def _path(key: str) -> Path:

@@ -1,7 +1,7 @@
 """Finds the calls of jaxdnn's primitives in a function, by tracing it on abstract values."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,19 @@ Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes
 
 @dataclass(frozen=True)
 class Call:
-    """One primitive applied to arrays of some types, and how often it occurs."""
+    """One primitive applied to arrays of some types.
+
+    Attributes:
+      spec: its parameter.
+      signature: the types.
+      count: how often it occurs.
+      backward: whether it runs in the backward pass of a derivative.
+    """
 
     spec: Spec
     signature: Signature
     count: int
+    backward: bool = False
 
     @property
     def problem(self) -> Problem | str:
@@ -31,10 +39,10 @@ class Call:
         return self.spec.problem(self.signature)
 
     @property
-    def arrays(self) -> str:
-        """The operands, one a line."""
+    def arrays(self) -> list[str]:
+        """The operands, for people, as JAX writes types."""
         operands = self.signature.operands.items()
-        return "\n".join(f"{name} {array.dtype.name}{list(array.shape)}" for name, array in operands)
+        return [f"{name} {array.dtype.name}[{','.join(map(str, array.shape))}]" for name, array in operands]
 
     @property
     def identity(self) -> Hashable:
@@ -43,33 +51,51 @@ class Call:
         return self.spec.replace(options=Options()), arrays
 
 
-def find_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:
-    """The distinct calls in `fn(*args)`, in order. A loop's body counts once for each iteration that is known."""
-    return _collect(jax.make_jaxpr(fn)(*args))
+def find_calls(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Call]:
+    """The distinct calls in `fn(*args, **kwargs)`, in order. A loop's body counts for each iteration that is known.
+
+    Keyword arguments without arrays are settings, which the function sees as they are.
+    """
+    function, arrays = _of_arrays(fn, args, kwargs)
+    return _collect(jax.make_jaxpr(function)(*arrays))
 
 
 class NoDerivative(Exception):
     """A function has no reverse-mode derivative."""
 
 
-def find_differentiated_calls(fn: Callable[..., Any], *args: Any) -> list[Call]:
-    """The distinct calls in `fn(*args)` and its reverse-mode derivative with respect to all floating-point arrays.
+def find_differentiated_calls(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Call]:
+    """The distinct calls in `fn(*args, **kwargs)` and its derivative with respect to all floating-point arrays.
 
     Raises:
-      NoDerivative: there are no such arrays, or JAX can't differentiate the function.
+      NoDerivative: there are no such arrays, or JAX can't differentiate the function in reverse mode.
     """
-    floating = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(args)]
+    function, arrays = _of_arrays(fn, args, kwargs)
+    floating = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(arrays)]
     if not any(floating):
         raise NoDerivative("no argument is floating point")
 
-    def both(*args: Any) -> Any:
-        outputs, pull_back = jax.vjp(fn, *args)
+    def both(*arrays: Any) -> Any:
+        outputs, pull_back = jax.vjp(function, *arrays)
         return pull_back(jax.tree.map(_seed, outputs))
 
     try:
-        return _collect(jax.make_jaxpr(both)(*args))
+        return _collect(jax.make_jaxpr(both)(*arrays))
     except (NotImplementedError, TypeError, ValueError) as error:  # of a loop of unknown length, or a callback
         raise NoDerivative(str(error).splitlines()[0]) from error
+
+
+def _of_arrays(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function of positional arrays alone, and these: the keyword arguments' come last, in a dict."""
+    arrays = {name: value for name, value in kwargs.items() if any(map(_is_array, jax.tree.leaves(value)))}
+    settings = {name: value for name, value in kwargs.items() if name not in arrays}
+    return lambda *given: fn(*given[:-1], **given[-1], **settings), (*args, arrays)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def _seed(output: Any) -> Any:
@@ -79,27 +105,29 @@ def _seed(output: Any) -> Any:
 
 
 def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
-    counts: Counter[tuple[Spec, Types, Types]] = Counter()
-    for eqn, times in _equations(jaxpr.jaxpr, 1):
+    counts: Counter[tuple[Spec, Types, Types, bool]] = Counter()
+    for eqn, times, backward in _equations(jaxpr.jaxpr, 1, False):
         operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (eqn.invars, eqn.outvars))
-        counts[eqn.params["spec"], operands, results] += times
+        counts[eqn.params["spec"], operands, results, backward] += times
 
-    def call(spec: Spec, operands: Types, results: Types, count: int) -> Call:
+    def call(spec: Spec, operands: Types, results: Types, backward: bool, count: int) -> Call:
         avals = [[jax.ShapeDtypeStruct(*one) for one in side] for side in (operands, results)]
-        return Call(spec, spec.signature(*avals), count)
+        return Call(spec, spec.signature(*avals), count, backward)
 
     return [call(*key, count) for key, count in counts.items()]
 
 
-def _equations(jaxpr: Jaxpr, times: int) -> Iterator[tuple[Any, int]]:
+def _equations(jaxpr: Jaxpr, times: int, backward: bool) -> Iterator[tuple[Any, int, bool]]:
+    """The equations of our primitives: how often each runs, and whether JAX transposed it, or a loop around it."""
     for eqn in jaxpr.eqns:
+        transposed = backward or "transpose(" in str(eqn.source_info.name_stack)
         if isinstance(eqn.params.get("spec"), Spec):
-            yield eqn, times
+            yield eqn, times, transposed
             continue
         inner = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
         for value in eqn.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(part, ClosedJaxpr):
-                    yield from _equations(part.jaxpr, inner)
+                    yield from _equations(part.jaxpr, inner, transposed)
                 elif isinstance(part, Jaxpr):
-                    yield from _equations(part, inner)
+                    yield from _equations(part, inner, transposed)

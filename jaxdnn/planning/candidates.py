@@ -93,6 +93,11 @@ def prepare(engine: Engine, configs: Iterable[Any], request: Request) -> tuple[A
     return reasons[0]
 
 
+def knobs_of(config: Any) -> tuple[tuple[str, object], ...]:
+    """A configuration's knobs, by name."""
+    return tuple((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+
+
 def with_knobs(engine: Engine, config: Any, knobs: dict[str, Any]) -> Any:
     """`config` with some knobs set by name. Raises ValueError for one that the engine does not have, or can't."""
     known = [field.name for field in dataclasses.fields(config)]

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn.device import Target
-from jaxdnn.planning.candidates import Request, engines_for, prepare, reason_against
+from jaxdnn.planning.candidates import Request, engines_for, knobs_of, prepare, reason_against
 from jaxdnn.spec import Signature, Spec
 
 _REPEATS = 20
@@ -20,12 +20,21 @@ _MOST_SETS = 8
 
 @dataclass(frozen=True)
 class Measurement:
-    """One configuration of a call: its time in seconds (a median) and its workspace in bytes."""
+    """One configuration of a call.
+
+    Attributes:
+      engine: its name.
+      knobs: the engine's, by name.
+      seconds: a median.
+      workspace: bytes of scratch memory.
+      rank: its place in the heuristic's order; 0 is what runs where nothing was measured.
+    """
 
     engine: str
     knobs: tuple[tuple[str, object], ...]
     seconds: float
     workspace: int
+    rank: int
 
 
 def configurations(spec: Spec, signature: Signature, platform: str, target: Target) -> list[Measurement]:
@@ -44,11 +53,11 @@ def configurations(spec: Spec, signature: Signature, platform: str, target: Targ
                 if isinstance(prepared, str):
                     continue
                 _, plan = prepared
-                knobs = tuple((field.name, getattr(config, field.name)) for field in fields(config))
+                knobs = knobs_of(config)
                 alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
                 # Operands are used again, so that results in their place would be timed with a copy.
                 seconds = _time(spec.unaliased.replace(options=alone).bind, operands)
-                measured.append(Measurement(engine.name, knobs, seconds, plan.workspace if plan else 0))
+                measured.append(Measurement(engine.name, knobs, seconds, plan.workspace if plan else 0, len(measured)))
     return sorted(measured, key=lambda measurement: measurement.seconds)
 
 

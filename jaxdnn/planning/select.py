@@ -63,11 +63,13 @@ def _measured(request: Request) -> Selection | None:
     spec, signature, target, options = request.spec, request.signature, request.target, request.spec.options
     if options.autotune == "off" or options.engine is not None or isinstance(target, str) or not target.present:
         return None
-    best = recall(spec, signature, target)
-    if best is None and options.autotune == "on":
-        best = remember(spec, signature, target, measure.configurations(spec, signature, request.platform, target))
-    if best is None:
+    measured = recall(spec, signature, target)
+    if not measured and options.autotune == "on":
+        measured = measure.configurations(spec, signature, request.platform, target)
+        remember(spec, signature, target, measured)
+    if not measured:
         return None
+    best = measured[0]
     rejected: list[tuple[str, str]] = []
     for engine in engines_for(spec):
         reason = reason_against(engine, request)

@@ -231,10 +231,9 @@ def test_many_devices(cpus, manual, reads):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_export(engine):
     a, b, c = given(*SHAPES[0])
-    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in jaxdnn.CUSTOM_CALLS]
     with jaxdnn.options(engine=engine):
         (call,) = jaxdnn.explain(matmul, a, b, c).sections[0][1]
-        exported = export.export(jax.jit(matmul, donate_argnums=2), disabled_checks=allowed)(a, b, c)
+        exported = export.export(jax.jit(matmul, donate_argnums=2), disabled_checks=jaxdnn.export_checks())(a, b, c)
     loaded = export.deserialize(exported.serialize())
     assert ("output_operand_alias" in loaded.mlir_module()) == (call.engine != "xla")
     np.testing.assert_array_equal(jax.jit(loaded.call, donate_argnums=2)(a, b, jnp.array(c)), exact(a, b, c))

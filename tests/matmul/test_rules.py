@@ -169,10 +169,9 @@ def test_a_gradient_without_jit():
 def test_exported_for_a_named_gpu():
     """Without a GPU: the program holds the kernels' source, and their launches."""
     case = product((256, 128), (128, 512), BF16, epilogue="bias gelu", extras=(((512,), BF16),))
-    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in jaxdnn.CUSTOM_CALLS]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in case.primals()]
     with jaxdnn.options(target="sm_90"):
-        exported = export.export(jax.jit(case.call), platforms=["cuda"], disabled_checks=allowed)(*types)
+        exported = export.export(jax.jit(case.call), platforms=["cuda"], disabled_checks=jaxdnn.export_checks())(*types)
     text = exported.mlir_module()
     assert "jaxdnn_cuda" in text
     assert "product_sm90" in text

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -38,7 +39,8 @@ def rewrite(folder, **changes):
     """Measures, and then changes what is remembered of the winners."""
     jaxdnn.autotune(CASE.call, *CASE.primals())
     for path in entries(folder):
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        winner, *others = json.loads(path.read_text())
+        path.write_text(json.dumps([winner | changes, *others]))
     cache._memory.clear()
 
 
@@ -61,6 +63,34 @@ def test_forward_and_backward_are_measured(forgetful):
     text = str(tuning)
     for word in ("layer_norm forward", "layer_norm backward", "us", "xla"):
         assert word in text
+
+
+LINE = re.compile(
+    r"jaxdnn: (\d)/(\d) layer_norm (?:for|back)ward \(x bfloat16\[48,160\], .*\): "
+    r"([\d.]+) us before, ([\d.]+) us after, on"
+)
+
+
+@pytest.mark.usefixtures("last_is_fastest")
+def test_a_line_for_each_call_and_nothing_is_measured_twice(capsys, monkeypatch):
+    """The heuristic's choice comes before, and the fastest after; from files too, as another process has them."""
+    tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
+    first = capsys.readouterr().err.splitlines()
+    told = [LINE.match(line).groups() for line in first]
+    count = len(tuning.calls)
+    assert [(int(n), int(of)) for n, of, *_ in told] == [(n, count) for n in range(1, count + 1)]
+    for (_, measured), (*_, before, after) in zip(tuning.calls, told, strict=True):
+        assert float(after) == pytest.approx(measured[0].seconds * 1e6, abs=0.1)
+        assert float(before) == pytest.approx(max(one.seconds for one in measured[:-1]) * 1e6, abs=0.1)
+
+    def forbidden(*_):
+        raise AssertionError("it was measured before")
+
+    monkeypatch.setattr(measure, "_time", forbidden)
+    for _ in range(2):
+        assert jaxdnn.autotune(CASE.call, *CASE.primals()).calls == tuning.calls
+        assert capsys.readouterr().err.splitlines() == [f"{line} (remembered)" for line in first]
+        cache._memory.clear()
 
 
 def test_the_winner_is_used_under_cached_and_not_under_off(forgetful):
@@ -102,7 +132,9 @@ def test_on_measures_once_while_lowering(forgetful):
     assert [path.stat().st_mtime_ns for path in entries(forgetful)] == before
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"engine": "xla"}', "[]", '{"engine": 1, "knobs": 2}', "\x00" * 100])
+@pytest.mark.parametrize(
+    "damage", ["", "{", '[{"engine": "xla"}]', "[]", '{"engine": "xla"}', '[{"engine": 1, "knobs": 2}]', "\x00" * 100]
+)
 def test_a_damaged_entry_counts_as_absent(forgetful, damage):
     jaxdnn.autotune(CASE.call, *CASE.primals())
     for path in entries(forgetful):
@@ -201,16 +233,16 @@ def test_other_shapes_have_other_entries(forgetful):
 def test_what_was_measured_serves_one_device_and_one_version(monkeypatch):
     """Whatever of a device engines see: they may plan by it. But who asks, and how, is no matter."""
     call, target = calls_of(CASE)[0], TARGETS["cuda"][0]
-    best = measure.Measurement("xla", (), 1.0, 0)
+    best = measure.Measurement("xla", (), 1.0, 0, 0)
     cache.remember(call.spec, call.signature, target, [best])
     asked = call.spec.replace(options=Options(autotune="cached", deterministic=False))
-    assert cache.recall(asked, call.signature, target) == best
+    assert cache.recall(asked, call.signature, target) == (best,)
     for field in dataclasses.fields(target):
         value = getattr(target, field.name)
         other = dataclasses.replace(target, **{field.name: f"{value}?" if isinstance(value, str) else not value})
-        assert cache.recall(call.spec, call.signature, other) is None, field.name
+        assert cache.recall(call.spec, call.signature, other) == (), field.name
     monkeypatch.setattr(cache, "version", lambda package: f"{package} of tomorrow")
-    assert cache.recall(call.spec, call.signature, target) is None
+    assert cache.recall(call.spec, call.signature, target) == ()
 
 
 def test_an_engine_that_is_named_is_not_overruled():

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import jaxdnn
+from checking.calls import TARGETS
 from jaxdnn import __main__ as commands
+from jaxdnn import _native, doctor
 from jaxdnn.bench import report
 from jaxdnn.engines.table import ENGINES
 
@@ -30,12 +32,29 @@ def test_python_m_jaxdnn(tmp_path):
     assert run.stdout == f"jaxdnn {jaxdnn.__version__}\n"
 
 
-def test_doctor_tells_of_every_engine(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_doctor_tells_everything_once_in_one_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    # Where a compiler is installed is a path of any length.
+    compiler = {"version": (13, 0), "path": "/lib/libnvrtc.so.13", "builtins": "/lib", "architectures": [80, 90, 100]}
+    monkeypatch.setattr(_native, "compiler", lambda: compiler)
     assert commands.main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    for word in (jaxdnn.__version__, "NVRTC", "driver", "JAXDNN_CACHE_DIR", *(engine.name for engine in ENGINES)):
+    lines = printed.splitlines()
+    assert len(lines) <= 24, printed
+    assert max(map(len, lines)) <= 100, printed
+    for word in (jaxdnn.__version__, "NVRTC", "GPU", "JAXDNN_CACHE_DIR", *(engine.name for engine in ENGINES)):
         assert word in printed
+    for sentence in ("can't be loaded", "to compile for a GPU", "Install NVIDIA's driver"):
+        assert printed.count(sentence) <= 1, printed
+
+
+def test_doctor_says_a_reason_once_whichever_engines_it_is_against(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(doctor, "_why_not", lambda engine: "of a reason" if engine.platform == "cuda" else None)
+    monkeypatch.setattr(doctor, "find_target", lambda *_: TARGETS["cuda"][0])
+    assert commands.main(["doctor"]) == 0
+    cuda = [engine.name for engine in ENGINES if engine.platform == "cuda"]
+    assert f"{', '.join(cuda)}: of a reason" in capsys.readouterr().out
 
 
 def test_unknown_family_is_refused(capsys):
@@ -101,5 +120,48 @@ def test_geometric_means_are_by_call_and_dtype():
 def test_bench_measures_a_case(capsys):
     assert commands.main(["bench", "norm", "--only", r"^rms_norm forward +\d+ x 1024 +float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.search(r"rms_norm forward +\d+ x 1024 float32 .* GB/s, \d+% of limit +XLA .* x", lines[1])
+    assert re.search(r"rms_norm forward +\d+ x 1024 float32 .* us .* GB/s, \d+% of limit .* us .* x  \w+$", lines[2])
     assert lines[-1].startswith("all")
+
+
+def test_columns_stand_under_their_headers():
+    header, cells = report.HEADER, str(row(call="a call", engine="direct"))
+    for name, cell in {"call": "a call", "dtype": "float32", "rate": "100 GB/s", "engine": "direct"}.items():
+        assert header.index(name) == cells.index(cell), f"{header}\n{cells}"
+    for name, cell in {"shape": "8 x 8", "jaxdnn": "2.0 us", "XLA": "4.0 us", "speedup": "2.00 x"}.items():
+        assert header.index(name) + len(name) == cells.index(cell) + len(cell), f"{header}\n{cells}"
+
+
+def test_bench_of_shapes_and_dtypes_of_ones_own(capsys):
+    """Each family takes the shapes that have its number of sizes."""
+    command = ["bench", "--shapes", "8x32", "8x16x32", "--dtypes", "float16", "--only", "^(rms_norm forward|matmul) +8"]
+    assert commands.main(command) == 0
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    measured = [re.match(r"(\S+(?: \S+)*) +(\d+ x .*?) +float16 ", line) for line in lines if " us " in line]
+    assert [one.groups() for one in measured] == [("rms_norm forward", "8 x 32"), ("matmul", "8 x 16 x 32")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--only", "zzz"], ["matmul", "--shapes", "8x8"], ["norm", "--dtypes", "float8_e4m3fn"]],
+    ids=["nothing fits", "another family's shape", "another family's dtype"],
+)
+def test_bench_of_nothing_is_an_error_that_lists_the_cases(capsys, arguments):
+    assert commands.main(["bench", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert {"layer_norm", "rms_norm", "matmul"} <= set(said.err.split())
+
+
+@pytest.mark.parametrize("shape", ["8x", "x8", "0x8", "8xa", "8 x 8"])
+def test_bench_of_no_shape(capsys, shape):
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["bench", "--shapes", shape])
+    assert "sizes are joined by x, as in 512x4096" in capsys.readouterr().err
+
+
+def test_without_a_command_help_is_printed(capsys):
+    assert commands.main([]) == 0
+    printed = capsys.readouterr().out
+    assert "doctor" in printed
+    assert "bench" in printed

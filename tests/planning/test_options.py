@@ -63,7 +63,7 @@ def test_what_options_rule_out_is_not_taken_because_it_was_the_fastest(monkeypat
     monkeypatch.setattr(table, "ENGINES", (Hasty(), *ENGINES))
     monkeypatch.setattr(cache, "_memory", {})
     call, target = calls_of(CASE)[0], device.find_target("cpu", Options())
-    cache.remember(call.spec, call.signature, target, [Measurement("hasty", (), 1.0, 0)])
+    cache.remember(call.spec, call.signature, target, [Measurement("hasty", (), 1.0, 0, 0)])
     assert choose(CASE, autotune="cached") == choose(CASE)
     assert choose(CASE, autotune="cached", deterministic=False).engine == "hasty"
 

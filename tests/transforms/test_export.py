@@ -15,7 +15,7 @@ from checking.subprocesses import run_python
 from jaxdnn import _native
 from jaxdnn.device import gpus
 
-ALLOWED = [export.DisabledSafetyCheck.custom_call(name) for name in jaxdnn.CUSTOM_CALLS]
+ALLOWED = jaxdnn.export_checks()
 each_case = pytest.mark.parametrize("case", TABLE.plain, ids=str)
 
 # Another process: it imports jaxdnn for the handlers, and reads nothing but files.
@@ -164,3 +164,23 @@ def test_ahead_of_time_compilation(case):
     compiled = jax.jit(as_tuple(case.call)).lower(*types(case)).compile()
     got, want = compiled(*case.primals()), as_tuple(case.call)(*case.primals())
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_where_it_is_loaded_jaxdnn_is_imported(tmp_path):
+    """Serialised here, and loaded in a new process as README says: with the import, and, to see why, without."""
+    exported = export.export(jax.jit(jaxdnn.rms_norm), disabled_checks=jaxdnn.export_checks())(
+        jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    )
+    (tmp_path / "program").write_bytes(exported.serialize())
+    load = """
+import sys, jax
+exported = jax.export.deserialize(open(sys.argv[1], "rb").read())
+try:
+    print(float(exported.call(jax.numpy.ones((4, 8))).sum()))
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+    program = str(tmp_path / "program")
+    assert float(run_python(f"import jaxdnn\n{load}", program)) == pytest.approx(32, rel=1e-3)
+    if "jaxdnn_" in exported.mlir_module():
+        assert "jaxdnn_" in run_python(load, program)

@@ -41,7 +41,6 @@ class FusedSpec(MultilinearSpec):
       operand_count: how many operands the epilogue has.
       sharding: of the result, where it can't be told from the operands' because a contracted dimension is sharded
         (under explicit axes); without an epilogue alone.
-      unfused: why the user's epilogue runs after this call instead of in it; else empty.
     """
 
     dual: bool = False
@@ -50,7 +49,6 @@ class FusedSpec(MultilinearSpec):
     epilogue: Epilogue | None = None
     operand_count: int = 0
     sharding: NamedSharding | None = None
-    unfused: str = ""
 
     # ------------------------------------------------------------ what an op says of its product
 
@@ -310,8 +308,6 @@ class FusedSpec(MultilinearSpec):
 
     @property
     def fused(self) -> tuple[str, ...]:
-        if self.unfused:
-            return (f"not the epilogue: {self.unfused}",)
         return () if self.epilogue is None else self.epilogue.words
 
 
