@@ -136,9 +136,14 @@ def configure_logging() -> None:
         print(f"jaxdnn: JAXDNN_LOG must be off, info or debug; got {name!r}, and logging stays off", file=sys.stderr)
         return
     path = os.environ.get("JAXDNN_LOG_FILE", "")
+    try:
+        _native.set_log(1 if name == "info" else 2, path)
+    except RuntimeError as error:
+        print(f"jaxdnn: JAXDNN_LOG_FILE must be a file to write to: {error}; the log goes to stderr", file=sys.stderr)
+        path = ""
+        _native.set_log(1 if name == "info" else 2, path)
     handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
     handler.setFormatter(logging.Formatter("jaxdnn: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(_LOG_LEVELS[name])
     logger.propagate = False
-    _native.set_log(1 if name == "info" else 2, path)

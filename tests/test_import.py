@@ -14,6 +14,21 @@ def test_import_is_silent():
     assert run_python("import jaxdnn", JAX_LOG_COMPILES="0") == ""
 
 
+@pytest.mark.parametrize("path", ["/no/such/folder/log.txt", "/"])
+def test_log_file_that_can_not_be_written(path):
+    """The log goes to stderr, after a line that says why."""
+    source = f"""
+import contextlib, io
+with contextlib.redirect_stderr(io.StringIO()) as said:
+    import jax, jaxdnn
+    {USE}
+print(said.getvalue())
+"""
+    printed = run_python(source, JAXDNN_LOG="info", JAXDNN_LOG_FILE=path)
+    assert f"jaxdnn: JAXDNN_LOG_FILE must be a file to write to: can't open the log file {path}: " in printed
+    assert "jaxdnn: rms_norm forward" in printed
+
+
 def test_import_takes_no_time():
     """Less than 0.2 s beyond that of JAX, in the processor's time: the wall's depends on who else is running."""
     source = "import time, jax; t = time.process_time(); import jaxdnn; print(time.process_time() - t)"

@@ -46,7 +46,7 @@ def remember(spec: Spec, signature: Signature, target: Target, measured: Sequenc
     stored = {"engine": best.engine, "knobs": best.knobs, "seconds": best.seconds, "workspace": best.workspace}
     with contextlib.suppress(OSError):
         path = _path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump(stored, file)
         os.replace(file.name, path)
@@ -54,18 +54,21 @@ def remember(spec: Spec, signature: Signature, target: Target, measured: Sequenc
 
 
 def _path(key: str) -> Path:
-    """The call's file. Raises FileNotFoundError if the environment says of no folder where it is."""
+    """The call's file. Raises FileNotFoundError if there is no folder for it."""
     folder = _folder(*map(os.environ.get, ("JAXDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
     if not folder:
-        raise FileNotFoundError("there is no cache folder: set JAXDNN_CACHE_DIR")
+        raise FileNotFoundError("there is no cache folder of this user's own: set JAXDNN_CACHE_DIR")
     return Path(folder) / "autotune" / f"{key}.json"
 
 
 @functools.cache
 def _folder(*environment: str | None) -> str:
-    """The folder of compiled kernels, once for each environment: the runtime lists it and tries to write to it."""
+    """The folder of compiled kernels, once for each environment: the runtime lists it and tries to write to it. None if
+    others could have put something there.
+    """
     del environment
-    return _native.cache()["directory"]
+    found = _native.cache()
+    return found["directory"] if found["trusted"] else ""
 
 
 def _key(spec: Spec, signature: Signature, target: Target) -> str:
