@@ -22,7 +22,7 @@ from jaxdnn.pointwise import trace
 from jaxdnn.primitives.fused.derivative import EpilogueSpec
 from jaxdnn.primitives.fused.epilogue import Epilogue
 from jaxdnn.primitives.matmul.spec import MatmulSpec
-from jaxdnn.primitives.norm import NormSpec
+from jaxdnn.primitives.norm.spec import NormSpec
 from jaxdnn.spec import Signature, Spec
 
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))

@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+import jaxdnn
 from checking.subprocesses import run_python
 
 USE = "y = jaxdnn.rms_norm(jax.numpy.ones((2, 8))); assert abs(float(y.sum()) - 16) < 1e-3"
@@ -78,5 +79,17 @@ def test_public_names():
     names = set(run_python(source).split())
     functions = {"CUSTOM_CALLS", "NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain"}
     functions |= {"gated_linear_unit", "layer_norm", "matmul", "options", "rms_norm"}
-    modules = {"config", "device", "custom_call", "engines", "plan", "planning", "pointwise", "primitives", "spec"}
+    modules = {
+        "api_boundary",
+        "config",
+        "device",
+        "custom_call",
+        "engines",
+        "plan",
+        "planning",
+        "pointwise",
+        "primitives",
+        "spec",
+    }
     assert functions <= names <= functions | modules
+    assert set(jaxdnn.__all__) == functions

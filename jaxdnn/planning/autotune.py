@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
 from jaxdnn.device import find_target
 from jaxdnn.planning.cache import remember
@@ -40,6 +41,7 @@ class Tuning(Table):
         return [("Measured, the fastest of each call first", rows)]
 
 
+@api_boundary("autotune")
 def autotune(fn: Callable[..., Any], *args: Any) -> Tuning:
     """Times every configuration of every jaxdnn call in `fn(*args)`, and of its reverse-mode derivative, if it has one.
 

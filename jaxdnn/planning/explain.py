@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
 from jaxdnn.device import find_target
 from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
@@ -80,6 +81,7 @@ class Explanation(Table):
         return [(f"{title}, on {self.device}", [call.cells() for call in calls]) for title, calls in self.sections]
 
 
+@api_boundary("explain")
 def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> Explanation:
     """Tells which engine each jaxdnn call in `fn(*args)` runs on, forward and backward, and why not on the others.
 
