@@ -49,15 +49,15 @@ BAD = {
     "contracted sizes of dot_general": (
         lambda: jaxdnn.dot_general(A, A, NUMBERS),
         TypeError,
-        r"^dot_general of lhs float32\[3, 4\], rhs float32\[3, 4\]: .*contracting dimensions .*\(4,\) and \(3,\)",
+        r"(?s)contracting dimensions .*\(4,\) and \(3,\).*\ndot_general was called with lhs float32\[3, 4\], rhs",
     ),
     **{
         f"dimension numbers {numbers}": (
             lambda numbers=numbers: jaxdnn.dot_general(A, B, numbers),
-            TypeError,
+            (TypeError, ValueError),
             r"^dot_general: dimension_numbers must be \(\(lhs_contracting, .*, as \(\(\(1,\), \(0,\)\), .*; got ",
         )
-        for numbers in (((1,), (0,)), ((1, 0), ((), ())), 1, (((1,), (0,)),), "kk")
+        for numbers in (((1,), (0,)), 1, (((1,), (0,)),), "kk")
     },
     "batch sizes": (
         lambda: jaxdnn.matmul(jnp.ones((2, 3, 4)), jnp.ones((3, 4, 5))),

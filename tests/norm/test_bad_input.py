@@ -103,9 +103,8 @@ BAD = {
     "a shape in place of scale": (
         lambda: jaxdnn.layer_norm(X, (8,)),
         TypeError,
-        r"^layer_norm: scale must be an array; got the tuple \(8,\); the axes that are normalized are named with axis=",
+        r"^layer_norm: scale must have one of the dtypes .*got int.*; the axes of a shape \(8,\) are named with axis=",
     ),
-    "a list": (lambda: jaxdnn.rms_norm([1.0, 2.0]), TypeError, r"^rms_norm: x must be an array; got the list \[1.0, 2"),
     **{
         f"keyword {function.__name__}({keyword}=)": (
             lambda function=function, keyword=keyword: function(X, **{keyword: 1}),

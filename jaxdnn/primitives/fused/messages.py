@@ -1,4 +1,4 @@
-"""Messages of JAX about a user's arrays, which say which function was called, and on what."""
+"""Words for a user's arrays, in messages."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +17,15 @@ def described_type(array: object) -> str:
 
 
 @contextmanager
-def described(caller: str, arrays: Mapping[str, object]) -> Iterator[None]:
-    """Puts the public function and its arguments in front of what JAX has to say about them."""
+def described(caller: str, arrays: Mapping[str, object], clearer: str = "") -> Iterator[None]:
+    """Adds to what JAX has to say about a user's arrays which function was called, and on what; or, where something
+    `clearer` can be said, says that in its place.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:
+        if clearer:
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(clearer) from error
         given = ", ".join(f"{name} {described_type(array)}" for name, array in arrays.items())
-        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{caller} of {given}: {error}") from error
+        error.add_note(f"{caller} was called with {given}")
+        raise

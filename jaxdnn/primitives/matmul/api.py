@@ -8,6 +8,7 @@ from typing import Any, Concatenate, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -17,7 +18,7 @@ from jaxdnn.primitives.fused.dtypes import as_weak, checked_dtype, preferred_typ
 from jaxdnn.primitives.fused.epilogue import as_array
 from jaxdnn.primitives.fused.messages import described
 from jaxdnn.primitives.fused.sharding import sharded_product
-from jaxdnn.primitives.matmul.call import apply, check_dimension_numbers, product_spec, product_type
+from jaxdnn.primitives.matmul.call import apply, product_spec, product_type, wrong_form
 from jaxdnn.primitives.matmul.dimensions import Labels
 
 R = TypeVar("R")  # what an epilogue returns
@@ -218,20 +219,22 @@ def dot_general(
       (2, 5, 7)
     """
     aliases = checked_aliases("dot_general", input_output_aliases, operands, epilogue)
-    check_dimension_numbers(dimension_numbers)
     preferred_element_type = checked_dtype("dot_general: preferred_element_type", preferred_element_type)
     product = partial(lax.dot_general, lhs, rhs, dimension_numbers, precision)
     if out_sharding is not None:
         product = partial(product, out_sharding=out_sharding)
         return sharded_product("dot_general", product, preferred_element_type, operands, epilogue, out_dtype, aliases)
-    with described("dot_general", {"lhs": lhs, "rhs": rhs}):
+    with described("dot_general", {"lhs": lhs, "rhs": rhs}, wrong_form(dimension_numbers)):
         type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
 
     if dimension_numbers is None:  # as `jax.lax` has it for vectors and matrices
         dimension_numbers = (((lhs.ndim - 1,), (0,)), ((), ()))
-    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
+    # JAX takes a single dimension for a sequence of it.
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = (
+        [[one] if isinstance(one, (int, np.integer)) else one for one in pair] for pair in dimension_numbers
+    )
     of_lhs: list[tuple[str, int]] = [("lhs", i) for i in range(lhs.ndim)]
     of_rhs: list[tuple[str, int]] = [("rhs", i) for i in range(rhs.ndim)]
     for i, (left, right) in enumerate(zip(lhs_contracted, rhs_contracted, strict=True)):

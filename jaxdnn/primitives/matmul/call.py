@@ -34,31 +34,30 @@ def product_type(
     preferred: jax.typing.DTypeLike | None,
 ) -> Any:
     """The type of `jax.numpy.matmul` of two arrays, given by their names in the function `caller`."""
-    shapes = [jnp.shape(array) for array in arrays.values() if hasattr(array, "shape")]
-    if len(shapes) == 2 and all(shapes) and shapes[0][-1] != (shapes[1][-2:])[0]:
-        (left, of_left), (right, of_right) = ((name, described_type(array)) for name, array in arrays.items())
-        raise TypeError(
+    (left, of_left), (right, of_right) = ((name, described_type(array)) for name, array in arrays.items())
+    shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in arrays.values()]
+    clearer = ""
+    if all(shapes) and shapes[0][-1] != (shapes[1][-2:])[0]:
+        clearer = (
             f"{caller}: the last dimension of {left} must be the last but one of {right}, or its only one; got "
             f"{left} {of_left} and {right} {of_right}"
         )
-    with described(caller, arrays):
+    with described(caller, arrays, clearer):
         return _product.eval_shape(*arrays.values(), precision=precision, preferred_element_type=preferred)
 
 
-def check_dimension_numbers(numbers: Any) -> None:
-    """Raises TypeError unless they have the form that `jax.lax.dot_general` unpacks."""
-    if numbers is None:
-        return
+def wrong_form(numbers: Any) -> str:
+    """What to say of `dimension_numbers` that don't have the form which `jax.lax.dot_general` unpacks; else nothing."""
     try:
         (_, _), (_, _) = numbers
-        sequences = all(isinstance(one, (Sequence, np.ndarray)) for pair in numbers for one in pair)
+        if all(isinstance(one, (Sequence, np.ndarray)) for pair in numbers for one in pair):
+            return ""
     except (TypeError, ValueError):
-        sequences = False
-    if not sequences:
-        raise TypeError(
-            "dot_general: dimension_numbers must be ((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)), each "
-            f"a sequence of dimensions, as (((1,), (0,)), ((), ())) for matrices; got {numbers!r}"
-        )
+        pass
+    return (
+        "dot_general: dimension_numbers must be ((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)), each a "
+        f"sequence of dimensions, as (((1,), (0,)), ((), ())) for matrices; got {numbers!r}"
+    )
 
 
 def product_spec(a: np.dtype, b: np.dtype, dtype: np.dtype, precision: jax.lax.PrecisionLike) -> MatmulSpec:

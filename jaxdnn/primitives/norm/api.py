@@ -287,12 +287,12 @@ def _normalize(
 
 
 def _floating(kind: str, name: str, array: jax.typing.ArrayLike) -> jax.Array:
-    if isinstance(array, (tuple, list)):
-        hint = "; the axes that are normalized are named with axis=" if name == "scale" else ""
-        raise TypeError(f"{kind}: {name} must be an array; got the {type(array).__name__} {array!r}{hint}")
-    array = jnp.asarray(array)
+    given, array = array, jnp.asarray(array)
     if array.dtype.name not in DTYPES:
-        raise TypeError(f"{kind}: {name} must have one of the dtypes {', '.join(DTYPES)}; got {array.dtype.name}")
+        shape = f"; the axes of a shape {given} are named with axis=" if isinstance(given, tuple) else ""
+        raise TypeError(
+            f"{kind}: {name} must have one of the dtypes {', '.join(DTYPES)}; got {array.dtype.name}{shape}"
+        )
     return array
 
 
