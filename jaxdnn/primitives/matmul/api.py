@@ -120,10 +120,10 @@ def matmul(
     """
     aliases = checked_aliases("matmul", input_output_aliases, operands, epilogue)
     preferred = preferred_type("matmul", a, b, preferred_element_type)
-    type_of = product_type("matmul", {"a": a, "b": b}, precision, preferred)
     if out_sharding is not None:
         product = partial(jnp.matmul, a, b, precision=precision, out_sharding=out_sharding)
         return sharded_product("matmul", product, preferred, operands, epilogue, out_dtype, aliases)
+    type_of = product_type("matmul", {"a": a, "b": b}, precision, preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
 
