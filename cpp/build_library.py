@@ -18,7 +18,7 @@ from pathlib import Path
 
 def main(module: Path, package: Path, output: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
+    output.mkdir(mode=0o755, parents=True)  # of a folder that others may write to, the cache takes nothing
     os.environ.update(JAXDNN_CACHE_DIR=str(output), JAXDNN_CACHE_LIMIT=str(1 << 40), JAX_PLATFORMS="cpu")
     with tempfile.TemporaryDirectory() as folder:
         staged = Path(folder, package.name)

@@ -2,6 +2,9 @@
 
 from importlib.metadata import version as _version
 from importlib.util import find_spec as _find_spec
+from pathlib import Path as _Path
+
+from jax.extend import source_info_util as _source_info_util
 
 if _find_spec("jaxdnn._native") is None:
     raise ImportError(
@@ -10,20 +13,32 @@ if _find_spec("jaxdnn._native") is None:
     )
 
 from jaxdnn.config import configure_logging as _configure_logging
-from jaxdnn.config import options as options
-from jaxdnn.custom_call import export_checks as export_checks
+from jaxdnn.config import options
+from jaxdnn.custom_call import export_checks
 from jaxdnn.custom_call import register as _register
-from jaxdnn.planning.autotune import autotune as autotune
-from jaxdnn.planning.explain import explain as explain
-from jaxdnn.planning.select import NoEngineError as NoEngineError
-from jaxdnn.pointwise import UnsupportedOperation as UnsupportedOperation
-from jaxdnn.primitives.matmul.api import dot_general as dot_general
-from jaxdnn.primitives.matmul.api import gated_linear_unit as gated_linear_unit
-from jaxdnn.primitives.matmul.api import matmul as matmul
-from jaxdnn.primitives.norm import layer_norm as layer_norm
-from jaxdnn.primitives.norm import rms_norm as rms_norm
+from jaxdnn.planning.autotune import autotune
+from jaxdnn.planning.explain import explain
+from jaxdnn.planning.select import NoEngineError
+from jaxdnn.pointwise import UnsupportedOperation
+from jaxdnn.primitives.matmul.api import dot_general, gated_linear_unit, matmul
+from jaxdnn.primitives.norm.api import layer_norm, rms_norm
 
+__all__ = [
+    "NoEngineError",
+    "UnsupportedOperation",
+    "autotune",
+    "dot_general",
+    "explain",
+    "export_checks",
+    "gated_linear_unit",
+    "layer_norm",
+    "matmul",
+    "options",
+    "rms_norm",
+]
 __version__ = _version("jaxdnn")
 
+# The place of an operation is where the user's code calls the package.
+_source_info_util.register_exclusion(str(_Path(__file__).parent))
 _configure_logging()
 _register()

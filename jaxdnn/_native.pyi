@@ -46,7 +46,7 @@ def host() -> dict[str, Any]:
     kernels of "avx512" use beyond it, "threads": int}."""
 
 def cache() -> dict[str, Any]:
-    """{"directory", "entries", "bytes", "limit", "writable"}."""
+    """{"directory", "entries", "bytes", "limit", "trusted": nobody else could have put something there, "writable"}."""
 
 def clear_memory_cache() -> None:
     """Forgets compiled units held in memory, so that the next compile goes to the disk (for tests and timing)."""
@@ -62,7 +62,7 @@ def counters() -> dict[str, int]:
     "execute_nanoseconds" (host time spent in CUDA `execute`) and "scratch_allocations" (on the host)."""
 
 def set_log(level: int, path: str) -> None:
-    """0 silent, 1 info (one line a compile), 2 debug (one line an instantiate and an execute too); "" is stderr."""
+    """0 warnings, once each; 1 info (each compile), 2 debug (each instantiate and execute); "" is stderr."""
 
 def set_library_paths(paths: list[str]) -> None:
     """Replaces the folders that NVRTC is looked for in before the loader's path; at first `_libraries.candidates()`."""

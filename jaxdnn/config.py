@@ -4,17 +4,26 @@ Options enter a primitive's spec when it is traced. They live in a context that 
 which is already jitted is traced again under other options.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from functools import wraps
+from types import EllipsisType
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import jax
 
 from jaxdnn import _native
+from jaxdnn.api_boundary import api_boundary
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Autotune = Literal["off", "cached", "on"]
 
@@ -55,6 +64,9 @@ class Options:
             or (isinstance(self.target, str) and re.fullmatch("sm_[1-9][0-9]*", self.target) is not None),
             'a compute capability such as "sm_90" or None',
         )
+        for name, value in self.knobs:
+            if not isinstance(value, (bool, int, float, str)):
+                raise TypeError(f"options: knob {name} must be an int, a bool or a str; got {value!r}")
         if self.knobs and self.engine is None:
             raise ValueError("options: knobs belong to one engine; name it with engine=")
 
@@ -72,12 +84,14 @@ def current_options() -> Options:
 
 
 class options:  # noqa: N801 - used as a function
-    """Sets how engines are chosen for the calls traced inside a `with` block.
+    """Sets how engines are chosen for the calls traced inside a `with` block, or inside a function that it decorates.
 
-    Arguments left out keep the value of the enclosing block.
+    Arguments left out keep the value of the enclosing block. `options(...).set_global()` sets them for the whole
+    process, for calls outside of any block. An object that is used in none of these ways does nothing, and warns.
 
     Args:
-      engine: the only engine to use (`python -m jaxdnn doctor` lists the names); None lets the engine table decide.
+      engine: the only engine to use (`python -m jaxdnn doctor` lists the names); None lets the engine table decide. It
+        must be one of the platform that a call is compiled for.
       knobs: a dict of that engine's knobs to set by name; the others keep the heuristic's value.
       deterministic: whether results must be bitwise equal from run to run; engines that don't promise it are passed
         over, but for the last resort, "xla", which has flags of its own for that.
@@ -90,31 +104,58 @@ class options:  # noqa: N801 - used as a function
       fallback: False turns "no native engine serves this call" into an error that holds every engine's reason.
 
     Raises:
-      TypeError: an option's name is unknown.
+      TypeError: an option's name is unknown, or a knob is no number, bool or string.
       ValueError: an option's value is not allowed, or knobs are given without engine.
 
     Example:
       >>> import jax.numpy as jnp, jaxdnn
       >>> with jaxdnn.options(engine="xla"):
       ...     y = jaxdnn.rms_norm(jnp.ones((2, 8)))
+      >>> @jaxdnn.options(fallback=False)
+      ... def fused(x):
+      ...     return jaxdnn.rms_norm(x)
+      >>> jaxdnn.options(sm_count=None).set_global()
     """
 
-    def __init__(self, *, knobs: Mapping[str, object] | None = None, **changes: Any) -> None:
-        known = sorted(Options.__dataclass_fields__)
-        if unknown := sorted(set(changes) - set(known)):
-            raise TypeError(f"options: unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
-        if knobs is not None and not isinstance(knobs, Mapping):
-            raise TypeError(f"options: knobs must be a dict of names and values; got {knobs!r}")
-        if knobs is not None:
+    _used = True  # until it is known to be complete
+
+    @api_boundary("options")
+    def __init__(
+        self,
+        *,
+        engine: str | EllipsisType | None = ...,
+        knobs: Mapping[str, bool | int | float | str] | EllipsisType | None = ...,
+        deterministic: bool | EllipsisType = ...,
+        autotune: Autotune | EllipsisType = ...,
+        sm_count: int | EllipsisType | None = ...,
+        workspace_limit: int | EllipsisType | None = ...,
+        target: str | EllipsisType | None = ...,
+        fallback: bool | EllipsisType = ...,
+    ) -> None:
+        given = {
+            "engine": engine,
+            "deterministic": deterministic,
+            "autotune": autotune,
+            "sm_count": sm_count,
+            "workspace_limit": workspace_limit,
+            "target": target,
+            "fallback": fallback,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not ...}
+        if isinstance(knobs, Mapping):
             changes["knobs"] = tuple(sorted(knobs.items()))
+        elif knobs is not None and knobs is not ...:
+            raise TypeError(f"options: knobs must be a dict of names and values; got {knobs!r}")
         elif "engine" in changes:
             changes["knobs"] = ()
-        replace(current_options(), **changes)  # raises for a bad value here, where the user wrote it
         self._changes = changes
+        self._applied_to(current_options())  # raises for a bad value here, where the user wrote it
         self._entered: list[Any] = []
+        self._used = False
 
     def __enter__(self) -> Options:
-        value = replace(current_options(), **self._changes)
+        self._used = True
+        value = self._applied_to(current_options())
         context = _context(value)
         context.__enter__()
         self._entered.append(context)
@@ -122,6 +163,35 @@ class options:  # noqa: N801 - used as a function
 
     def __exit__(self, *exception: object) -> None:
         self._entered.pop().__exit__(*exception)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function under these options."""
+        self._used = True
+
+        @wraps(function)
+        def under_options(*args: P.args, **kwargs: P.kwargs) -> R:
+            with _context(self._applied_to(current_options())):
+                return function(*args, **kwargs)
+
+        return under_options
+
+    def set_global(self) -> None:
+        """Sets these options for the whole process: all threads, outside of `with` blocks."""
+        self._used = True
+        _context.set_global(self._applied_to(_context.get_global()))
+
+    def __del__(self) -> None:
+        if not self._used and not sys.is_finalizing():
+            written = ", ".join(f"{name}={value!r}" for name, value in self._changes.items() if value != ())
+            warnings.warn(
+                f"options({written}) had no effect; write `with jaxdnn.options(...):`, decorate a function with it, or "
+                "call options(...).set_global()",
+                RuntimeWarning,
+                stacklevel=2,  # the line that dropped it
+            )
+
+    def _applied_to(self, current: Options) -> Options:
+        return replace(current, **self._changes)
 
 
 _LOG_LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
@@ -136,9 +206,14 @@ def configure_logging() -> None:
         print(f"jaxdnn: JAXDNN_LOG must be off, info or debug; got {name!r}, and logging stays off", file=sys.stderr)
         return
     path = os.environ.get("JAXDNN_LOG_FILE", "")
+    try:
+        _native.set_log(1 if name == "info" else 2, path)
+    except RuntimeError as error:
+        print(f"jaxdnn: JAXDNN_LOG_FILE must be a file to write to: {error}; the log goes to stderr", file=sys.stderr)
+        path = ""
+        _native.set_log(1 if name == "info" else 2, path)
     handler = logging.FileHandler(path, delay=True) if path else logging.StreamHandler()
     handler.setFormatter(logging.Formatter("jaxdnn: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(_LOG_LEVELS[name])
     logger.propagate = False
-    _native.set_log(1 if name == "info" else 2, path)

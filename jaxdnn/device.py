@@ -92,18 +92,28 @@ def _cpu() -> Target:
     return Target("cpu", host["isa"], "CPU", host["threads"])
 
 
+def _named(arch: str) -> Target:
+    """The GPU of this machine with this compute capability, or else what is assumed of one."""
+    found = gpus()
+    here = () if isinstance(found, str) else found
+    for gpu in (*here, *_NAMED.values()):
+        if gpu.arch == arch:
+            return gpu
+    known = ", ".join(dict.fromkeys(gpu.arch for gpu in (*_NAMED.values(), *here)))
+    raise ValueError(f'options: target must be a GPU that jaxdnn knows, one of {known}; got "{arch}"')
+
+
 def find_target(platform: str, options: Options) -> Target | str:
-    """The device to make code for on `platform` under `options`, or the reason why there is none."""
+    """The device to make code for on `platform` under `options`, or the reason why there is none.
+
+    Raises:
+      ValueError: the options name a target that is neither known nor here, whatever the platform.
+    """
+    named = None if options.target is None else _named(options.target)
     if platform == "cpu":
         return _cpu()
-    if options.target is not None:
-        capability = int(options.target.removeprefix("sm_"))
-        if capability not in _NAMED:
-            known = ", ".join(f"sm_{known}" for known in _NAMED)
-            return f'options(target="{options.target}") is not a GPU that jaxdnn knows; it knows {known}'
-        found = gpus()
-        here = [] if isinstance(found, str) else [gpu for gpu in found if gpu.arch == options.target]
-        target = here[0] if here else _NAMED[capability]
+    if named is not None:
+        target = named
     else:
         found = gpus()
         if isinstance(found, str):

@@ -22,7 +22,7 @@ from jaxdnn.pointwise import trace
 from jaxdnn.primitives.fused.derivative import EpilogueSpec
 from jaxdnn.primitives.fused.epilogue import Epilogue
 from jaxdnn.primitives.matmul.spec import MatmulSpec
-from jaxdnn.primitives.norm import NormSpec
+from jaxdnn.primitives.norm.spec import NormSpec
 from jaxdnn.spec import Signature, Spec
 
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
@@ -74,7 +74,8 @@ def _software() -> dict[str, object]:
 def _processor() -> dict[str, object]:
     host = _native.host()
     return {
-        "processor": f"{host['threads']} threads with {host['isa']}, of {', '.join(host['extensions'] + host['isas'])} (JAXDNN_HOST_ISA)",
+        "processor": f"{host['threads']} threads with {host['isa']}, of "
+        f"{', '.join(host['extensions'] + host['isas'])} (JAXDNN_HOST_ISA)",
     }
 
 

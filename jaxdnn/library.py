@@ -14,7 +14,7 @@ import jax
 from jaxdnn.config import options
 from jaxdnn.planning.calls import find_calls, find_differentiated_calls
 from jaxdnn.planning.select import select
-from jaxdnn.primitives.norm import layer_norm, rms_norm
+from jaxdnn.primitives.norm.api import layer_norm, rms_norm
 
 TARGETS = ("sm_80", "sm_90")
 _ROWS = 8192

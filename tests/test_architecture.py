@@ -25,6 +25,7 @@ LAYERS = (
     "device",
     "spec",
     "config",
+    "api_boundary",
     "_libraries",
     "_native",
 )

@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+import jaxdnn
 from checking.subprocesses import run_python
 
 USE = "y = jaxdnn.rms_norm(jax.numpy.ones((2, 8))); assert abs(float(y.sum()) - 16) < 1e-3"
@@ -12,6 +13,21 @@ USE = "y = jaxdnn.rms_norm(jax.numpy.ones((2, 8))); assert abs(float(y.sum()) - 
 
 def test_import_is_silent():
     assert run_python("import jaxdnn", JAX_LOG_COMPILES="0") == ""
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder/log.txt", "/"])
+def test_log_file_that_can_not_be_written(path):
+    """The log goes to stderr, after a line that says why."""
+    source = f"""
+import contextlib, io
+with contextlib.redirect_stderr(io.StringIO()) as said:
+    import jax, jaxdnn
+    {USE}
+print(said.getvalue())
+"""
+    printed = run_python(source, JAXDNN_LOG="info", JAXDNN_LOG_FILE=path)
+    assert f"jaxdnn: JAXDNN_LOG_FILE must be a file to write to: can't open the log file {path}: " in printed
+    assert "jaxdnn: rms_norm forward" in printed
 
 
 def test_import_takes_no_time():
@@ -63,5 +79,17 @@ def test_public_names():
     names = set(run_python(source).split())
     functions = {"NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain", "export_checks"}
     functions |= {"gated_linear_unit", "layer_norm", "matmul", "options", "rms_norm"}
-    modules = {"config", "device", "custom_call", "engines", "plan", "planning", "pointwise", "primitives", "spec"}
+    modules = {
+        "api_boundary",
+        "config",
+        "device",
+        "custom_call",
+        "engines",
+        "plan",
+        "planning",
+        "pointwise",
+        "primitives",
+        "spec",
+    }
     assert functions <= names <= functions | modules
+    assert set(jaxdnn.__all__) == functions

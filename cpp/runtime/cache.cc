@@ -76,7 +76,7 @@ Digest key_of(const Digest& identity, const std::string& compiler_version) {
 // version of NVRTC that it used in the file `compiler`.
 std::optional<std::string> read_library(const Digest& identity, Digest& key) {
   struct Library {
-    DiskCache cubins{"", 0};
+    DiskCache cubins{"", 0, true};
     std::string compiler;
   };
   static const Library& library = [] {
@@ -84,7 +84,7 @@ std::optional<std::string> read_library(const Digest& identity, Digest& key) {
     Dl_info module;
     if (dladdr(reinterpret_cast<const void*>(&memory), &module) == 0) return std::ref(*found);
     std::string path = module.dli_fname;
-    found->cubins = DiskCache(path.substr(0, path.find_last_of('/') + 1) + "cubins", 0);
+    found->cubins = DiskCache(path.substr(0, path.find_last_of('/') + 1) + "cubins", 0, true);
     std::ifstream(found->cubins.directory() + "/compiler") >> found->compiler;
     return std::ref(*found);
   }();

@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <string_view>
 #include <vector>
@@ -125,9 +128,27 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// A whole number of bytes, with a unit or without: "268435456", "256MiB", "1 GB".
+std::optional<uint64_t> parse_bytes(std::string_view text) {
+  uint64_t number = 0;
+  auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return std::nullopt;
+  std::string unit;
+  for (char c : text.substr(rest - text.data())) {
+    if (c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  static const std::map<std::string, uint64_t> units = {
+      {"", 1},          {"b", 1},         {"kb", 1000},     {"mb", 1000'000},           {"gb", 1000'000'000},
+      {"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", uint64_t{1} << 40}, {"tb", 1000'000'000'000}};
+  auto found = units.find(unit);
+  if (found == units.end() || number > std::numeric_limits<uint64_t>::max() / found->second) return std::nullopt;
+  return number * found->second;
+}
+
 }  // namespace
 
-DiskCache::DiskCache(std::string directory, uint64_t limit) : directory_(std::move(directory)), limit_(limit) {}
+DiskCache::DiskCache(std::string directory, uint64_t limit, bool trusted)
+    : directory_(std::move(directory)), limit_(limit), trusted_(trusted) {}
 
 DiskCache DiskCache::of_user() {
   std::string directory = environment("JAXDNN_CACHE_DIR");
@@ -139,39 +160,54 @@ DiskCache DiskCache::of_user() {
   }
   uint64_t limit = kDefaultLimit;
   if (std::string text = environment("JAXDNN_CACHE_LIMIT"); !text.empty()) {
-    char* end = nullptr;
-    errno = 0;
-    uint64_t value = std::strtoull(text.c_str(), &end, 10);
-    if (errno == 0 && *end == '\0' && text[0] != '-') {
-      limit = value;
+    if (std::optional<uint64_t> value = parse_bytes(text)) {
+      limit = *value;
     } else {
-      log_line(LogLevel::info, "cache: JAXDNN_CACHE_LIMIT must be a number of bytes, not \"" + text + "\"; using " +
-                                   std::to_string(limit));
+      log_line(LogLevel::warning,
+               "JAXDNN_CACHE_LIMIT must be a number of bytes, such as 268435456, 256MiB or 1GB; got \"" + text +
+                   "\", and the limit is " + std::to_string(limit >> 20) + "MiB");
     }
   }
-  return {directory, limit};
+  return {directory, limit, false};
 }
 
 std::string DiskCache::path(const Digest& key, const char* suffix) const {
   return directory_ + "/" + hexadecimal(key) + suffix;
 }
 
+// Whether anyone but this user and root could have put something there; says so.
+bool DiskCache::refuses(const struct stat& status, const std::string& path) const {
+  bool foreign = status.st_uid != geteuid() && status.st_uid != 0;
+  bool open = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  if (trusted_ || (!foreign && !open)) return false;
+  log_line(LogLevel::warning, "cache: " + path + " is not used: " +
+                                  (foreign ? "it belongs to user " + std::to_string(status.st_uid) +
+                                                 "; set JAXDNN_CACHE_DIR to a folder of yours"
+                                           : "other users may write to it; `chmod go-w " + path + "` forbids that"));
+  return true;
+}
+
 std::optional<std::string> DiskCache::read(const Digest& key) const {
   if (directory_.empty()) return std::nullopt;
   std::string name = path(key, ".cubin");
+  struct stat status;
+  // The entry is opened in the folder that was checked, whatever its path leads to by then.
+  File folder(open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder && (fstat(folder.get(), &status) != 0 || refuses(status, directory_))) return std::nullopt;
   // Non-blocking, or a pipe of that name would hang us.
-  File file(open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  File file(folder ? openat(folder.get(), name.c_str() + directory_.size() + 1, O_RDONLY | O_CLOEXEC | O_NONBLOCK)
+                   : -1);
   if (!file) {
     if (errno != ENOENT) complain("open", name, std::strerror(errno));
     return std::nullopt;
   }
-  struct stat status;
   Header header;
   auto reject = [&](const char* reason) {
     complain("use", name, reason);
     return std::nullopt;
   };
   if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return reject("not a regular file");
+  if (refuses(status, name)) return std::nullopt;
   if (!file.read(&header, sizeof(header))) return reject("truncated");
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return reject("not a cache entry");
   if (header.format != kFormat) return reject("of another format");
@@ -196,14 +232,22 @@ bool DiskCache::write_file(const std::string& path, const std::string& content) 
   return false;
 }
 
+// Whether the folder is there, and entries in it will be read.
+bool DiskCache::create() const {
+  std::error_code error;
+  if (fs::create_directories(directory_, error)) fs::permissions(directory_, fs::perms::owner_all, error);
+  struct stat status;
+  if (!error && stat(directory_.c_str(), &status) != 0) error.assign(errno, std::generic_category());
+  if (error) return complain("create", directory_, error.message()), false;
+  return !refuses(status, directory_);
+}
+
 void DiskCache::publish(const Digest& key, const std::string& cubin, const std::string& unit) const {
   if (directory_.empty()) {
     log_line(LogLevel::info, "cache: no folder: set JAXDNN_CACHE_DIR, XDG_CACHE_HOME or HOME");
     return;
   }
-  std::error_code error;
-  fs::create_directories(directory_, error);
-  if (error) return complain("create", directory_, error.message());
+  if (!create()) return;
   Header header;
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.format = kFormat;
@@ -241,10 +285,9 @@ DiskCache::Usage DiskCache::usage() const {
     usage.bytes += entry.bytes;
   }
   // Found out by trying: permissions alone don't tell of a read-only or full file system.
-  std::error_code error;
-  fs::create_directories(directory_, error);
+  usage.trusted = create();
   std::string probe = directory_ + "/" + kTemporary + "XXXXXX";
-  if (!error && File(mkostemp(probe.data(), O_CLOEXEC))) usage.writable = unlink(probe.c_str()) == 0;
+  if (usage.trusted && File(mkostemp(probe.data(), O_CLOEXEC))) usage.writable = unlink(probe.c_str()) == 0;
   return usage;
 }
 

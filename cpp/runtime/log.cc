@@ -6,14 +6,16 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 
 namespace jaxdnn {
 namespace {
 
-std::atomic<int> current_level{static_cast<int>(LogLevel::silent)};
+std::atomic<int> current_level{static_cast<int>(LogLevel::warning)};
 std::mutex mutex;
-int descriptor = STDERR_FILENO;  // guarded by `mutex`
+int descriptor = STDERR_FILENO;             // guarded by `mutex`
+auto& warned = *new std::set<std::string>;  // guarded by `mutex`
 
 }  // namespace
 
@@ -35,6 +37,7 @@ void log_line(LogLevel level, const std::string& message) {
   if (!log_enabled(level)) return;
   std::string line = "jaxdnn: " + message + "\n";
   std::lock_guard lock(mutex);
+  if (level == LogLevel::warning && !warned.insert(message).second) return;
   // A log that can't be written is no reason to fail.
   [[maybe_unused]] ssize_t written = write(descriptor, line.data(), line.size());
 }

@@ -7,12 +7,13 @@
 
 namespace jaxdnn {
 
-enum class LogLevel { silent = 0, info = 1, debug = 2 };
+enum class LogLevel { warning = 0, info = 1, debug = 2 };
 
 // Throws std::runtime_error when `path` can't be opened; "" is stderr.
 void set_log(LogLevel level, const std::string& path);
 bool log_enabled(LogLevel level);
-// Writes "jaxdnn: <message>" in one write, so that lines of threads and processes don't mix.
+// Writes "jaxdnn: <message>" in one write, so that lines of threads and processes don't mix. A warning is written at
+// every level, once.
 void log_line(LogLevel level, const std::string& message);
 
 struct Counters {

@@ -125,6 +125,7 @@ nb::dict describe_cache() {
   result["entries"] = usage.entries;
   result["bytes"] = usage.bytes;
   result["limit"] = disk.limit();
+  result["trusted"] = usage.trusted;
   result["writable"] = usage.writable;
   return result;
 }
@@ -146,7 +147,7 @@ std::map<std::string, int64_t> counter_values() {
 }
 
 void set_log_from_python(int level, const std::string& path) {
-  if (level < 0 || level > 2) throw nb::value_error("set_log: level must be 0 (silent), 1 (info) or 2 (debug)");
+  if (level < 0 || level > 2) throw nb::value_error("set_log: level must be 0 (warnings), 1 (info) or 2 (debug)");
   set_log(static_cast<LogLevel>(level), path);
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
 from jaxdnn.device import find_target
 from jaxdnn.planning.cache import recall, remember
@@ -33,6 +34,7 @@ class Tuning(Outlined):
         )
 
 
+@api_boundary("autotune")
 def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuning:
     """Times every configuration of every jaxdnn call in a function, and in its reverse-mode derivative, if it has one.
 

@@ -43,7 +43,7 @@ def remember(spec: Spec, signature: Signature, target: Target, measured: Sequenc
     _memory[key] = tuple(measured)
     with contextlib.suppress(OSError):
         path = _path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump([dataclasses.asdict(one) for one in measured], file)
         os.replace(file.name, path)
@@ -56,18 +56,21 @@ def _measurement(stored: dict[str, Any]) -> Measurement:
 
 
 def _path(key: str) -> Path:
-    """The call's file. Raises FileNotFoundError if the environment says of no folder where it is."""
+    """The call's file. Raises FileNotFoundError if there is no folder for it."""
     folder = _folder(*map(os.environ.get, ("JAXDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
     if not folder:
-        raise FileNotFoundError("there is no cache folder: set JAXDNN_CACHE_DIR")
+        raise FileNotFoundError("there is no cache folder of this user's own: set JAXDNN_CACHE_DIR")
     return Path(folder) / "autotune" / f"{key}.json"
 
 
 @functools.cache
 def _folder(*environment: str | None) -> str:
-    """The folder of compiled kernels, once for each environment: the runtime lists it and tries to write to it."""
+    """The folder of compiled kernels, once for each environment: the runtime lists it and tries to write to it. None if
+    others could have put something there.
+    """
     del environment
-    return _native.cache()["directory"]
+    found = _native.cache()
+    return found["directory"] if found["trusted"] else ""
 
 
 def _key(spec: Spec, signature: Signature, target: Target) -> str:

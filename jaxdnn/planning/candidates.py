@@ -112,8 +112,17 @@ def with_knobs(engine: Engine, config: Any, knobs: dict[str, Any]) -> Any:
     return dataclasses.replace(config, **knobs)
 
 
-def check_engine_name(options: Options) -> None:
-    """Raises ValueError if `options` name an engine that does not exist."""
-    names = list(dict.fromkeys(engine.name for engine in _engines()))
-    if options.engine is not None and options.engine not in names:
+def check_engine(options: Options, platform: str) -> None:
+    """Raises ValueError if `options` name an engine that does not exist, or none that runs on the platform."""
+    if options.engine is None:
+        return
+    runs_on = {engine.platform for engine in _engines() if engine.name == options.engine}
+    if not runs_on:
+        names = dict.fromkeys(engine.name for engine in _engines())
         raise ValueError(f"options: there is no engine {options.engine!r}; the engines are {', '.join(names)}")
+    if runs_on.isdisjoint((platform, "any")):
+        names = dict.fromkeys(engine.name for engine in _engines() if engine.platform in (platform, "any"))
+        raise ValueError(
+            f"options: engine must be one that runs on {platform}, as this call does: {', '.join(names)}; "
+            f"got {options.engine!r}, which runs on {', '.join(sorted(runs_on))}"
+        )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
 from jaxdnn.device import Target, find_target
 from jaxdnn.planning.cache import recall
@@ -167,6 +168,7 @@ def _summary(calls: Mapping[int, ExplainedCall]) -> list[Outline]:
     return [outline for outline in summary if outline.parts or outline is summary[0]] if calls else []
 
 
+@api_boundary("explain")
 def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
     """Tells which engine each jaxdnn call in a function runs on, forward and backward, and why not on the others.
 

@@ -12,7 +12,7 @@ from jaxdnn.planning import measure
 from jaxdnn.planning.cache import recall, remember
 from jaxdnn.planning.candidates import (
     Request,
-    check_engine_name,
+    check_engine,
     engines_for,
     prepare,
     reason_against,
@@ -47,11 +47,11 @@ def select(spec: Spec, signature: Signature, platform: str) -> Selection:
     """What serves the call under its options, made ready to run: what was measured to be best, or the first engine.
 
     Raises:
-      ValueError: options name an engine or a knob that does not exist.
+      ValueError: options name an engine, a knob or a target that does not exist, or an engine of another platform.
       NoEngineError: only XLA is left, and `options(fallback=False)` forbids it.
     """
     started = time.perf_counter()
-    check_engine_name(spec.options)
+    check_engine(spec.options, platform)
     request = Request(spec, signature, platform, find_target(platform, spec.options))
     selection = _measured(request) or _first(request)
     _log(spec, signature, selection, time.perf_counter() - started)

@@ -1,6 +1,6 @@
 """A jaxpr as a graph of arrays: nested calls inlined, every node with its place in the user's source."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,13 @@ _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 # Primitives whose results are their arguments.
 IDENTITIES = frozenset(("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient"))
+
+# Primitives that draw random bits, and what users are told of these.
+RANDOM = frozenset(("random_bits", "random_unwrap", "random_wrap", "threefry2x32", "rng_bit_generator"))
+DRAWN = (
+    "kernels draw no random numbers; draw them before, and pass them as an operand: "
+    "matmul(x, w, mask, epilogue=lambda acc, mask: acc * mask)"
+)
 
 UNKNOWN = "an unknown place"
 
@@ -57,6 +64,18 @@ class Node:
 
     def unsupported(self, reason: str) -> UnsupportedOperation:
         return UnsupportedOperation(self.primitive, self.where, reason)
+
+
+def ancestors(node: Node) -> Iterator[Node]:
+    """What a node is computed from, each once."""
+    seen: set[Node] = set()
+    waiting = list(node.inputs)
+    while waiting:
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one
+            waiting += one.inputs
 
 
 class Graph:

@@ -9,7 +9,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxdnn.pointwise.builder import Builder
-from jaxdnn.pointwise.graph import CALLS, IDENTITIES, Node
+from jaxdnn.pointwise.graph import CALLS, DRAWN, IDENTITIES, RANDOM, Node, ancestors
 from jaxdnn.pointwise.operations import DTYPES, TABLE, kind
 from jaxdnn.pointwise.program import Index, Instruction, Load
 
@@ -286,6 +286,8 @@ def _check(node: Node) -> None:
     leaf = name in ("accumulator", "operand", "constant", "iota")
     if not leaf and not (name in LAYOUT or name in TAKES or name in REWRITTEN):
         if name not in TABLE:
+            if drawn := next((one for one in (node, *ancestors(node)) if one.primitive in RANDOM), None):
+                raise drawn.unsupported(DRAWN)
             raise node.unsupported(f"it can't be part of a kernel. These can: {', '.join(SUPPORTED)}")
         if kind(node.inputs[0].dtype) not in TABLE[name].kinds:
             raise node.unsupported(f"it is not supported for {node.inputs[0].dtype}")

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from jaxdnn.pointwise.builder import Builder
-from jaxdnn.pointwise.graph import Graph, Node, UnsupportedOperation
+from jaxdnn.pointwise.graph import DRAWN, UNKNOWN, Graph, Node, UnsupportedOperation, ancestors
 from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, By, Demand, Dimensions, demands, identity, lower
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, kind
 from jaxdnn.pointwise.program import Argument, Output, Program
@@ -36,6 +38,7 @@ class Captured:
       names: of its arguments.
       tree: how the leaves are arranged in what it returns.
       title: the function in a few words, for people.
+      where: the place in the user's source that made the call.
     """
 
     jaxpr: ClosedJaxpr
@@ -43,11 +46,14 @@ class Captured:
     names: tuple[str, ...]
     tree: Any
     title: str
+    where: str = UNKNOWN
 
     def program(self, shape: Sequence[int]) -> Program:
         """The captured function as a program over the output's shape."""
         shape, count, types = tuple(shape), self.accumulators, self.jaxpr.in_avals
         for name, type_ in zip(self.names, types, strict=True):
+            if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
+                raise UnsupportedOperation(name, self.title, DRAWN)
             if type_.dtype.name not in DTYPES:
                 reason = f"it is {type_.dtype.name}; kernels take {', '.join(DTYPES)}"
                 raise UnsupportedOperation(name, self.title, reason)
@@ -58,7 +64,8 @@ class Captured:
             else graph.add("operand", type_.shape, type_.dtype.name, params={"number": i - count})
             for i, type_ in enumerate(types)
         ]
-        roots = [_root(node, shape, self.title) for node in graph.inline(self.jaxpr.jaxpr, self.jaxpr.consts, inputs)]
+        returned = graph.inline(self.jaxpr.jaxpr, self.jaxpr.consts, inputs, self.where)
+        roots = [_root(node, shape, self.title) for node in returned]
         try:
             instructions, outputs = _lower(graph, roots, shape)
         except (TypeError, ValueError) as error:
@@ -107,7 +114,9 @@ def capture(
     if jaxpr.effects:
         effects = ", ".join(sorted(str(effect) for effect in jaxpr.effects))
         raise ValueError(f"{title}: it has side effects ({effects}), which a kernel can't have; take them out of it")
-    return Captured(jaxpr, len(accumulators), tuple(names), tree, title)
+    # Equations know their places in the function, which may be all JAX's, as that of `jax.nn.softmax` is.
+    where = source_info_util.summarize(source_info_util.current()) or UNKNOWN
+    return Captured(jaxpr, len(accumulators), tuple(names), tree, title, where)
 
 
 def trace(
@@ -215,15 +224,7 @@ def _is_layout(node: Node) -> bool:
 
 def _reduces(node: Node) -> str | None:
     """The name of a reduction among what `node` is computed from."""
-    seen: set[Node] = set()
-    waiting = list(node.inputs)
-    while waiting:
-        node = waiting.pop()
-        if node.primitive in REDUCTIONS:
-            return node.primitive
-        waiting += set(node.inputs) - seen
-        seen.update(node.inputs)
-    return None
+    return next((one.primitive for one in ancestors(node) if one.primitive in REDUCTIONS), None)
 
 
 def _carried(node: Node, reduction: Node, dimensions: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -1,6 +1,10 @@
 """Bad input of the matmul family is an error while tracing, which says what was expected."""
 
 import functools
+import inspect
+import re
+import traceback
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +31,34 @@ def prints(acc):
 
 
 BAD = {
-    "contracted sizes": (lambda: jaxdnn.matmul(A, A), TypeError, r"contracting dimensions.*(\(4,\)|4).*(\(3,\)|3)"),
-    "contracted sizes of dot_general": (lambda: jaxdnn.dot_general(A, A, NUMBERS), TypeError, "contracting dimensions"),
+    "contracted sizes": (
+        lambda: jaxdnn.matmul(A, A),
+        TypeError,
+        r"^matmul: the last dimension of a must be the last but one of b, .*got a float32\[3, 4\] and b float32",
+    ),
+    "contracted sizes of a matrix and a vector": (
+        lambda: jaxdnn.matmul(A, A[:, 0]),
+        TypeError,
+        r"^matmul: the last dimension of a .*, or its only one; got a float32\[3, 4\] and b float32\[3\]",
+    ),
+    "contracted sizes of gated_linear_unit": (
+        lambda: jaxdnn.gated_linear_unit(A, A, A),
+        TypeError,
+        r"^gated_linear_unit: the last dimension of x .*got x float32\[3, 4\] and gate float32\[3, 4\]",
+    ),
+    "contracted sizes of dot_general": (
+        lambda: jaxdnn.dot_general(A, A, NUMBERS),
+        TypeError,
+        r"(?s)contracting dimensions .*\(4,\) and \(3,\).*\ndot_general was called with lhs float32\[3, 4\], rhs",
+    ),
+    **{
+        f"dimension numbers {numbers}": (
+            lambda numbers=numbers: jaxdnn.dot_general(A, B, numbers),
+            (TypeError, ValueError),
+            r"^dot_general: dimension_numbers must be \(\(lhs_contracting, .*, as \(\(\(1,\), \(0,\)\), .*; got ",
+        )
+        for numbers in (((1,), (0,)), 1, (((1,), (0,)),), "kk")
+    },
     "batch sizes": (
         lambda: jaxdnn.matmul(jnp.ones((2, 3, 4)), jnp.ones((3, 4, 5))),
         ValueError,
@@ -42,7 +72,57 @@ BAD = {
         "lhs_contracting|dimensions",
     ),
     "precision": (lambda: jaxdnn.matmul(A, B, precision="highestest"), ValueError, "highestest"),
-    "dtype of the result": (lambda: jaxdnn.matmul(A, B, out_dtype="float31"), TypeError, "float31"),
+    **{
+        f"{argument} of {name}": (
+            lambda call=call, argument=argument: call(**{argument: "bfloat"}),
+            TypeError,
+            f"^{name}: {argument} must be a dtype, such as .*; got 'bfloat'",
+        )
+        for argument in ("out_dtype", "preferred_element_type")
+        for name, call in (
+            ("matmul", functools.partial(jaxdnn.matmul, A, B)),
+            ("dot_general", functools.partial(jaxdnn.dot_general, A, B, NUMBERS)),
+            ("gated_linear_unit", functools.partial(jaxdnn.gated_linear_unit, A, B, B)),
+        )
+    },
+    **{
+        f"keyword {keyword} of {name}": (
+            lambda call=call, keyword=keyword: call(**{keyword: A}),
+            TypeError,
+            f"^{name}: there is no keyword {keyword}=; .*{meant}.*; the keywords are ",
+        )
+        for name, call, keyword, meant in (
+            ("matmul", functools.partial(jaxdnn.matmul, A, B), "bias", r"epilogue=lambda acc, bias: acc \+ bias"),
+            (
+                "matmul",
+                functools.partial(jaxdnn.matmul, A, B),
+                "activation",
+                r"epilogue=lambda acc: jax.nn.gelu\(acc\)",
+            ),
+            ("dot_general", functools.partial(jaxdnn.dot_general, A, B, NUMBERS), "bias", r"operands=\[bias\]"),
+            ("gated_linear_unit", functools.partial(jaxdnn.gated_linear_unit, A, B, B), "bias", "gate_bias= and up_"),
+            ("matmul", functools.partial(jaxdnn.matmul, A, B), "epilog", r"did you mean epilogue=\?"),
+        )
+    },
+    **{
+        f"an operand for {parameter} of {name}": (
+            with_epilogue(function, *operands),
+            TypeError,
+            f"^matmul: .* parameters without a default; got operand {len(operands) - 1} for {parameter} of {name}. .*"
+            rf"epilogue=lambda acc, bias: {called}\(acc \+ bias\)",
+        )
+        for function, parameter, name, called, operands in (
+            (jax.nn.leaky_relu, "negative_slope=0.01", "leaky_relu", "leaky_relu", [jnp.ones(5)]),
+            (jax.nn.elu, "alpha=1.0", "elu", "elu", [0.3]),
+            (jax.nn.gelu, "approximate=True", "gelu", "gelu", [jnp.ones(5)]),
+            (lambda acc, bias, slope=2.0: (acc + bias) * slope, "slope=2.0", "<lambda>", "f", [jnp.ones(5), 3.0]),
+        )
+    },
+    "an operand for a parameter of an epilogue of dot_general": (
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=[jnp.ones(5)], epilogue=jax.nn.elu),
+        TypeError,
+        "^dot_general: an epilogue's operands must be parameters without a default",
+    ),
     "operands without an epilogue": (
         lambda: jaxdnn.matmul(A, B, jnp.ones(5)),
         ValueError,
@@ -130,6 +210,86 @@ def test_without_a_fallback_too(name):
     call, error, message = BAD[name]
     with jaxdnn.options(fallback=False), pytest.raises(error, match=message):
         call()
+
+
+def clip(acc, low=None, high=None):
+    return jnp.clip(acc, low, high)
+
+
+def scaled(acc, scale=3.0):
+    return acc * scale
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "operands", "expected"),
+    [(clip, (1.0, 2.5), 2.5), (scaled, (), 12.0), (lambda acc, *rest, scale=2.0: acc * rest[0] * scale, (3.0,), 24.0)],
+)
+def test_defaults_that_are_no_settings_of_an_operand(epilogue, operands, expected):
+    np.testing.assert_array_equal(jaxdnn.matmul(A, B, *operands, epilogue=epilogue), expected)
+
+
+def frames(call, error):
+    """What Python would print of an error and of what caused it: the names of files."""
+    with pytest.raises(error) as caught:
+        call()
+    printed = "".join(traceback.format_exception(caught.value))
+    return {Path(path).resolve() for path in re.findall(r'File "([^"]+)"', printed)}, printed
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    ("name", "fallback"),
+    [
+        ("an operand that does not broadcast", True),
+        ("an operand for negative_slope=0.01 of leaky_relu", True),
+        ("contracted sizes of dot_general", True),
+        ("another shape", False),
+        ("keyword bias of matmul", True),
+    ],
+)
+def test_errors_end_in_the_users_code(name, fallback, jitted):
+    call, error, _ = BAD[name]
+    with jaxdnn.options(fallback=fallback):
+        files, printed = frames(jax.jit(call) if jitted else call, error)
+    inside = [file for file in files if Path(jaxdnn.__file__).parent in file.parents and file.name != "api_boundary.py"]
+    inside += [file for file in files if not jitted and Path(jax.__file__).parent in file.parents]
+    assert not inside, printed
+    assert Path(__file__) in files
+    assert len(printed.splitlines()) < 50
+
+
+def test_frames_that_are_asked_for_are_kept():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        files, _ = frames(BAD["an operand that does not broadcast"][0], ValueError)
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    assert {"api.py", "trace.py", "lax.py"} <= {file.name for file in files}
+
+
+def draw(acc):
+    return acc * jax.random.bernoulli(jax.random.key(0), 0.5, acc.shape)
+
+
+def draw_of(acc, key):
+    return acc * jax.random.bernoulli(key, 0.5, acc.shape)
+
+
+@pytest.mark.parametrize(("epilogue", "operands"), [(draw, ()), (draw_of, (jax.random.key(0),))])
+def test_random_numbers(epilogue, operands):
+    message = "kernels draw no random numbers; draw them before, and pass them as an operand"
+    with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.UnsupportedOperation, match=message):
+        jaxdnn.matmul(A, B, *operands, epilogue=epilogue)
+    np.testing.assert_array_equal(jaxdnn.matmul(A, B, *operands, epilogue=epilogue), draw(A @ B))
+
+
+def test_the_place_of_an_epilogue_of_jax_is_the_call():
+    line = inspect.currentframe().f_lineno + 2
+    with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.UnsupportedOperation) as caught:
+        jaxdnn.matmul(A, B, epilogue=jax.nn.softmax)
+    assert f"`reduce_sum` at {__file__}:{line}" in str(caught.value)
+    assert caught.value.__notes__ == ["Apply it to what matmul returns, or let XLA do so: options(fallback=True)"]
 
 
 def test_an_operation_that_kernels_lack():

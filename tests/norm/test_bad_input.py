@@ -1,11 +1,15 @@
 """Bad input is a TypeError or a ValueError while tracing, and says what was expected."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxdnn
+from jaxdnn import device
+from jaxdnn.config import Options
 
 X = jnp.ones((3, 4, 8), jnp.float32)
 SCALE = jnp.ones(8, jnp.float32)
@@ -84,7 +88,42 @@ BAD = {
     "unknown option": (
         lambda: jaxdnn.options(engin="xla"),
         TypeError,
-        "unknown option engin; the options are autotune",
+        r"^options: there is no keyword engin=; did you mean engine=\?; the keywords are engine, knobs, deterministic",
+    ),
+    "knobs that are no dict": (
+        lambda: jaxdnn.options(engine="host", knobs=3),
+        TypeError,
+        "knobs must be a dict .*got 3",
+    ),
+    "a knob that is a list": (
+        lambda: jaxdnn.options(engine="host", knobs={"rows_per_task": [1]}),
+        TypeError,
+        r"^options: knob rows_per_task must be an int, a bool or a str; got \[1\]",
+    ),
+    "a shape in place of scale": (
+        lambda: jaxdnn.layer_norm(X, (8,)),
+        TypeError,
+        r"^layer_norm: scale must have one of the dtypes .*got int.*; the axes of a shape \(8,\) are named with axis=",
+    ),
+    **{
+        f"keyword {function.__name__}({keyword}=)": (
+            lambda function=function, keyword=keyword: function(X, **{keyword: 1}),
+            TypeError,
+            f"^{function.__name__}: there is no keyword {keyword}=; {meant}.*; the keywords are x, scale, ",
+        )
+        for function, keyword, meant in (
+            (jaxdnn.layer_norm, "eps", r"did you mean epsilon=\?"),
+            (jaxdnn.rms_norm, "eps", r"did you mean epsilon=\?"),
+            (jaxdnn.rms_norm, "epsilom", r"did you mean epsilon=\?"),
+            (jaxdnn.layer_norm, "weight", r"did you mean scale=\?"),
+            (jaxdnn.layer_norm, "normalized_shape", "axis= names the axes"),
+            (jaxdnn.rms_norm, "bias", "rms_norm adds none"),
+        )
+    },
+    "a keyword like no other": (
+        lambda: jaxdnn.rms_norm(X, wxyz=1),
+        TypeError,
+        "^rms_norm: there is no keyword wxyz=; the keywords are x,",
     ),
     "knobs without engine": (lambda: jaxdnn.options(knobs={"a": 1}), ValueError, "name it with engine="),
     "engine of another type": (lambda: jaxdnn.options(engine=3), ValueError, "engine must be an engine's name"),
@@ -130,12 +169,18 @@ def test_unknown_engine():
         jaxdnn.rms_norm(X)
 
 
-def test_target_that_is_not_known():
-    with jaxdnn.options(target="sm_75"):
-        (call,) = jaxdnn.explain(jaxdnn.rms_norm, X).sections[0][1]
-    assert call.engine == "xla"
-    reason = dict(call.selection.rejected)["direct"]
-    assert 'options(target="sm_75") is not a GPU that jaxdnn knows; it knows sm_80' in reason
+@pytest.mark.parametrize("use", [jaxdnn.rms_norm, lambda x: jaxdnn.explain(jaxdnn.rms_norm, x, platform="cuda")])
+def test_target_that_is_not_known(use):
+    """Whatever the call is compiled for."""
+    message = 'target must be a GPU that jaxdnn knows, one of sm_80, .*sm_90.*; got "sm_999"'
+    with jaxdnn.options(target="sm_999"), pytest.raises(ValueError, match=message):
+        use(X)
+
+
+def test_target_that_is_here_is_known(monkeypatch):
+    here = dataclasses.replace(device._NAMED[90], arch="sm_87", name="Orin", present=True)
+    monkeypatch.setattr(device, "gpus", lambda: (here,))
+    assert device.find_target("cuda", Options(target="sm_87")) == here
 
 
 def test_static_arguments_of_numpy_are_numbers():

@@ -204,6 +204,17 @@ def test_a_folder_that_can_not_be_written(forgetful):
     assert winners_are_used(jaxdnn.autotune(CASE.call, *CASE.primals()))
 
 
+def test_nothing_is_taken_from_a_folder_that_others_may_write_to(forgetful):
+    """Of what is remembered, source code is made."""
+    jaxdnn.autotune(CASE.call, *CASE.primals())
+    rewrite(forgetful, engine="xla", knobs=[])
+    assert chosen(CASE, autotune="cached") != chosen(CASE)
+    cache._memory.clear()
+    cache._folder.cache_clear()
+    forgetful.chmod(0o770)
+    assert chosen(CASE, autotune="cached") == chosen(CASE)
+
+
 def test_without_a_folder(monkeypatch, tmp_path):
     for name in ("JAXDNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)

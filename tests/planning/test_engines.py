@@ -14,6 +14,7 @@ from jaxdnn import device
 from jaxdnn.config import Options
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.candidates import engines_for
+from jaxdnn.planning.select import select
 
 CASE = NormCase("layer_norm", (64, 256), scale=F32, bias=F32)
 
@@ -76,10 +77,17 @@ def test_engine_option():
     assert dict(selection.rejected)["host"] == 'options(engine="xla") asks for another'
 
 
-def test_an_engine_of_another_platform_falls_back():
-    selection = choose(CASE, engine="direct")
-    assert selection.engine == "xla"
-    assert "it runs on cuda" in dict(selection.rejected)["direct"]
+@pytest.mark.parametrize(
+    ("engine", "on", "message"),
+    [
+        ("direct", "cpu", "runs on cpu.*: host, xla; got 'direct', which runs on cuda"),
+        ("host", "cuda", "runs on cuda.*: direct, skinny, sm90, simt, pointwise, xla; got 'host', which runs on cpu"),
+    ],
+)
+def test_an_engine_of_another_platform_is_an_error(engine, on, message):
+    call = calls_of(CASE)[0]
+    with pytest.raises(ValueError, match=f"^options: engine must be one that {message}"):
+        select(call.spec.replace(options=Options(engine=engine, target="sm_90")), call.signature, on)
 
 
 def test_fallback_error_holds_every_reason():

@@ -1,7 +1,11 @@
 """Options that pass over configurations and engines, and what is taken in their place."""
 
 import dataclasses
+import gc
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import pytest
 
 import jaxdnn
@@ -9,7 +13,7 @@ from checking.calls import calls_of, choose
 from checking.cases import F32, NormCase
 from checking.cases.matmul import product
 from jaxdnn import device
-from jaxdnn.config import Options
+from jaxdnn.config import Options, current_options
 from jaxdnn.engines import table
 from jaxdnn.engines.norm.host import HostNorm
 from jaxdnn.engines.table import ENGINES
@@ -104,3 +108,58 @@ def test_one_options_object_may_be_entered_twice():
         assert now.engine == "xla"
     with jaxdnn.options() as now:
         assert now.engine is None
+
+
+def engine():
+    return current_options().engine
+
+
+def test_a_function_is_decorated_with_options():
+    """Jitted or not, also by itself, with the options of where it is called for the rest."""
+
+    @jaxdnn.options(engine="xla")
+    def decorated(depth):
+        """Documented."""
+        with jaxdnn.options(engine="host"):
+            inner = decorated(depth - 1) if depth else ()
+        return (*inner, engine(), current_options().fallback)
+
+    with jaxdnn.options(fallback=False):
+        assert decorated(1) == ("xla", False) * 2
+        assert engine() is None
+    assert (decorated.__name__, decorated.__doc__) == ("decorated", "Documented.")
+
+
+def test_options_of_the_process():
+    """They reach jitted functions and other threads, and give way to a block's."""
+    traced = []
+    function = jax.jit(lambda x: traced.append(engine()) or x)
+    function(1.0)
+    with jaxdnn.options(engine="host"):
+        try:
+            jaxdnn.options(engine="xla", fallback=False).set_global()
+            jaxdnn.options(sm_count=7).set_global()
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(current_options).result() == Options(engine="xla", fallback=False, sm_count=7)
+            assert engine() == "host"
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(function, 1.0).result()
+        finally:
+            jaxdnn.options(**dataclasses.asdict(Options()) | {"knobs": {}}).set_global()
+    function(1.0)
+    assert traced == [None, "xla"]
+    assert current_options() == Options()
+
+
+def test_options_that_nothing_uses_warn():
+    with pytest.warns(RuntimeWarning, match=r"options\(engine='xla'\) had no effect; write `with") as caught:
+        jaxdnn.options(engine="xla")
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("use", [lambda o: o.__enter__() and o.__exit__(None, None, None), lambda o: o(len)])
+def test_options_that_are_used_do_not(use):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(jaxdnn.options(engine="xla"))
+        gc.collect()

@@ -132,7 +132,7 @@ def test_log_has_one_line_a_compile(log_file: Path):
 
 
 def test_log_arguments(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"level must be 0 \(silent\), 1 \(info\) or 2 \(debug\)"):
+    with pytest.raises(ValueError, match=r"level must be 0 \(warnings\), 1 \(info\) or 2 \(debug\)"):
         _native.set_log(3, "")
     with pytest.raises(RuntimeError, match=r"can't open the log file .*: No such file or directory"):
         _native.set_log(1, str(tmp_path / "missing" / "log.txt"))

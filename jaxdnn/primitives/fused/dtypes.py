@@ -48,10 +48,13 @@ def promoted(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike, result: np.dtype)
 
 
 def preferred_type(
-    a: jax.typing.ArrayLike, b: jax.typing.ArrayLike, preferred: jax.typing.DTypeLike | None
-) -> jax.typing.DTypeLike | None:
-    """What `jax.numpy` needs to be told of two arrays of float8, which its promotion rules refuse."""
-    return _product_dtype(a, b) if preferred is None and _both_float8(a, b) else preferred
+    caller: str, a: jax.typing.ArrayLike, b: jax.typing.ArrayLike, preferred: jax.typing.DTypeLike | None
+) -> str | None:
+    """The dtype that was preferred; or what `jax.numpy` needs to be told of two arrays of float8, which its promotion
+    rules refuse.
+    """
+    name = checked_dtype(f"{caller}: preferred_element_type", preferred)
+    return _product_dtype(a, b).name if name is None and _both_float8(a, b) else name
 
 
 def _product_dtype(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> np.dtype:
@@ -125,9 +128,14 @@ def gradient_dtype(dtype: np.dtype) -> np.dtype:
     return jnp.dtype("bfloat16") if dtype.itemsize == 1 else dtype
 
 
-def dtype_name(dtype: jax.typing.DTypeLike) -> str:
-    """The name of what JAX makes of a user's dtype."""
-    return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype.name
+def checked_dtype(title: str, dtype: jax.typing.DTypeLike | None) -> str | None:
+    """The name of what JAX makes of a user's dtype, or None. Raises TypeError, with what it is for, if it is none."""
+    if dtype is None:
+        return None
+    try:
+        return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype.name
+    except TypeError as error:
+        raise TypeError(f'{title} must be a dtype, such as jnp.bfloat16 or "bfloat16"; got {dtype!r}') from error
 
 
 def as_weak(y: Any, jax_type: Any, epilogue: Any, out_dtype: Any) -> Any:

@@ -1,6 +1,7 @@
 """`Epilogue`: a function of a kernel's accumulators, as part of a spec; `apply_after`: the same function on its own."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -52,9 +53,13 @@ class Epilogue:
 
 
 def checked_operands(
-    caller: str, epilogue: Callable[..., Any] | None, operands: Sequence[jax.typing.ArrayLike]
+    caller: str,
+    epilogue: Callable[..., Any] | None,
+    operands: Sequence[jax.typing.ArrayLike],
+    accumulator_count: int,
 ) -> list[jax.Array]:
-    """The epilogue's operands as arrays. Raises unless there is a function, or nothing that one would be for.
+    """The epilogue's operands as arrays. Raises unless there is a function that has room for them, or nothing that one
+    would be for.
 
     `caller` is the public function, for messages.
     """
@@ -62,8 +67,28 @@ def checked_operands(
         raise ValueError(f"{caller}: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
     if epilogue is not None and not callable(epilogue):
         raise TypeError(f"{caller}: epilogue must be a function of the accumulator and the operands; got {epilogue!r}")
-
+    if epilogue is not None and operands:
+        _check_parameters(caller, epilogue, operands, accumulator_count)
     return [as_array(f"{caller}: operand {i} of the epilogue", operand) for i, operand in enumerate(operands)]
+
+
+def _check_parameters(
+    caller: str, epilogue: Callable[..., Any], operands: Sequence[object], accumulator_count: int
+) -> None:
+    """Raises TypeError if an operand would be taken for a setting: a parameter with a default that is not None."""
+    try:
+        parameters = inspect.signature(epilogue).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for i, parameter in enumerate(positional[accumulator_count : accumulator_count + len(operands)]):
+        if parameter.default is not parameter.empty and parameter.default is not None:
+            name = getattr(epilogue, "__name__", type(epilogue).__name__)
+            raise TypeError(
+                f"{caller}: an epilogue's operands must be parameters without a default; got operand {i} for "
+                f"{parameter.name}={parameter.default!r} of {name}. Write what it is for, as in "
+                f"epilogue=lambda acc, bias: {'f' if name == '<lambda>' else name}(acc + bias)"
+            )
 
 
 def as_array(title: str, value: jax.typing.ArrayLike) -> jax.Array:

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxdnn.config import current_options
 from jaxdnn.planning.select import NoEngineError
-from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name
+from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, checked_dtype
 from jaxdnn.primitives.fused.epilogue import apply_after, checked_operands
 from jaxdnn.primitives.fused.traced import located
 
@@ -28,7 +28,7 @@ def sharded_product(
 
     `caller` is the public function, for messages.
     """
-    operands = checked_operands(caller, epilogue, operands)
+    operands = checked_operands(caller, epilogue, operands, 1)
     if not current_options().fallback:
         raise NoEngineError(f"{caller}: with out_sharding the call is XLA's, which options(fallback=False) forbids")
     if aliases:
@@ -38,7 +38,8 @@ def sharded_product(
     type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
     acc = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
     function = epilogue and located(epilogue)
-    y = apply_after([acc], operands, function, type_of.dtype if out_dtype is None else dtype_name(out_dtype))
+    dtype = checked_dtype(f"{caller}: out_dtype", out_dtype) or type_of.dtype.name
+    y = apply_after([acc], operands, function, dtype)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 

@@ -1,9 +1,10 @@
 """Products of matrices with fused epilogues: `matmul`, `dot_general` and `gated_linear_unit`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import unwrap
-from typing import Any
+from typing import Any, Concatenate, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +12,51 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdnn.config import current_options
-from jaxdnn.pointwise import UnsupportedOperation, capture
-from jaxdnn.primitives.fused.aliases import check_places, checked_aliases
-from jaxdnn.primitives.fused.dtypes import accumulator, as_weak, dtype_name, preferred_type, promoted
-from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, as_array, checked_operands, strongly_typed
+from jaxdnn.api_boundary import api_boundary
+from jaxdnn.primitives.fused.aliases import checked_aliases
+from jaxdnn.primitives.fused.dtypes import as_weak, checked_dtype, preferred_type, promoted
+from jaxdnn.primitives.fused.epilogue import as_array
+from jaxdnn.primitives.fused.messages import described
 from jaxdnn.primitives.fused.sharding import sharded_product
-from jaxdnn.primitives.fused.traced import Traced
-from jaxdnn.primitives.matmul.dimensions import Labels, arrange
-from jaxdnn.primitives.matmul.spec import MatmulSpec
-from jaxdnn.primitives.matmul.spec import matmul as _matmul
+from jaxdnn.primitives.matmul.call import apply, product_spec, product_type, wrong_form
+from jaxdnn.primitives.matmul.dimensions import Labels
 
-# JAX keeps what it has traced of functions that it jits, so that calls of the same types take no time to check.
-_jit = partial(jax.jit, static_argnames=("precision", "preferred_element_type"))
-_product = _jit(unwrap(jnp.matmul))
-_dot = _jit(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))))  # of vectors
+R = TypeVar("R")  # what an epilogue returns
 
 
+@overload
+def matmul(
+    a: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike,
+    *,
+    epilogue: None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
+    input_output_aliases: Mapping[int, int] | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def matmul(
+    a: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike,
+    *operands: jax.typing.ArrayLike,
+    epilogue: Callable[Concatenate[jax.Array, ...], R],
+    out_dtype: jax.typing.DTypeLike | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
+    input_output_aliases: Mapping[int, int] | None = None,
+) -> R: ...
+
+
+@api_boundary(
+    "matmul",
+    activation="write epilogue=lambda acc: jax.nn.gelu(acc)",
+    bias="write matmul(a, b, bias, epilogue=lambda acc, bias: acc + bias)",
+)
 def matmul(
     a: jax.typing.ArrayLike,
     b: jax.typing.ArrayLike,
@@ -69,7 +98,8 @@ def matmul(
       The product, or what the epilogue returns.
 
     Raises:
-      TypeError: a or b is no array of numbers, or the epilogue returns no array or closes over a traced one.
+      TypeError: a or b is no array of numbers, the epilogue returns no array or closes over a traced one, or an operand
+        would be taken for a setting: a parameter with a default, as `negative_slope` of `jax.nn.leaky_relu` is.
       ValueError: shapes do not fit, the epilogue has side effects, holds an array of several elements, or returns
         another shape, or a result can't take the place of an operand.
       jaxdnn.NoEngineError, jaxdnn.UnsupportedOperation: under `options(fallback=False)`, no kernel serves the call.
@@ -89,11 +119,11 @@ def matmul(
       >>> total = jax.jit(step, donate_argnums=0)(jnp.zeros((8, 16)), x, y)
     """
     aliases = checked_aliases("matmul", input_output_aliases, operands, epilogue)
-    preferred = preferred_type(a, b, preferred_element_type)
+    preferred = preferred_type("matmul", a, b, preferred_element_type)
     if out_sharding is not None:
         product = partial(jnp.matmul, a, b, precision=precision, out_sharding=out_sharding)
         return sharded_product("matmul", product, preferred, operands, epilogue, out_dtype, aliases)
-    type_of = _product.eval_shape(a, b, precision=precision, preferred_element_type=preferred)
+    type_of = product_type("matmul", {"a": a, "b": b}, precision, preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
 
@@ -105,11 +135,48 @@ def matmul(
     # Dimensions of a alone that come after all of b's are more rows.
     batch = leading[: max((i + 1 for i, label in enumerate(leading) if label in of_b), default=0)]
     result = (*leading, *(label for label in ("rows", "columns") if label in (*of_a, *of_b)))
-    spec = _spec(a.dtype, b.dtype, dtype, precision)
-    y = _apply("matmul", spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
+    spec = product_spec(a.dtype, b.dtype, dtype, precision)
+    y = apply("matmul", spec, (a, of_a), [(b, of_b)], result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
+@overload
+def dot_general(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    dimension_numbers: Any,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    *,
+    operands: Sequence[jax.typing.ArrayLike] = (),
+    epilogue: None = None,
+    out_dtype: jax.typing.DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
+    input_output_aliases: Mapping[int, int] | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def dot_general(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    dimension_numbers: Any,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+    *,
+    operands: Sequence[jax.typing.ArrayLike] = (),
+    epilogue: Callable[Concatenate[jax.Array, ...], R],
+    out_dtype: jax.typing.DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
+    input_output_aliases: Mapping[int, int] | None = None,
+) -> R: ...
+
+
+@api_boundary(
+    "dot_general",
+    activation="write epilogue=lambda acc: jax.nn.gelu(acc)",
+    bias="write operands=[bias], epilogue=lambda acc, bias: acc + bias",
+)
 def dot_general(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
@@ -152,17 +219,22 @@ def dot_general(
       (2, 5, 7)
     """
     aliases = checked_aliases("dot_general", input_output_aliases, operands, epilogue)
+    preferred_element_type = checked_dtype("dot_general: preferred_element_type", preferred_element_type)
     product = partial(lax.dot_general, lhs, rhs, dimension_numbers, precision)
     if out_sharding is not None:
         product = partial(product, out_sharding=out_sharding)
         return sharded_product("dot_general", product, preferred_element_type, operands, epilogue, out_dtype, aliases)
-    type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
+    with described("dot_general", {"lhs": lhs, "rhs": rhs}, wrong_form(dimension_numbers)):
+        type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
 
     if dimension_numbers is None:  # as `jax.lax` has it for vectors and matrices
         dimension_numbers = (((lhs.ndim - 1,), (0,)), ((), ()))
-    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
+    # JAX takes a single dimension for a sequence of it.
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = (
+        [[one] if isinstance(one, (int, np.integer)) else one for one in pair] for pair in dimension_numbers
+    )
     of_lhs: list[tuple[str, int]] = [("lhs", i) for i in range(lhs.ndim)]
     of_rhs: list[tuple[str, int]] = [("rhs", i) for i in range(rhs.ndim)]
     for i, (left, right) in enumerate(zip(lhs_contracted, rhs_contracted, strict=True)):
@@ -171,12 +243,13 @@ def dot_general(
     for label, left, right in zip(batch, lhs_batch, rhs_batch, strict=True):
         of_lhs[left] = of_rhs[right] = label
     result = (*batch, *(label for label in (*of_lhs, *of_rhs) if label[0] in ("lhs", "rhs")))
-    spec = _spec(lhs.dtype, rhs.dtype, dtype, precision)
+    spec = product_spec(lhs.dtype, rhs.dtype, dtype, precision)
     sides = (lhs, tuple(of_lhs)), [(rhs, tuple(of_rhs))]
-    y = _apply("dot_general", spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
+    y = apply("dot_general", spec, *sides, result, batch, operands, epilogue, out_dtype, aliases)
     return as_weak(y, type_of, epilogue, out_dtype)
 
 
+@api_boundary("gated_linear_unit", bias="gate_bias= and up_bias= are added to the two products")
 def gated_linear_unit(
     x: jax.typing.ArrayLike,
     gate: jax.typing.ArrayLike,
@@ -216,8 +289,8 @@ def gated_linear_unit(
       (4, 16)
     """
     caller = "gated_linear_unit"
-    preferred = preferred_type(x, gate, preferred_element_type)
-    dtype = _product.eval_shape(x, gate, precision=precision, preferred_element_type=preferred).dtype
+    preferred = preferred_type(caller, x, gate, preferred_element_type)
+    dtype = product_type(caller, {"x": x, "gate": gate}, precision, preferred).dtype
     gate, up = jnp.asarray(gate), as_array(f"{caller}: up", up)
     if gate.ndim != 2 or (gate.shape, gate.dtype) != (up.shape, up.dtype):
         types = f"{gate.dtype.name}{list(gate.shape)} and {up.dtype.name}{list(up.shape)}"
@@ -244,76 +317,10 @@ def gated_linear_unit(
     _, up = promoted(x, up, dtype)
     of_x = (*range(x.ndim - 1), "contracted")
     of_b = ("contracted", "columns")
-    spec = _spec(x.dtype, gate.dtype, dtype, precision)
+    spec = product_spec(x.dtype, gate.dtype, dtype, precision)
     rhs = [(gate, of_b), (up, of_b)]
     result = (*of_x[:-1], "columns")
-    return _apply(caller, spec, (x, of_x), rhs, result, (), tuple(biases.values()), gated, out_dtype, {})
-
-
-def _apply(
-    caller: str,
-    spec: MatmulSpec,
-    left: tuple[jax.Array, Labels],
-    rhs: Sequence[tuple[jax.Array, Labels]],
-    result: Labels,
-    batch: Labels,
-    operands: Sequence[jax.typing.ArrayLike],
-    epilogue: Callable[..., Any] | None,
-    out_dtype: jax.typing.DTypeLike | None,
-    aliases: Mapping[int, int],
-) -> Any:
-    """Binds the primitive, for the public function `caller`, to arrays with labels: see `arrange`."""
-    dtype = spec.dtype if out_dtype is None else dtype_name(out_dtype)
-    operands = checked_operands(caller, epilogue, operands)
-    dimensions, arrays = arrange(left, rhs, result, batch)
-    spec = spec.replace(dimensions=dimensions, dual=len(rhs) == 2)
-    if epilogue is None:
-        return _matmul(spec.replace(dtype=dtype), dict(zip(spec.operands, arrays, strict=True)))["y"]
-    epilogue, operands = strongly_typed(epilogue, len(rhs), operands)
-    spec = spec.replace(dtype=spec.accumulator)
-    fused = spec.replace(operand_count=len(operands))
-    inputs = dict(zip(fused.operands, [*arrays, *operands], strict=True))
-    shape = fused.shape(inputs)
-    captured = capture(epilogue, shape, [spec.accumulator] * len(rhs), operands)
-    try:
-        program = captured.program(shape)
-    except UnsupportedOperation as error:
-        if not spec.options.fallback:
-            raise
-        accumulators = _matmul(spec.replace(unfused=str(error)), inputs)
-        traced = Traced(captured)
-
-        def returned(*arrays: jax.Array) -> Any:
-            return jax.tree.unflatten(captured.tree, traced(*arrays))
-
-        return apply_after([*accumulators.values()], operands, returned, dtype)
-
-    stored = program.with_output_dtype(dtype)
-    check_places(caller, aliases, stored, shape, operands)
-
-    traced = Traced(captured, program)
-    # Results that the epilogue leaves in the accumulator's dtype have the call's.
-    rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
-
-    def rounding(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        leaves = zip(traced(*arrays), rounds, strict=True)
-        return tuple(leaf.astype(dtype) if own else leaf for leaf, own in leaves)
-
-    fused = fused.replace(epilogue=Epilogue(rounding, stored, in_place=tuple(sorted(aliases.items()))))
-    outputs = _matmul(fused, inputs)
-    return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.results])
-
-
-def _spec(a: np.dtype, b: np.dtype, dtype: np.dtype, precision: jax.lax.PrecisionLike) -> MatmulSpec:
-    """What is known of a call before its dimensions: the dtypes and the algorithm."""
-    vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
-    traced = _dot.trace(*vectors, precision=precision).jaxpr
-    return MatmulSpec(
-        accumulator=accumulator(a, jnp.dtype(dtype)).name,
-        dtype=jnp.dtype(dtype).name,
-        algorithm=next(e.params["precision"] for e in traced.eqns if e.primitive is lax.dot_general_p),
-        options=current_options(),
-    )
+    return apply(caller, spec, (x, of_x), rhs, result, (), tuple(biases.values()), gated, out_dtype, {})
 
 
 def _matmul_labels(array: jax.Array, count: int, side: int) -> Labels:
