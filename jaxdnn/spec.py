@@ -170,6 +170,18 @@ class Spec:
         """For each operand, which of the mapped axes it carries."""
         return {name: tuple(flags[i] for flags in self.batch) for i, name in enumerate(self.operands)}
 
+    def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
+        """This call with the arrays whose transposes some operands are, where it reads them as they lie.
+
+        Args:
+          orders: of such operands, the number of the array's dimension for each of theirs.
+
+        Returns:
+          The call, and the operands that it takes those arrays for.
+        """
+        del orders
+        return self, ()
+
     def carrying(self, carries: Mapping[str, tuple[bool, ...]]) -> Self:
         """This spec with `carries`, given for each of its operands."""
         return self.replace(batch=tuple(zip(*(carries[name] for name in self.operands), strict=True)))

@@ -1,7 +1,7 @@
 """Finds the calls of jaxdnn's primitives in a function, by tracing it on abstract values."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,9 +106,14 @@ def _seed(output: Any) -> Any:
 
 def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     counts: Counter[tuple[Spec, Types, Types, bool]] = Counter()
-    for eqn, times, backward in _equations(jaxpr.jaxpr, 1, False):
-        operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (eqn.invars, eqn.outvars))
-        counts[eqn.params["spec"], operands, results, backward] += times
+    for eqn, sources, times, backward in _equations(jaxpr.jaxpr, 1, False):
+        # As lowering has it: an operand that is a transpose is read where the array lies.
+        variables = dict(zip(eqn.params["spec"].operands, eqn.invars, strict=True))
+        found = {name: made for name, one in variables.items() if (made := _transpose_of(one, sources))}
+        spec, names = eqn.params["spec"].untransposed({name: order for name, (_, order) in found.items()})
+        read = (found[name][0] if name in names else one for name, one in variables.items())
+        operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (read, eqn.outvars))
+        counts[spec, operands, results, backward] += times
 
     def call(spec: Spec, operands: Types, results: Types, backward: bool, count: int) -> Call:
         avals = [[jax.ShapeDtypeStruct(*one) for one in side] for side in (operands, results)]
@@ -117,12 +122,27 @@ def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     return [call(*key, count) for key, count in counts.items()]
 
 
-def _equations(jaxpr: Jaxpr, times: int, backward: bool) -> Iterator[tuple[Any, int, bool]]:
-    """The equations of our primitives: how often each runs, and whether JAX transposed it, or a loop around it."""
+def _transpose_of(variable: Any, sources: Mapping[int, Any]) -> tuple[Any, Sequence[int]] | None:
+    """The array whose transpose a variable is, and the order of its dimensions."""
+    transpose = sources.get(id(variable))
+    if transpose is None:
+        return None
+    (array,), order = transpose.invars, transpose.params["permutation"]
+    if before := _transpose_of(array, sources):
+        array, first = before
+        order = [first[number] for number in order]
+    return array, order
+
+
+def _equations(jaxpr: Jaxpr, times: int, backward: bool) -> Iterator[tuple[Any, Mapping[int, Any], int, bool]]:
+    """The equations of our primitives: the transposes beside each by the variable that they make, how often it runs,
+    and whether JAX transposed it, or a loop around it.
+    """
+    sources = {id(eqn.outvars[0]): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "transpose"}
     for eqn in jaxpr.eqns:
         transposed = backward or "transpose(" in str(eqn.source_info.name_stack)
         if isinstance(eqn.params.get("spec"), Spec):
-            yield eqn, times, transposed
+            yield eqn, sources, times, transposed
             continue
         inner = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
         for value in eqn.params.values():

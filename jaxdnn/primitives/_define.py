@@ -18,15 +18,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
+from jax._src.interpreters.mlir import lower_per_platform, lower_with_sharding_in_types
 from jax._src.lax.lax import _convert_element_type
 from jax.core import AbstractValue
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, no_effects
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdnn.custom_call import custom_call
-from jaxdnn.planning.select import select
+from jaxdnn.planning.select import Selection, select
 from jaxdnn.primitives._partition import partitioned_call
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
@@ -96,7 +97,8 @@ class MultilinearOp:
     """The primitive of an op that is linear in some of its operands, and the function that binds it."""
 
     def __init__(self, spec_type: type[MultilinearSpec]) -> None:
-        primitive = _define(spec_type.op)
+        # Not cached: a cached rule is given the arguments of a function, and can't see which are transposes.
+        primitive = _define(spec_type.op, cacheable=False)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
         spec_type.primitive = staticmethod(primitive.bind)
@@ -137,15 +139,13 @@ def weakly_typed(array: jax.Array) -> Any:
     return _convert_element_type(array, weak_type=True)
 
 
-def _define(op: str) -> Primitive:
+def _define(op: str, *, cacheable: bool = True) -> Primitive:
     primitive = Primitive(f"jaxdnn_{op}")
     primitive.multiple_results = True
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(_abstract_evaluation)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    for platform in _PLATFORMS:
-        mlir.register_lowering(primitive, partial(_lower, platform), platform=platform)
-    mlir.register_lowering(primitive, _lower_reference)
+    mlir.register_lowering(primitive, partial(_lower_everywhere, op), cacheable=cacheable)
     # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
@@ -225,6 +225,16 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
     return [vary(array) for array in operands]
 
 
+def _lower_everywhere(
+    op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
+) -> Sequence[mlir.ir.Value]:
+    ctx, operands, spec = _untransposed(ctx, operands, spec)
+    rules = {platform: partial(_lower, platform) for platform in _PLATFORMS}
+    # It needs a list, which JAX itself hands to rules that it caches alone.
+    ctx = ctx.replace(avals_out=list(ctx.avals_out))
+    return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *operands, spec=spec)
+
+
 def _lower(
     platform: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
@@ -236,7 +246,11 @@ def _lower(
             return _lower_reference(ctx, *operands, spec=spec)
         ctx = ctx.replace(module_context=ctx.module_context.replace(axis_context=context))
         return mlir.lower_fun(partitioned_call(spec, mesh))(ctx, *operands)
-    selection = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
+    # Like calls of a module are planned once.
+    planned, call = ctx.module_context.cached_primitive_lowerings, (spec, platform, *ctx.avals_in, *ctx.avals_out)
+    if call not in planned:
+        planned[call] = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
+    selection: Selection = planned[call]
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
     return custom_call(ctx, selection.plan, operands, spec.aliases)
@@ -266,6 +280,38 @@ def _over_devices(context: Any, avals: Sequence[Any]) -> tuple[mlir.ShardingCont
             return mlir.ShardingContext(len(devices), devices, group), mesh
         case _:
             return None
+
+
+def _untransposed(
+    ctx: mlir.LoweringRuleContext, operands: Sequence[mlir.ir.Value], spec: Spec
+) -> tuple[mlir.LoweringRuleContext, Sequence[mlir.ir.Value], Spec]:
+    """The call of the arrays whose transposes its operands are. XLA would copy them for a custom call."""
+    types = dict(zip(spec.operands, ctx.avals_in, strict=True))
+    values = dict(zip(spec.operands, operands, strict=True))
+    found = {name: made for name in types if (made := _transpose_of(values[name], types[name]))}
+    spec, names = spec.untransposed({name: order for name, (_, order) in found.items()})
+    for name in names:
+        source, order = found[name]
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        (types[name],) = jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(types[name]).out_avals
+        values[name] = lower_with_sharding_in_types(ctx, source, types[name])
+    return ctx.replace(avals_in=tuple(types.values())), tuple(values.values()), spec
+
+
+def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Sequence[int]] | None:
+    """The array whose transpose a value is, and the order of its dimensions."""
+    made = value.owner
+    if isinstance(made, mlir.ir.Block):
+        return None
+    if made.name == "sdy.sharding_constraint" and aval.sharding.mesh.are_all_axes_explicit:  # what the type states
+        return _transpose_of(made.operands[0], aval)
+    if made.name != "stablehlo.transpose":
+        return None
+    (array,), order = made.operands, list(mlir.ir.DenseI64ArrayAttr(made.attributes["permutation"]))
+    if before := _transpose_of(array, aval):
+        array, first = before
+        order = [first[number] for number in order]
+    return array, order
 
 
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec) -> Sequence[mlir.ir.Value]:

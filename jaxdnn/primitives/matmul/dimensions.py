@@ -71,6 +71,14 @@ class Dimensions:
         sizes = self.sizes(a, b)
         return {group: tuple(sizes[group, i] for i in range(count)) for group, count in self.counts.items()}
 
+    def lying(self, which: Literal["a", "b"], labels: Labels) -> "Dimensions | None":
+        """These with an operand whose dimensions lie in the order of `labels`, if that is a matrix's."""
+        if which == "a":
+            ways = [replace(self, a_order=order) for order in _A_ORDERS]
+        else:
+            ways = [replace(self, b_order=order) for order in _B_ORDERS]
+        return next((way for way in ways if way.labels(which) == labels), None)
+
     def with_rows(self) -> "Dimensions":
         """With one more dimension of rows, the first one."""
         return replace(self, rows=self.rows + 1)

@@ -1,7 +1,7 @@
 """What a matmul is: `MatmulSpec`. Everything about its epilogue is `FusedSpec`'s."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -77,6 +77,19 @@ class MatmulSpec(FusedSpec):
         own = {"a": dimensions.labels("a"), **dict.fromkeys(self.rhs, dimensions.labels("b"))}
         places = {name: labels.index(new) for name, labels in own.items() if new in labels}
         return self.replace(dimensions=dimensions), places
+
+    def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
+        dimensions, taken = self.dimensions, []
+        for which, names in (("a", ("a",)), ("b", self.rhs)):
+            ways = {(*(self.carries[name]), *orders.get(name, ())) for name in names}
+            mapped, order = sum(self.carries[names[0]]), tuple(orders.get(names[0], ()))
+            if len(ways) != 1 or not order or order[:mapped] != tuple(range(mapped)):
+                continue
+            labels = dict(zip(order[mapped:], dimensions.labels(which), strict=True))
+            found = dimensions.lying(which, tuple(labels[number] for number in sorted(labels)))
+            if found is not None:
+                dimensions, taken = found, [*taken, *names]
+        return self.replace(dimensions=dimensions), tuple(taken)
 
     def transpose_product(
         self, name: str, wanted: ShapedArray, cotangent: jax.Array, operands: Mapping[str, Any]
