@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from jaxlib import xla_client
 
 from jaxdnn import _native
-from jaxdnn.plan import Argument, Constant, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
+from jaxdnn.plan import Argument, Constant, Counter, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 _ALIGNMENT = 64  # of scratch on the host: a cache line
 _CUDA, _HOST = HANDLERS = ("jaxdnn_cuda", "jaxdnn_host")
@@ -76,7 +76,8 @@ def attributes(plan: Plan, results: int) -> dict[str, object]:
       kernel: the name
       geometry: grid, block and cluster (x, y, z each), then the bytes of dynamic shared memory
       arguments: three numbers each: 0, index, offset for an operand; 1, index, offset for a result; 2, size, bits for a
-        scalar; 3, index, 0 for a tensor map; 4, index, 0 for a constant; 5, offset, 0 for scratch of the launcher
+        scalar; 3, index, 0 for a tensor map; 4, index, 0 for a constant; 5, offset, 0 for scratch of the launcher;
+        6, count, 0 for a counter
     tensor_maps: a dictionary "0", "1", ...: the buffer as above, data type, rank, dimensions, strides, box, element
       strides, interleave, swizzle, L2 promotion, fill
     constants: a dictionary "0", "1", ... of 64-bit integers, each list once
@@ -100,6 +101,8 @@ def attributes(plan: Plan, results: int) -> dict[str, object]:
                 return 2, argument.size, argument.bits
             case Constant():
                 return 4, constants.setdefault(argument, len(constants)), 0
+            case Counter(count):
+                return 6, count, 0
             case TensorMap():
                 maps.append(argument)
                 return 3, len(maps) - 1, 0

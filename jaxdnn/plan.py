@@ -61,6 +61,15 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Counter:
+    """An int32: the number of one of the unit's `count` counters in global memory, that no other call site has; or -1,
+    if all are taken. Counters are zero at first, and each launch leaves its own at zero. On a GPU only.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A CUtensorMap passed by value, as `cuTensorMapEncodeTiled` takes it; the first dimension is the innermost.
 
@@ -80,7 +89,7 @@ class TensorMap:
     fill: int = 0
 
 
-Argument = Operand | Result | Scratch | Scalar | Constant | TensorMap
+Argument = Operand | Result | Scratch | Scalar | Constant | Counter | TensorMap
 
 
 @dataclass(frozen=True)

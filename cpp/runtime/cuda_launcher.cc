@@ -18,6 +18,30 @@ struct CudaPlan {
   static ffi::TypeId id;
   Plan plan;
   std::vector<Kernel*> kernels;  // of each launch
+  KernelLibrary* library = nullptr;
+
+  CudaPlan() = default;
+  CudaPlan(const CudaPlan&) = delete;
+  CudaPlan& operator=(const CudaPlan&) = delete;
+  ~CudaPlan() {
+    for_counters([this](Argument& argument) { library->give_back_counter(argument.bits); });
+  }
+
+  // XLA runs one call site once at a time on a device, so a counter of its own is no other call's.
+  void take_counters() {
+    for_counters([this](Argument& argument) { argument.bits = library->take_counter(argument.index); });
+  }
+
+ private:
+  template <typename Do>
+  void for_counters(const Do& act) {
+    if (library == nullptr) return;
+    for (Launch& launch : plan.launches) {
+      for (Argument& argument : launch.arguments) {
+        if (argument.kind == Argument::Kind::counter) act(argument);
+      }
+    }
+  }
 };
 
 ffi::TypeId CudaPlan::id = {};
@@ -47,6 +71,8 @@ ffi::ErrorOr<std::unique_ptr<CudaPlan>> instantiate(ffi::Dictionary attributes) 
     CompiledUnit unit = compile_unit(plan.unit, plan.arch);
     KernelLibrary& library = load_library(*unit.cubin);
     for (const Launch& launch : plan.launches) state->kernels.push_back(library.kernel(launch.kernel));
+    state->library = &library;
+    state->take_counters();
     ++counters.instantiates;
     if (log_enabled(LogLevel::debug)) {
       log_line(LogLevel::debug, "instantiate: " + op + " for " + plan.arch + " with unit " +
@@ -91,6 +117,7 @@ void launch_kernel(const Driver& driver, CUstream stream, const Plan& plan, cons
         parameters[i] = &addresses[i];
         break;
       case Argument::Kind::scalar:
+      case Argument::Kind::counter:
         // The driver takes parameters by const reference in all but type.
         parameters[i] = const_cast<int64_t*>(&argument.bits);
         break;

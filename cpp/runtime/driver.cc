@@ -1,5 +1,6 @@
 #include "driver.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "dynamic_library.h"
@@ -142,6 +143,20 @@ Kernel* KernelLibrary::kernel(const std::string& name) {
     kernel = std::make_unique<Kernel>(name, handle);
   }
   return kernel.get();
+}
+
+int KernelLibrary::take_counter(int64_t count) {
+  std::lock_guard lock(mutex_);
+  counters_.resize(count);
+  auto free = std::find(counters_.begin(), counters_.end(), false);
+  if (free == counters_.end()) return -1;
+  *free = true;
+  return static_cast<int>(free - counters_.begin());
+}
+
+void KernelLibrary::give_back_counter(int64_t counter) {
+  std::lock_guard lock(mutex_);
+  if (counter >= 0) counters_[counter] = false;
 }
 
 KernelLibrary& load_library(const Cubin& cubin) {

@@ -80,11 +80,16 @@ class KernelLibrary {
   // Throws PlanError when there is no such kernel.
   Kernel* kernel(const std::string& name);
 
+  // One of the library's `count` counters (jaxdnn/plan.py), or -1 when all are taken.
+  int take_counter(int64_t count);
+  void give_back_counter(int64_t counter);
+
  private:
   std::string key_;
   CUlibrary handle_;
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
+  std::vector<bool> counters_;  // whether each is taken
 };
 
 // Loads a cubin, once per process. Needs no current context. Throws Unavailable.

@@ -112,8 +112,13 @@ Argument decode_argument(const Decoder& at, Plan& plan, const int64_t* word) {
       at.require(plan.unit.empty(), "scratch from the launcher is for host kernels, and this plan has a CUDA unit");
       argument.offset = at.within(word[1], 0, plan.scratch, "offset into scratch");
       return argument;
+    case 6:
+      argument.kind = Argument::Kind::counter;
+      at.require(!plan.unit.empty(), "counters are for CUDA kernels, and this plan has no CUDA unit");
+      argument.index = at.within(word[1], 1, kMaxIndex, "number of counters");
+      return argument;
     default:
-      at.fail("argument kind " + std::to_string(word[0]) + "; it must be 0 to 5");
+      at.fail("argument kind " + std::to_string(word[0]) + "; it must be 0 to 6");
   }
 }
 

@@ -28,11 +28,11 @@ struct TensorMap {
 };
 
 struct Argument {
-  enum class Kind { buffer, scalar, tensor_map, constant, scratch };
+  enum class Kind { buffer, scalar, tensor_map, constant, scratch, counter };
   Kind kind;
   Buffer buffer;
-  int64_t bits;    // the scalar's value, at the low end
-  int64_t index;   // into the plan's tensor maps or constants
+  int64_t bits;    // the scalar's value, or the number of the counter, at the low end
+  int64_t index;   // into the plan's tensor maps or constants; of a counter, how many there are
   int64_t offset;  // into the plan's scratch
 };
 

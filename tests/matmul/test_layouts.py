@@ -89,6 +89,7 @@ COPIED = {
 
 
 @pytest.mark.parametrize("name", [*CASES, *COPIED])
+@jax.default_matmul_precision("highest")
 def test_results(name):
     function, shapes, of_jax = {**CASES, **COPIED}[name]
     arrays = [array(*shape) for shape in shapes]

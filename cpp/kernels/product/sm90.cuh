@@ -1,9 +1,10 @@
 // D[b] = epilogue(A[b] * B[b]) on Hopper's tensor cores; also epilogue(A * B, A * B'): both in one pass over A.
 //
 //   grid             at most one block a multiprocessor, in clusters of kClusterM x kClusterN. Each works through tiles
-//                    in the order of core/scheduler.cuh. The blocks of a cluster take neighbouring tiles, and share
-//                    operands by multicast
-//   warp groups      kConsumers that multiply, then one producer, of which one thread works: it starts the copies
+//                    in the order of core/scheduler.cuh, dealt or taken. The blocks of a cluster have neighbouring
+//                    tiles, and share operands by multicast
+//   warp groups      kConsumers that multiply, then one producer, of which one thread starts the copies, and one of
+//                    another warp takes tiles for the cluster
 //   cooperative      the consumers share a tile, 64 or 128 rows each:
 //                        producer   | copy tile 0 | copy tile 1 | ...            as far ahead as there are stages
 //                        consumers  | multiply tile 0 | epilogue 0 | multiply tile 1 | ...
@@ -18,7 +19,7 @@
 //                    empty[stage]  a lane of each consuming warp, of each block that this one's copies write to:
 //                                  4 x (kPingpong ? 1 : kConsumers) x (kClusterM + kClusterN - 1)
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
-//   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers |
+//   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
 //   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
 //   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
 //                    many stages only, in as many registers again, which are then added to the accumulator in float32.
@@ -63,6 +64,7 @@ struct ProductSm90 {
   int m = 0, n = 0, k = 0, batches = 1;
   int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
   int swizzle = 8;                   // rows of clusters' tiles in a band (core/scheduler.cuh)
+  int counter = -1;                  // of the tiles that are taken; none where they are dealt
   int splits = 1;                    // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
   static constexpr int kWidth = Config::kTileN / Config::kAccumulators;  // columns of a result's tile
@@ -75,7 +77,9 @@ struct ProductSm90 {
   using Pipeline = TmaPipeline<Config::kStages, kStageBytes, Cluster>;
   static constexpr int kEpilogueAt = Config::kStages * kStageBytes;
   static constexpr int kBarriersAt = kEpilogueAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
-  static constexpr int kSharedBytes = kBarriersAt + Pipeline::kBarrierBytes;
+  using Queue = TileQueue<Cluster::kBlocks>;
+  static constexpr int kQueueAt = kBarriersAt + Pipeline::kBarrierBytes;
+  static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
   static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 24;
@@ -98,19 +102,23 @@ struct ProductBlock {
   const Call& call;
   typename Call::Pipeline pipeline;
   TileOrder order;
-  unsigned tiles, first, stride;  // of clusters
-  int depth_blocks;               // stages that one tile takes; past the end of K TMA fills in zeros
+  typename Call::Queue queue;
+  int depth_blocks;  // stages that one tile takes; past the end of K TMA fills in zeros
 
   __device__ __forceinline__ ProductBlock(const Call& call, unsigned shared)
-      : call(call), pipeline(shared, shared + Call::kBarriersAt) {
-    constexpr int kTallest = Config::kTileM * Config::kClusterM, kWidest = Call::kWidth * Config::kClusterN;
-    order = {static_cast<unsigned>((call.m + kTallest - 1) / kTallest),
-             static_cast<unsigned>((call.n + kWidest - 1) / kWidest), static_cast<unsigned>(call.swizzle)};
-    tiles = order.rows * order.columns * call.batches * call.splits;
-    first = blockIdx.x / Call::Cluster::kBlocks;
-    stride = gridDim.x / Call::Cluster::kBlocks;
+      : call(call),
+        pipeline(shared, shared + Call::kBarriersAt),
+        order{clusters(call.m, Config::kTileM * Config::kClusterM), clusters(call.n, Call::kWidth * Config::kClusterN),
+              static_cast<unsigned>(call.swizzle)},
+        queue{shared + Call::kQueueAt, call.counter, order.rows * order.columns * call.batches * call.splits} {
     const int depth = Call::ATile::kDepth * call.splits;
     depth_blocks = (call.k + depth - 1) / depth;
+  }
+
+  static __device__ __forceinline__ unsigned clusters(int extent, int tile) { return (extent + tile - 1) / tile; }
+
+  __device__ __forceinline__ TileWalk<typename Call::Queue> tiles() const {
+    return {queue, blockIdx.x / Call::Cluster::kBlocks};
   }
 
   __device__ __forceinline__ int row(const TilePosition& tile) const {
@@ -131,8 +139,9 @@ struct ProductBlock {
     for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(call.b[i]);
     const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
     StageWriter<typename Call::Pipeline> stages{pipeline};
-    for (unsigned index = first; index < tiles; index += stride) {
-      const TilePosition tile = order[index];
+    for (auto walk = tiles(); walk.on_a_tile(); walk.advance()) {
+      queue.ask();
+      const TilePosition tile = order[walk.index];
       const int row = this->row(tile), column = this->column(tile);
       const int batch = tile.batch / call.splits;
       const int k_first = (tile.batch - batch * call.splits) * depth_blocks * ATile::kDepth;
@@ -247,24 +256,29 @@ struct ProductConsumer {
         block.pipeline.stages + Call::kEpilogueAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
     const Turns turns{consumer};
     turns.start();
-    stagger();
+    auto walk = block.tiles();
+    if (walk.on_a_tile()) stagger();
     skip(turns.first());
-    for (unsigned index = block.first + turns.first() * block.stride; index < block.tiles;
-         index += Turns::kTiles * block.stride) {
+    for (int passed = 0; passed < turns.first(); ++passed) walk.advance();
+    __syncwarp();  // one lane lets go of a stage, and with it of the tiles that all have read
+    while (walk.on_a_tile()) {
       Accumulators accumulators;
       Promoted promotion(consumer);
       turns.wait();
-      multiply_tile(accumulators, promotion, epilogue, index);
+      multiply_tile(accumulators, promotion, epilogue, walk.index);
       turns.pass_on();
       skip(Turns::kTiles - 1);
       finish_tile(accumulators, promotion);
 
-      const TilePosition tile = block.order[index];
+      const TilePosition tile = block.order[walk.index];
 #pragma unroll
       for (int rows = 0; rows < kBlocks; ++rows) {
         epilogue.apply(accumulators[rows], block.row(tile) + first_row + rows * 64 + warp * 16, block.column(tile),
                        tile.batch);
       }
+#pragma unroll
+      for (int passed = 0; passed < Turns::kTiles; ++passed) walk.advance();
+      __syncwarp();
     }
     epilogue.finish();
   }
@@ -337,13 +351,21 @@ __device__ __forceinline__ void product_sm90(const ProductSm90<Config>& call) {
   using Call = ProductSm90<Config>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const ProductBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
-  if (threadIdx.x == 0) block.pipeline.init(4 * (Config::kPingpong ? 1 : Config::kConsumers));
+  const unsigned producer = Config::kConsumers * 128;
+  const bool first_block = block.pipeline.cluster.row + block.pipeline.cluster.column == 0;
+  const bool takes = threadIdx.x == producer + 32 && block.queue.taken() && first_block;
+  const unsigned taken = takes ? block.queue.take() : 0;
+  if (threadIdx.x == 0) {
+    block.queue.init();
+    block.pipeline.init(4 * (Config::kPingpong ? 1 : Config::kConsumers));
+  }
   block.pipeline.open();
 
   const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
   if (group == Config::kConsumers) {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_dec<Call::kProducerRegisters>();
-    if (threadIdx.x == Config::kConsumers * 128) block.load();
+    if (threadIdx.x == producer) block.load();
+    if (takes) block.queue.take_others(taken);
   } else {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
     ProductConsumer<Config>(block, group).consume();

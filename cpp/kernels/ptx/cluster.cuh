@@ -30,6 +30,15 @@ __device__ __forceinline__ void st_shared_cluster(unsigned address, double value
   asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+/// Stores a word at `address`, in the cluster's window, and counts its bytes at the mbarrier of the same block.
+__device__ __forceinline__ void st_async(unsigned address, unsigned value, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address), "r"(value),
+               "r"(barrier)
+               : "memory");
+}
+#endif
+
 __device__ __forceinline__ void ld_shared_cluster(float& value, unsigned address) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
 }

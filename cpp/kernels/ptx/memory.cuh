@@ -45,6 +45,13 @@ __device__ __forceinline__ void st_global(void* address, const unsigned* words) 
   }
 }
 
+/// Adds to a word, and returns what it was.
+__device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) {
+  unsigned before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+}
+
 __device__ __forceinline__ void prefetch_global_l1(const void* address) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
@@ -92,6 +99,10 @@ __device__ __forceinline__ void st_shared(unsigned address, const unsigned* word
     static_assert(kBytes == 2, "8 or 2 bytes at once");
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(words[0])) : "memory");
   }
+}
+
+__device__ __forceinline__ void st_shared(unsigned address, unsigned value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ void st_shared(unsigned address, float value) {

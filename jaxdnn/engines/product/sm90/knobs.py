@@ -11,6 +11,7 @@ from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
+TILE_QUEUE = 136  # bytes of core/scheduler.cuh's
 TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 
 
@@ -209,7 +210,7 @@ def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
     row = store_columns(product, knobs)
     subtiles = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
     epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store == "tma" else 0
-    return knobs.stages * stage + epilogue_stages + knobs.stages * 16
+    return knobs.stages * stage + epilogue_stages + knobs.stages * 16 + TILE_QUEUE
 
 
 def resident_clusters(size: int, sm_count: int) -> int:

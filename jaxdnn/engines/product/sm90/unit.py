@@ -17,6 +17,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
     cluster_tiles,
+    depth,
     packed,
     resident_clusters,
     shared_memory,
@@ -36,11 +37,12 @@ from jaxdnn.engines.unit import (
     numbers,
     struct_text,
 )
-from jaxdnn.plan import Launch, Scalar, Scratch
+from jaxdnn.plan import Counter, Launch, Scalar, Scratch
 from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
+TILE_COUNTERS = 1024  # of core/scheduler.cuh
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "ProductSm90Defaults",
@@ -250,6 +252,7 @@ class Unit:
         self.texts.append(
             f"static_assert({call}::kSharedBytes == {shared}, "
             + '"the plan and the kernel disagree about shared memory");\n'
+            + f"static_assert(kTileCounters == {TILE_COUNTERS});\n"
         )
         found = self.load_parameters(product)
         found += self.result_parameters(product, knobs, batch, partials) + self.operand_parameters(product)
@@ -263,6 +266,10 @@ class Unit:
         tiles = cluster_tiles(product, knobs) * batch
         # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
         rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
+        # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
+        takes = rounds > 1 and ceil(product.k / (depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
+        found.append(Parameter("int", "counter", "counter", counter))
         grid = (ceil(tiles / rounds) * cluster, 1, 1)
         shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch("product_sm90", "", call, found, f"{knobs.threads}, 1", **shape)
