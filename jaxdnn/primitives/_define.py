@@ -232,15 +232,15 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    ctx, operands, spec = _untransposed(ctx, operands, spec)
-    rules = {platform: partial(_lower, platform) for platform in _PLATFORMS}
+    ctx, values, spec = _untransposed(ctx, operands, spec)
+    rules: dict[str, Any] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
     # It needs a list, which JAX itself hands to rules that it caches alone.
     ctx = ctx.replace(avals_out=list(ctx.avals_out))
     # What was traced in a block of `enable_x64` may be lowered after it.
     signature = spec.signature(ctx.avals_in, ctx.avals_out)
     wide = any(array.dtype.itemsize > 4 for array in signature.arrays.values())
     with jax.enable_x64(True) if wide else nullcontext():
-        return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *operands, spec=spec)
+        return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *values, spec=spec)
 
 
 def _lower(
