@@ -11,6 +11,7 @@ MultilinearOp is one primitive, whose derivatives the spec writes in terms of th
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from jax._src import dispatch
 from jax._src.interpreters.mlir import lower_per_platform, lower_with_sharding_in_types
 from jax._src.lax.lax import _convert_element_type
 from jax.core import AbstractValue
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Primitive, no_effects
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -34,6 +36,8 @@ from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 Tangent = jax.Array | ad.Zero  # or a cotangent
 Pushed = tuple[Sequence[jax.Array], Sequence[Tangent]]  # results and their tangents
 Transposed = list[Tangent | None]  # a cotangent for each operand that is not known
+
+ZEROS = (ad.Zero, SymbolicZero)  # what a rule of derivatives has in the place of an array
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "tangent", "backward")
 _PLATFORMS = ("cpu", "cuda")
@@ -228,11 +232,15 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    ctx, operands, spec = _untransposed(ctx, operands, spec)
-    rules = {platform: partial(_lower, platform) for platform in _PLATFORMS}
+    ctx, values, spec = _untransposed(ctx, operands, spec)
+    rules: dict[str, Any] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
     # It needs a list, which JAX itself hands to rules that it caches alone.
     ctx = ctx.replace(avals_out=list(ctx.avals_out))
-    return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *operands, spec=spec)
+    # What was traced in a block of `enable_x64` may be lowered after it.
+    signature = spec.signature(ctx.avals_in, ctx.avals_out)
+    wide = any(array.dtype.itemsize > 4 for array in signature.arrays.values())
+    with jax.enable_x64(True) if wide else nullcontext():
+        return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *values, spec=spec)
 
 
 def _lower(

@@ -15,6 +15,7 @@ from checking.fuzz import bounded, bounded_functions
 from checking.fuzz import calls as fuzz
 from checking.fuzz import matmul as fuzz_matmul
 from checking.fuzz import norm as fuzz_norm
+from checking.fuzz import transforms as fuzz_transforms
 from checking.fuzz.analytic import evaluate
 from checking.fuzz.bounded import Bounded
 from checking.fuzz.epilogues import Program
@@ -35,6 +36,12 @@ H100 = device._NAMED[90]
 def test_random_calls(op, start):
     numbers = range(start, min(start + PORTION, COUNT))
     wrong = [text for _, text in fuzz.failures(op, SEED, numbers, workers=2)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("start", range(0, COUNT // 2, PORTION // 2))
+def test_random_compositions(start):
+    wrong = [text for _, text in fuzz_transforms.failures(SEED, range(start, start + PORTION // 2))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -143,7 +150,17 @@ def test_drawn_products_are_varied():
     assert any(case.program and case.program.returned[0][1] for case in drawn)
 
 
+def test_drawn_compositions_are_varied():
+    drawn = [fuzz_transforms.draw(3, k) for k in range(1000)]
+    assert {one.run for one in drawn} == {*fuzz_transforms.RUNS}
+    assert {name for one in drawn for name in one.transforms} == {*fuzz_transforms.TRANSFORMS}
+    assert {pair for one in drawn for pair in one.layers} > {("gated", "custom_vjp"), ("several", "random")}
+    assert len({one.transforms for one in drawn}) > 500
+
+
 def test_the_command_line(capsys):
+    assert fuzz_transforms.main(["--seed", "5", "--only", "7"]) == 0
+    assert "1 cases, 0 wrong" in capsys.readouterr().out
     for op in fuzz.OPS:
         assert fuzz.main(["--op", op, "--seed", "5", "--only", "7"]) == 0
         assert f"{op}: 1 cases" in capsys.readouterr().out

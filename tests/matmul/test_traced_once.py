@@ -106,6 +106,51 @@ def test_what_it_reads_may_change_between_calls():
     np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-6)
 
 
+def ruled(slope):
+    """A function whose backward rule, which is no other's, asks for the slope when it is called."""
+
+    @jax.custom_vjp
+    def function(y):
+        return jnp.tanh(y)
+
+    function.defvjp(lambda y: (jnp.tanh(y), y), lambda y, dy: (slope() * y * dy,))
+    return function
+
+
+def gradient(slope):
+    return jax.grad(lambda x, w: jnp.sum(jaxdnn.matmul(x, w, epilogue=ruled(slope))))
+
+
+def test_rules_are_not_called_when_lowered():
+    slope = [3.0]
+    traced = jax.jit(gradient(lambda: slope[0])).trace(X, WEIGHTS[0])
+    slope[0] = 100.0
+    found = traced.lower().compile()(X, WEIGHTS[0])
+    np.testing.assert_allclose(found, 3.0 * (X @ WEIGHTS[0]) @ WEIGHTS[0].T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, lambda f: lambda s: jax.vmap(f)(s[None])[0]], ids=["jit", "vmap"])
+def test_rules_may_hold_traced_arrays(transform):
+    found = transform(lambda slope: gradient(lambda: slope)(X, WEIGHTS[0]))(jnp.float32(3))
+    np.testing.assert_allclose(found, 3.0 * (X @ WEIGHTS[0]) @ WEIGHTS[0].T, rtol=1e-4, atol=1e-4)
+
+
+def test_rules_leak_no_tracers():
+    with jax.checking_leaks():
+        jax.jit(gradient(lambda: 3.0))(X, WEIGHTS[0])
+
+
+@pytest.mark.parametrize("engine", [None, "xla"])
+def test_64_bits_of_the_trace_alone(engine):
+    wide = X.astype("float64"), WEIGHTS[0].astype("float64")
+    with jaxdnn.options(engine=engine):
+        traced = jax.jit(jax.grad(total(lambda x, w: jaxdnn.matmul(x, w, epilogue=jnp.tanh)))).trace(*wide)
+    with jax.enable_x64(False):
+        compiled = traced.lower().compile()
+    expected = jax.grad(total(lambda x, w: jnp.tanh(x @ w)))(*wide)
+    np.testing.assert_allclose(compiled(*wide), expected, rtol=1e-10, atol=1e-10)
+
+
 def test_the_share_of_a_device_has_the_rules_of_the_user(cpus):
     """A derivative that is no other's, of a function whose shapes are those of the whole array."""
 

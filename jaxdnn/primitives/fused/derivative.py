@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.linear_util import WrappedFun
 
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.problem import dense_operand, dense_results
 from jaxdnn.plan import Operand
 from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, evaluate, trace
-from jaxdnn.primitives._define import Op
+from jaxdnn.primitives._define import ZEROS, Op
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Arrays, DirectedSpec, Signature
 
@@ -91,11 +91,23 @@ def _held(value: object) -> Iterator[Hashable | np.ndarray]:
             yield np.asarray(array) if known else _Itself(array)
         for equation in value.eqns:
             yield from _held(tuple(equation.params.values()))
+            if equation.primitive.name == "custom_lin":
+                yield from _held(_backward(equation))
     elif isinstance(value, (tuple, list)):
         for element in value:
             yield from _held(element)
     elif callable(value) or isinstance(value, WrappedFun):
         yield _hashable(value)
+
+
+def _backward(equation: JaxprEqn) -> ClosedJaxpr:
+    """What the backward rule of a `custom_vjp` computes of what its forward rule saved, and of cotangents."""
+    rule, saved = equation.params["bwd"], equation.invars[: equation.params["num_res"]]
+
+    def gradients(*arrays: jax.Array) -> list[jax.Array]:
+        return [result for result in rule.call_wrapped(*arrays) if not isinstance(result, ZEROS)]
+
+    return jax.make_jaxpr(gradients)(*(variable.aval for variable in saved), *equation.params["out_avals"])
 
 
 def holds_traced(jaxpr: ClosedJaxpr) -> bool:

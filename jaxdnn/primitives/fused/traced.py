@@ -9,7 +9,7 @@ max(erf(expm1(x)), axis=0), and to maxima of a product whose K XLA had split.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -24,13 +24,16 @@ from jax.sharding import PartitionSpec, reshard
 
 from jaxdnn.pointwise import Captured, Program
 from jaxdnn.pointwise import evaluate as evaluate_program
-from jaxdnn.primitives._define import vary_alike
+from jaxdnn.primitives._define import ZEROS, vary_alike
 
 _EXTREMA = ("reduce_max", "reduce_min")
 _CALLS = ("jit", "pjit")
 _REMAT = ("checkpoint", "remat2")
 _ALIKE = ("select_n",)  # the type of whose result is that of every operand
 _RULED = ("custom_jvp_call", "custom_vjp_call")  # functions with derivatives of their own
+
+# By the identity of an equation that has rules of derivatives: the equation, and its function and rules.
+Rules = dict[int, tuple[JaxprEqn, tuple[WrappedFun, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +43,20 @@ class Traced:
     Attributes:
       captured: the function's jaxpr.
       program: what it computes for one element, for arrays of other shapes: the shares of one device.
+      rules: the rules of its derivatives, as far as they have been called.
     """
 
     captured: Captured
     program: Program | None = None
+    rules: Rules = field(default_factory=dict)
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         jaxpr, count = self.captured.jaxpr, self.captured.accumulators
         if self.program is None:
-            return tuple(evaluate(jaxpr, arrays))
+            return tuple(evaluate(jaxpr, arrays, self.rules))
         if [jnp.shape(array) for array in arrays] != [aval.shape for aval in jaxpr.in_avals]:
             return evaluate_program(self.program, jnp.shape(arrays[0]), arrays[:count], arrays[count:])
-        return tuple(evaluate(jaxpr, arrays))
+        return tuple(evaluate(jaxpr, arrays, self.rules))
 
 
 def located(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +64,7 @@ def located(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def evaluated(*arrays: jax.Array) -> Any:
         jaxpr, types = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(types), evaluate(jaxpr, arrays))
+        return jax.tree.unflatten(jax.tree.structure(types), evaluate(jaxpr, arrays, {}))
 
     return evaluated
 
@@ -74,7 +79,7 @@ def _once_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return lax.optimization_barrier(*primals), *tangents
 
 
-def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array], rules: Rules) -> list[jax.Array]:
     """What a jaxpr computes of arrays, whose shardings and manual axes may be other ones than it was traced with."""
     values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     values |= zip(jaxpr.jaxpr.invars, arrays, strict=True)
@@ -87,28 +92,37 @@ def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array]) -> list[jax.Array]
         names = source_info_util.current_name_stack() + source.name_stack
         # Not under `equation.ctx`, which would bring the mesh of the trace back into the share of one device.
         with source_info_util.user_context(source.traceback, name_stack=names):
-            results = _apply(equation, inputs)
+            results = _apply(equation, inputs, rules)
         values |= zip(equation.outvars, results, strict=True)
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
 
 
-def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array], rules: Rules) -> Sequence[jax.Array]:
     primitive = equation.primitive
     if primitive.name in _CALLS:
-        return evaluate(equation.params["jaxpr"], inputs)
+        return evaluate(equation.params["jaxpr"], inputs, rules)
     if primitive.name in _REMAT:
         saved = {name: equation.params[name] for name in ("policy", "prevent_cse")}
         called = ClosedJaxpr(equation.params["jaxpr"], ())
-        return jax.checkpoint(lambda *arrays: evaluate(called, arrays), **saved)(*inputs)
+        return jax.checkpoint(lambda *arrays: evaluate(called, arrays, rules), **saved)(*inputs)
     if primitive.name in _EXTREMA:
         inputs = [_once(x) for x in inputs]
     if primitive.name in _ALIKE:
         inputs = _split_alike(inputs)
     parameters = primitive.get_bind_params(equation.params)
     if primitive.name in _RULED:
-        called, (_, rule, *rest) = equation.params["call_jaxpr"], parameters["subfuns"]
-        function = wrap_init(lambda *arrays: evaluate(called, arrays), debug_info=called.jaxpr.debug_info)
-        parameters["subfuns"] = (function, _evaluated(rule, called.in_avals), *rest)
+        if id(equation) not in rules:
+            called, (_, forward, *backward) = equation.params["call_jaxpr"], parameters["subfuns"]
+            function = wrap_init(lambda *arrays: evaluate(called, arrays, rules), debug_info=called.jaxpr.debug_info)
+            rules[id(equation)] = (
+                equation,
+                (
+                    function,
+                    _evaluated(forward, called.in_avals, rules),
+                    *(_evaluated(rule, None, rules) for rule in backward),
+                ),
+            )
+        _, parameters["subfuns"] = rules[id(equation)]
     results = primitive.bind(*inputs, **parameters)
     return results if primitive.multiple_results else [results]
 
@@ -127,27 +141,38 @@ def _split_alike(inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     return [reshard(x, types[0].update(spec=split)) if jnp.ndim(x) else x for x in inputs]
 
 
-def _evaluated(rule: WrappedFun, types: Sequence[ShapedArray]) -> WrappedFun:
-    """A rule of derivatives, whose jaxpr is of the same trace as the function's, evaluated as that one is.
+def _evaluated(rule: WrappedFun, types: Sequence[ShapedArray] | None, rules: Rules) -> WrappedFun:
+    """A rule of derivatives that is called once for arrays of the same types, and its jaxpr evaluated.
 
-    `types` are of the function's operands. A forward rule is given each of them with whether it is differentiated, a
-    JVP rule all of them and then their tangents.
+    The jaxpr of a rule that goes forward is of the same trace as the function's, whose operands have these `types`. A
+    forward rule is given each of them with whether it is differentiated, a JVP rule all of them and then their
+    tangents. A backward rule is given what the forward one saved, and cotangents; its types are those of these.
     """
+    traced: dict[Any, tuple[ClosedJaxpr, list[Any]]] = {}
 
     def evaluated(*given: Any) -> list[Any]:
-        forward = any(isinstance(x, bool) for x in given)
         known = [isinstance(x, (bool, SymbolicZero)) for x in given]
-        traced = [types[i // 2 if forward else i % len(types)] for i, is_known in enumerate(known) if not is_known]
         arrays = [x for x, is_known in zip(given, known, strict=True) if not is_known]
-        results: list[Any] = []
+        if types is None:
+            own = [*map(jax.typeof, arrays)]
+        else:
+            forward = any(isinstance(x, bool) for x in given)
+            places = [i // 2 if forward else i % len(types) for i in range(len(given))]
+            own = [types[place] for place, is_known in zip(places, known, strict=True) if not is_known]
+        key = *own, *(x if isinstance(x, bool) else is_known for x, is_known in zip(given, known, strict=True))
+        if key not in traced:
+            zeros: list[Any] = []
 
-        def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
-            left = iter(arrays)
-            merged = [x if is_known else next(left) for x, is_known in zip(given, known, strict=True)]
-            results.extend(rule.call_wrapped(*merged))
-            return [result for result in results if not isinstance(result, SymbolicZero)]
+            def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
+                left = iter(arrays)
+                merged = [x if is_known else next(left) for x, is_known in zip(given, known, strict=True)]
+                results = rule.call_wrapped(*merged)
+                zeros.extend(result if isinstance(result, ZEROS) else None for result in results)
+                return [result for result in results if not isinstance(result, ZEROS)]
 
-        computed = iter(evaluate(jax.make_jaxpr(of_arrays)(*traced), arrays))
-        return [result if isinstance(result, SymbolicZero) else next(computed) for result in results]
+            traced[key] = jax.make_jaxpr(of_arrays)(*own), zeros
+        jaxpr, zeros = traced[key]
+        computed = iter(evaluate(jaxpr, arrays, rules))
+        return [next(computed) if zero is None else zero for zero in zeros]
 
     return wrap_init(evaluated, debug_info=rule.debug_info)
