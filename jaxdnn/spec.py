@@ -285,10 +285,7 @@ class DirectedSpec(Spec):
         return self
 
     def derivative_form(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> tuple[Self, Arrays, Arrays]:
-        """A call with the same derivative that needs less to be kept, its inputs, and their tangents.
-
-        An op overrides this when its derivative is simpler in terms of its outputs.
-        """
+        """A call with the same derivative, simpler in terms of outputs, its inputs and their tangents: less is kept."""
         del outputs
         return self, inputs, tangents
 
@@ -336,6 +333,16 @@ class MultilinearSpec(Spec):
     def transpose(self, cotangents: Arrays, operands: Mapping[str, jax.Array | None], wanted: Types) -> Arrays:
         """The cotangents of the operands that are None, whose types are `wanted`."""
         raise NotImplementedError
+
+    @property
+    def dot_general(self) -> Mapping[str, Any]:
+        """Parameters of the `lax.dot_general`, of the first two operands, that policies of `jax.checkpoint` see."""
+        raise NotImplementedError
+
+    @property
+    def remade(self) -> tuple[Spec, tuple[str, ...], tuple[str, ...]] | None:
+        """A call that makes results from others and operands: with the names of what it takes, and of what it makes."""
+        return None
 
     def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(type(self).primitive(*operands, spec=self))

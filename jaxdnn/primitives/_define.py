@@ -28,6 +28,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import Selection, select
+from jaxdnn.primitives._checkpoint import checkpointed
 from jaxdnn.primitives._partition import partitioned_call
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
@@ -101,6 +102,7 @@ class MultilinearOp:
         primitive = _define(spec_type.op, cacheable=False)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
+        pe.partial_eval_jaxpr_custom_rules[primitive] = checkpointed
         spec_type.primitive = staticmethod(primitive.bind)
 
     def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.linear_util import WrappedFun
 
+from jaxdnn.config import Options
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.problem import dense_operand, dense_results
 from jaxdnn.plan import Operand
@@ -242,6 +243,15 @@ def _program(spec: EpilogueSpec, shape: tuple[int, ...], types: tuple[jax.ShapeD
 _epilogue = Op(EpilogueSpec)
 
 
+def beside_product(options: Options) -> Options:
+    """The options of an epilogue that runs after its product.
+
+    What serves a product does not serve it, and that XLA does, where no kernel of ours can, is no fallback.
+    """
+    options = replace(options, fallback=True)
+    return options if options.engine in ("xla", "pointwise") else replace(options, engine=None, knobs=())
+
+
 def tangents_of(spec: EpilogueSpec, rule: Rule, arrays: Arrays, tangents: Arrays) -> Mapping[int, jax.Array]:
     """The tangents of an epilogue's floating outputs, by their number.
 
@@ -251,11 +261,7 @@ def tangents_of(spec: EpilogueSpec, rule: Rule, arrays: Arrays, tangents: Arrays
       arrays: the saved accumulators and the operands, by the names of the spec's inputs.
       tangents: of those that have one.
     """
-    # What serves a matmul serves no derivative, and that XLA does, where no kernel of ours can, is no fallback.
-    options = replace(spec.options, fallback=True)
-    if options.engine not in ("xla", "pointwise"):
-        options = replace(options, engine=None, knobs=())
     active = tuple(name for name in spec.inputs if name in tangents)
-    tangent = spec.replace(direction="tangent", active=active, derivative=rule, options=options)
+    tangent = spec.replace(direction="tangent", active=active, derivative=rule)
     results = _epilogue(tangent, {**arrays, **{f"d_{name}": tangents[name] for name in active}})
     return {int(name.removeprefix("d_y")): d_y for name, d_y in results.items()}

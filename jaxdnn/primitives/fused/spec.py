@@ -23,10 +23,10 @@ from jaxdnn.plan import Operand
 from jaxdnn.pointwise import AffineLoad, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.primitives._define import bind, live, split_of_mapped
-from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, holds_traced, tangents_of
+from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, beside_product, holds_traced, tangents_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
-from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Typed
+from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Spec, Typed
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,15 +182,7 @@ class FusedSpec(MultilinearSpec):
         assert form.epilogue is not None
         saved = [results[name] for name in form.results[-count:]] if form.epilogue.saved else []
         if saved and not holds_traced(jaxpr):
-            spec = EpilogueSpec(
-                epilogue=self.epilogue,
-                accumulator_count=count,
-                operand_count=self.operand_count,
-                accumulator=self.accumulator,
-                saved_dtype=saved[0].dtype.name,
-                groups=self.groups,
-                options=self.options,
-            )
+            spec = self._after(self.epilogue, saved[0].dtype.name)
             arrays = dict(zip(spec.inputs, [*saved, *own], strict=True))
             d_arrays = {spec.inputs[i]: direction for i, direction in zip(moving, directions, strict=True)}
             d_results = tangents_of(spec, Rule.of(jaxpr, used), arrays, d_arrays)
@@ -234,6 +226,27 @@ class FusedSpec(MultilinearSpec):
 
         program = replace(self.traced(saving, operands), title=self.epilogue.program.title)
         return self.replace(epilogue=Epilogue(saving, program, count, self.epilogue.in_place))
+
+    def _after(self, epilogue: Epilogue, saved_dtype: str) -> EpilogueSpec:
+        """The epilogue alone, of accumulators that were saved in `saved_dtype`."""
+        return EpilogueSpec(
+            epilogue=epilogue,
+            accumulator_count=len(self.rhs),
+            operand_count=self.operand_count,
+            accumulator=self.accumulator,
+            saved_dtype=saved_dtype,
+            groups=self.groups,
+            options=beside_product(self.options),
+        )
+
+    @property
+    def remade(self) -> tuple[Spec, tuple[str, ...], tuple[str, ...]] | None:
+        if self.epilogue is None or not self.epilogue.saved or self.batch:
+            return None
+        saved = self.results[-self.epilogue.saved :]
+        spec = self._after(self.epilogue.unsaved, self.epilogue.program.outputs[-1].dtype)
+        made = tuple(self.results[int(name.removeprefix("y"))] for name in spec.outputs)
+        return (spec, (*saved, *self.epilogue_operands), made) if made else None
 
     def transpose(
         self,
