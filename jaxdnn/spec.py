@@ -171,13 +171,9 @@ class Spec:
         return {name: tuple(flags[i] for flags in self.batch) for i, name in enumerate(self.operands)}
 
     def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
-        """This call with the arrays whose transposes some operands are, where it reads them as they lie.
+        """This call with the arrays whose transposes some operands are, where it reads them as they lie; and for which.
 
-        Args:
-          orders: of such operands, the number of the array's dimension for each of theirs.
-
-        Returns:
-          The call, and the operands that it takes those arrays for.
+        `orders`: of such operands, the number of the array's dimension for each of theirs.
         """
         del orders
         return self, ()

@@ -11,13 +11,14 @@ MultilinearOp is one primitive, whose derivatives the spec writes in terms of th
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
+from jax._src.config import trace_context
 from jax._src.interpreters.mlir import lower_per_platform, lower_with_sharding_in_types
 from jax._src.lax.lax import _convert_element_type
 from jax.core import AbstractValue
@@ -160,7 +161,13 @@ def bind(spec: Spec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _abstract_evaluation(*avals: AbstractValue, spec: Spec) -> Sequence[AbstractValue]:
+    return _types(spec, avals, trace_context())
+
+
+@lru_cache(maxsize=4096)
+def _types(spec: Spec, avals: Sequence[AbstractValue], context: Hashable) -> Sequence[AbstractValue]:
     # The trace's own types, since shape and dtype alone would drop shardings and the manual axes that vary.
+    del context  # what JAX's own traces depend on
     return jax.make_jaxpr(spec.evaluate)(*avals).out_avals
 
 

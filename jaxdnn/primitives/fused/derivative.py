@@ -4,9 +4,8 @@ d_accumulator = f'(accumulators, operands) * dy, and what of it is summed for op
 bias.
 """
 
-import hashlib
 import inspect
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import Parameter
@@ -15,93 +14,15 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.extend.linear_util import WrappedFun
 
 from jaxdnn.config import Options
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.problem import dense_operand, dense_results
 from jaxdnn.plan import Operand
-from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, evaluate, trace
+from jaxdnn.pointwise import Meaning, Program, UnsupportedOperation, collapse, evaluate, trace
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Arrays, DirectedSpec, Signature
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a derivative computes. Rules are equal only if they compute the same.
-
-    Attributes:
-      digest: of its jaxpr, and of the numbers in the arrays that it holds.
-      opaque: what else it holds: functions that are traced later, as those of a `custom_vjp` are, and callbacks.
-    """
-
-    digest: str = ""
-    opaque: tuple[Hashable, ...] = ()
-
-    @staticmethod
-    def of(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> "Rule":
-        """The rule of a derivative's jaxpr, which takes those inputs that are used."""
-        digest, opaque = hashlib.sha256(f"{used} {jaxpr.jaxpr}".encode()), []
-        for held in _held(jaxpr):
-            if isinstance(held, np.ndarray):
-                digest.update(repr((held.shape, held.dtype)).encode() + held.tobytes())
-            else:
-                opaque.append(held)
-        return Rule(digest.hexdigest()[:16], tuple(opaque))
-
-    def __repr__(self) -> str:
-        return self.digest
-
-
-class _Itself:
-    """Something that can't be compared, as an array whose numbers are not known: equal to itself alone."""
-
-    def __init__(self, held: object) -> None:
-        self.held = held
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.held is other.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-
-def _hashable(held: object) -> Hashable:
-    """A function that a jaxpr holds, by what tells it from others. JAX wraps some with lists of types."""
-
-    def frozen(value: object) -> object:
-        return tuple(map(frozen, value)) if isinstance(value, (tuple, list)) else value
-
-    found = (held.f, frozen(held.transforms)) if isinstance(held, WrappedFun) else held
-    try:
-        hash(found)
-    except TypeError:
-        return _Itself(held)
-    return found
-
-
-def _held(value: object) -> Iterator[Hashable | np.ndarray]:
-    """The arrays and functions that a jaxpr holds, or a parameter of its equations."""
-    if isinstance(value, (ClosedJaxpr, Jaxpr)):  # which JAX 0.11 makes one type
-        for array in getattr(value, "consts", ()):
-            known = not isinstance(array, Tracer) and not jnp.issubdtype(array.dtype, jax.dtypes.extended)
-            yield np.asarray(array) if known else _Itself(array)
-        for equation in value.eqns:
-            yield from _held(tuple(equation.params.values()))
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _held(element)
-    elif callable(value) or isinstance(value, WrappedFun):
-        yield _hashable(value)
-
-
-def holds_traced(jaxpr: ClosedJaxpr) -> bool:
-    """Whether a derivative holds an array of the program around it, which has no value before that runs."""
-    return any(isinstance(held, _Itself) and isinstance(held.held, Tracer) for held in _held(jaxpr))
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +43,7 @@ class EpilogueSpec(DirectedSpec):
     problems = (Pointwise,)
 
     epilogue: Epilogue | None = None
-    derivative: Rule = Rule()
+    derivative: tuple[Hashable, ...] = ()
     accumulator_count: int = 1
     operand_count: int = 0
     accumulator: str = "float32"
@@ -252,16 +173,25 @@ def beside_product(options: Options) -> Options:
     return options if options.engine in ("xla", "pointwise") else replace(options, engine=None, knobs=())
 
 
-def tangents_of(spec: EpilogueSpec, rule: Rule, arrays: Arrays, tangents: Arrays) -> Mapping[int, jax.Array]:
+def tangents_of(
+    spec: EpilogueSpec, meaning: Meaning, used: tuple[bool, ...], arrays: Arrays, tangents: Arrays
+) -> Mapping[int, jax.Array]:
     """The tangents of an epilogue's floating outputs, by their number.
 
     Args:
       spec: of the epilogue.
-      rule: of its tangent.
+      meaning: of its tangent.
+      used: which inputs and tangents that takes.
       arrays: the saved accumulators and the operands, by the names of the spec's inputs.
       tangents: of those that have one.
     """
     active = tuple(name for name in spec.inputs if name in tangents)
-    tangent = spec.replace(direction="tangent", active=active, derivative=rule)
+    tangent = spec.replace(direction="tangent", active=active, derivative=(meaning, used))
+    if meaning.transposed:
+        inputs = [jax.typeof(arrays[name]) for name in spec.inputs]
+        outputs = jax.make_jaxpr(spec.evaluate)(*inputs).out_avals
+        backward = spec.replace(direction="backward", active=active, seeded=spec.outputs)
+        transpose = Meaning(jax.make_jaxpr(backward.evaluate)(*inputs, *outputs))
+        tangent = tangent.replace(derivative=(meaning, used, transpose))
     results = _epilogue(tangent, {**arrays, **{f"d_{name}": tangents[name] for name in active}})
     return {int(name.removeprefix("d_y")): d_y for name, d_y in results.items()}

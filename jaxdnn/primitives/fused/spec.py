@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -20,10 +21,10 @@ from jaxdnn.engines.product.problem import (
     identity,
 )
 from jaxdnn.plan import Operand
-from jaxdnn.pointwise import AffineLoad, Program, UnsupportedOperation, collapse, trace
+from jaxdnn.pointwise import AffineLoad, Meaning, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.primitives._define import bind, live, split_of_mapped
-from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, beside_product, holds_traced, tangents_of
+from jaxdnn.primitives.fused.derivative import EpilogueSpec, beside_product, tangents_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Spec, Typed
@@ -181,14 +182,15 @@ class FusedSpec(MultilinearSpec):
         kept = dict(zip(self.results, (results[name] for name in form.results), strict=False))
         assert form.epilogue is not None
         saved = [results[name] for name in form.results[-count:]] if form.epilogue.saved else []
-        if saved and not holds_traced(jaxpr):
+        meaning = Meaning(jaxpr)
+        if saved and not any(isinstance(held, (jax.Array, np.ndarray)) for held in meaning.held):
             spec = self._after(self.epilogue, saved[0].dtype.name)
             arrays = dict(zip(spec.inputs, [*saved, *own], strict=True))
             d_arrays = {spec.inputs[i]: direction for i, direction in zip(moving, directions, strict=True)}
-            d_results = tangents_of(spec, Rule.of(jaxpr, used), arrays, d_arrays)
+            d_results = tangents_of(spec, meaning, used, arrays, d_arrays)
             return kept, {name: d_results[i] for i, name in enumerate(self.results) if i in d_results}
-        # The derivative holds an array of the program around it, which no call of ours can; or it does not depend on
-        # the accumulators, whatever they are.
+        # The derivative holds an array of the program around it, which no call of ours can, and a compiled one should
+        # not; or it does not depend on the accumulators, whatever they are.
         like = next((d_accumulator for d_accumulator in d_accumulators if d_accumulator is not None), None)
         zero = jnp.zeros(accumulators[0].shape, self.accumulator) if like is None else jnp.zeros_like(like)
         at = [array.astype(self.accumulator) for array in saved] or [zero] * count
@@ -224,7 +226,7 @@ class FusedSpec(MultilinearSpec):
         def saving(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             return (*function(*arrays), *(array.astype(dtype) for array in arrays[:count]))
 
-        program = replace(self.traced(saving, operands), title=self.epilogue.program.title)
+        program = self.epilogue.program.with_accumulators(dtype.name)
         return self.replace(epilogue=Epilogue(saving, program, count, self.epilogue.in_place))
 
     def _after(self, epilogue: Epilogue, saved_dtype: str) -> EpilogueSpec:
