@@ -330,6 +330,10 @@ class MultilinearSpec(Spec):
         """The cotangents of the operands that are None, whose types are `wanted`."""
         raise NotImplementedError
 
+    def taylor(self, terms: Mapping[str, Sequence[jax.Array]]) -> list[list[jax.Array]]:
+        """The terms of each result's Taylor series, without factorials, from those of the operands."""
+        raise NotImplementedError
+
     @property
     def dot_general(self) -> Mapping[str, Any]:
         """Parameters of the `lax.dot_general`, of the first two operands, that policies of `jax.checkpoint` see."""

@@ -5,7 +5,7 @@ bias.
 """
 
 import inspect
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import Parameter
@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.jet import jet
 
 from jaxdnn.config import Options
 from jaxdnn.engines.pointwise.problem import Pointwise
@@ -195,3 +196,10 @@ def tangents_of(
         tangent = tangent.replace(derivative=(meaning, used, transpose))
     results = _epilogue(tangent, {**arrays, **{f"d_{name}": tangents[name] for name in active}})
     return {int(name.removeprefix("d_y")): d_y for name, d_y in results.items()}
+
+
+def taylor_of(function: Callable[..., Any], terms: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
+    """The terms of the Taylor series, without factorials, of a function's results from those of its arguments."""
+    firsts, rests = zip(*((first, rest) for first, *rest in terms), strict=True)
+    results, series = jet(function, firsts, rests, factorial_scaled=False)
+    return [[result, *rest] for result, rest in zip(results, series, strict=True)]

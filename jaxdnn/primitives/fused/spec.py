@@ -24,7 +24,7 @@ from jaxdnn.plan import Operand
 from jaxdnn.pointwise import AffineLoad, Meaning, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.primitives._define import bind, live, split_of_mapped
-from jaxdnn.primitives.fused.derivative import EpilogueSpec, beside_product, tangents_of
+from jaxdnn.primitives.fused.derivative import EpilogueSpec, beside_product, tangents_of, taylor_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Spec, Typed
@@ -196,6 +196,21 @@ class FusedSpec(MultilinearSpec):
         at = [array.astype(self.accumulator) for array in saved] or [zero] * count
         d_results = push_forward([*at, *own], directions)
         return kept, dict(zip(self.results, d_results, strict=True))
+
+    def taylor(self, terms: Mapping[str, Sequence[jax.Array]]) -> list[list[jax.Array]]:
+        if self.batch:
+            return taylor_of(self.evaluate, list(terms.values()))
+        # Of a product they are sums of products.
+        plain = self.plain(self.dtype if self.epilogue is None else self.accumulator)
+
+        def product(rhs: str, order: int) -> jax.Array:
+            pairs = zip(terms["a"][: order + 1], reversed(terms[rhs][: order + 1]), strict=True)
+            return functools.reduce(jnp.add, (bind(plain, {"a": a, "b": b})["y"] for a, b in pairs))
+
+        products = [[product(rhs, order) for order in range(len(terms["a"]))] for rhs in self.rhs]
+        if self.epilogue is None:
+            return products
+        return taylor_of(self.epilogue.function, [*products, *(terms[name] for name in self.epilogue_operands)])
 
     def _differentiate_reference(self, operands: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
         def along(*active: jax.Array) -> tuple[jax.Array, ...]:
