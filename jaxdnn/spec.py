@@ -171,13 +171,9 @@ class Spec:
         return {name: tuple(flags[i] for flags in self.batch) for i, name in enumerate(self.operands)}
 
     def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
-        """This call with the arrays whose transposes some operands are, where it reads them as they lie.
+        """This call with the arrays whose transposes some operands are, where it reads them as they lie; and for which.
 
-        Args:
-          orders: of such operands, the number of the array's dimension for each of theirs.
-
-        Returns:
-          The call, and the operands that it takes those arrays for.
+        `orders`: of such operands, the number of the array's dimension for each of theirs.
         """
         del orders
         return self, ()
@@ -285,10 +281,7 @@ class DirectedSpec(Spec):
         return self
 
     def derivative_form(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> tuple[Self, Arrays, Arrays]:
-        """A call with the same derivative that needs less to be kept, its inputs, and their tangents.
-
-        An op overrides this when its derivative is simpler in terms of its outputs.
-        """
+        """A call with the same derivative, simpler in terms of outputs, its inputs and their tangents: less is kept."""
         del outputs
         return self, inputs, tangents
 
@@ -336,6 +329,20 @@ class MultilinearSpec(Spec):
     def transpose(self, cotangents: Arrays, operands: Mapping[str, jax.Array | None], wanted: Types) -> Arrays:
         """The cotangents of the operands that are None, whose types are `wanted`."""
         raise NotImplementedError
+
+    def taylor(self, terms: Mapping[str, Sequence[jax.Array]]) -> list[list[jax.Array]]:
+        """The terms of each result's Taylor series, without factorials, from those of the operands."""
+        raise NotImplementedError
+
+    @property
+    def dot_general(self) -> Mapping[str, Any]:
+        """Parameters of the `lax.dot_general`, of the first two operands, that policies of `jax.checkpoint` see."""
+        raise NotImplementedError
+
+    @property
+    def remade(self) -> tuple[Spec, tuple[str, ...], tuple[str, ...]] | None:
+        """A call that makes results from others and operands: with the names of what it takes, and of what it makes."""
+        return None
 
     def bind(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(type(self).primitive(*operands, spec=self))

@@ -6,6 +6,7 @@ from jaxdnn.pointwise.cuda import Functor as Functor
 from jaxdnn.pointwise.cuda import functor as functor
 from jaxdnn.pointwise.evaluate import evaluate as evaluate
 from jaxdnn.pointwise.graph import UnsupportedOperation as UnsupportedOperation
+from jaxdnn.pointwise.meaning import Meaning as Meaning
 from jaxdnn.pointwise.program import AffineLoad as AffineLoad
 from jaxdnn.pointwise.program import Gathered as Gathered
 from jaxdnn.pointwise.program import Index as Index

@@ -245,6 +245,16 @@ class Program:
             outputs[i] = replace(output, value=value, dtype=dtype)
         return replace(self, instructions=tuple(instructions), outputs=tuple(outputs))
 
+    def with_accumulators(self, dtype: str) -> "Program":
+        """The program with the accumulators among its outputs, the last ones, rounded to `dtype`."""
+        instructions, outputs = list(self.instructions), list(self.outputs)
+        for number, argument in enumerate(self.accumulators):
+            accumulator = Instruction("accumulator", argument.dtype, immediate=number)
+            if accumulator not in instructions:
+                instructions.append(accumulator)
+            outputs.append(Output(instructions.index(accumulator), dtype, tuple(range(self.rank))))
+        return replace(self, instructions=tuple(instructions), outputs=tuple(outputs))
+
     def __repr__(self) -> str:
         return f"Program({self.title!r})"
 

@@ -9,7 +9,8 @@
 import inspect
 import linecache
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jax.sharding import AbstractMesh, use_abstract_mesh
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.graph import DRAWN, UNKNOWN, Graph, Node, UnsupportedOperation, ancestors
 from jaxdnn.pointwise.lowering import LAYOUT, REDUCTIONS, By, Demand, Dimensions, demands, identity, lower
+from jaxdnn.pointwise.meaning import Meaning
 from jaxdnn.pointwise.operations import DTYPES, NARROW_FLOATS, kind
 from jaxdnn.pointwise.program import Argument, Output, Program
 
@@ -28,12 +30,13 @@ from jaxdnn.pointwise.program import Argument, Output, Program
 _SHORT_RANGE = ("int8", "int16", "uint8", "uint16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Captured:
     """A function as it was when it was called, once, with tracers; of what it returns, the leaves.
 
     Attributes:
       jaxpr: what it computes.
+      meaning: by which one is told from others.
       accumulators: how many of its arguments the kernel computes; the others are operands.
       names: of its arguments.
       tree: how the leaves are arranged in what it returns.
@@ -41,7 +44,8 @@ class Captured:
       where: the place in the user's source that made the call.
     """
 
-    jaxpr: ClosedJaxpr
+    jaxpr: ClosedJaxpr = field(compare=False)
+    meaning: Meaning
     accumulators: int
     names: tuple[str, ...]
     tree: Any
@@ -49,29 +53,47 @@ class Captured:
     where: str = UNKNOWN
 
     def program(self, shape: Sequence[int]) -> Program:
-        """The captured function as a program over the output's shape."""
-        shape, count, types = tuple(shape), self.accumulators, self.jaxpr.in_avals
-        for name, type_ in zip(self.names, types, strict=True):
-            if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
-                raise UnsupportedOperation(name, self.title, DRAWN)
-            if type_.dtype.name not in DTYPES:
-                reason = f"it is {type_.dtype.name}; kernels take {', '.join(DTYPES)}"
-                raise UnsupportedOperation(name, self.title, reason)
-        graph = Graph()
-        inputs = [
-            graph.add("accumulator", type_.shape, type_.dtype.name, params={"number": i})
-            if i < count
-            else graph.add("operand", type_.shape, type_.dtype.name, params={"number": i - count})
-            for i, type_ in enumerate(types)
-        ]
-        returned = graph.inline(self.jaxpr.jaxpr, self.jaxpr.consts, inputs, self.where)
-        roots = [_root(node, shape, self.title) for node in returned]
-        try:
-            instructions, outputs = _lower(graph, roots, shape)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.title}: {error}") from None
-        arguments = tuple(Argument(name, type_.dtype.name) for name, type_ in zip(self.names, types, strict=True))
-        return Program(arguments[:count], arguments[count:], instructions, outputs, len(shape), self.tree, self.title)
+        """The captured function as a program over the output's shape. What that was before, it is again."""
+        # What is equal to itself alone would fill the memory, and never be found again.
+        program = _program(self, tuple(shape)) if self.meaning.held else _known_program(self, tuple(shape))
+        if isinstance(program, UnsupportedOperation):
+            raise UnsupportedOperation(program.primitive, program.where, program.reason)
+        return program
+
+
+def _program(captured: Captured, shape: tuple[int, ...]) -> Program | UnsupportedOperation:
+    try:
+        return _traced(captured, shape)
+    except UnsupportedOperation as error:
+        return error.with_traceback(None)
+
+
+_known_program = lru_cache(maxsize=1024)(_program)
+
+
+def _traced(captured: Captured, shape: tuple[int, ...]) -> Program:
+    count, types, title = captured.accumulators, captured.jaxpr.in_avals, captured.title
+    for name, type_ in zip(captured.names, types, strict=True):
+        if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
+            raise UnsupportedOperation(name, title, DRAWN)
+        if type_.dtype.name not in DTYPES:
+            reason = f"it is {type_.dtype.name}; kernels take {', '.join(DTYPES)}"
+            raise UnsupportedOperation(name, title, reason)
+    graph = Graph()
+    inputs = [
+        graph.add("accumulator", type_.shape, type_.dtype.name, params={"number": i})
+        if i < count
+        else graph.add("operand", type_.shape, type_.dtype.name, params={"number": i - count})
+        for i, type_ in enumerate(types)
+    ]
+    returned = graph.inline(captured.jaxpr.jaxpr, captured.jaxpr.consts, inputs, captured.where)
+    roots = [_root(node, shape, title) for node in returned]
+    try:
+        instructions, outputs = _lower(graph, roots, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{title}: {error}") from None
+    arguments = tuple(Argument(name, type_.dtype.name) for name, type_ in zip(captured.names, types, strict=True))
+    return Program(arguments[:count], arguments[count:], instructions, outputs, len(shape), captured.tree, title)
 
 
 def capture(
@@ -116,7 +138,7 @@ def capture(
         raise ValueError(f"{title}: it has side effects ({effects}), which a kernel can't have; take them out of it")
     # Equations know their places in the function, which may be all JAX's, as that of `jax.nn.softmax` is.
     where = source_info_util.summarize(source_info_util.current()) or UNKNOWN
-    return Captured(jaxpr, len(accumulators), tuple(names), tree, title, where)
+    return Captured(jaxpr, Meaning(jaxpr), len(accumulators), tuple(names), tree, title, where)
 
 
 def trace(

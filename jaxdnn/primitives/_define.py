@@ -12,17 +12,19 @@ MultilinearOp is one primitive, whose derivatives the spec writes in terms of th
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
+from jax._src.config import trace_context
 from jax._src.interpreters.mlir import lower_per_platform, lower_with_sharding_in_types
 from jax._src.lax.lax import _convert_element_type
 from jax.core import AbstractValue
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Primitive, no_effects
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -30,6 +32,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import Selection, select
+from jaxdnn.primitives._checkpoint import checkpointed
 from jaxdnn.primitives._partition import partitioned_call
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
@@ -52,12 +55,17 @@ class Op:
         ad.primitive_jvps[tangent] = partial(_reference_jvp, tangent)
         ad.primitive_jvps[backward] = partial(_reference_jvp, backward)
         ad.primitive_transposes[tangent] = self._tangent_transpose
+        for primitive in (forward, tangent, backward):
+            jet.jet_rules[primitive] = self._jet
         bound = (forward.bind, tangent.bind, backward.bind)
         spec_type.primitives = dict(zip(_DIRECTIONS, bound, strict=True))
 
     def __call__(self, spec: DirectedSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Binds the primitive of the spec's direction: operands by name to results by name."""
         return bind(spec, arrays)
+
+    def _jet(self, primals: Sequence[jax.Array], series: Sequence[Any], *, spec: DirectedSpec) -> tuple[Any, Any]:
+        return jet.jet(spec.evaluate, primals, series, factorial_scaled=False)
 
     def _forward_jvp(self, primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, spec: DirectedSpec) -> Pushed:
         spec_saving = spec.saving()
@@ -105,11 +113,18 @@ class MultilinearOp:
         primitive = _define(spec_type.op, cacheable=False)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
+        pe.partial_eval_jaxpr_custom_rules[primitive] = checkpointed
+        jet.jet_rules[primitive] = self._jet
         spec_type.primitive = staticmethod(primitive.bind)
 
     def __call__(self, spec: MultilinearSpec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Binds the primitive: operands by name to results by name."""
         return bind(spec, arrays)
+
+    def _jet(self, primals: Sequence[jax.Array], series: Sequence[Any], *, spec: MultilinearSpec) -> tuple[Any, Any]:
+        terms = zip(spec.operands, primals, series, strict=True)
+        results = spec.taylor({name: (primal, *rest) for name, primal, rest in terms})
+        return [first for first, *_ in results], [rest for _, *rest in results]
 
     def _jvp(self, primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, spec: MultilinearSpec) -> Pushed:
         moving = {name: t for name, t in zip(spec.operands, tangents, strict=True) if not isinstance(t, ad.Zero)}
@@ -162,8 +177,18 @@ def bind(spec: Spec, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _abstract_evaluation(*avals: AbstractValue, spec: Spec) -> Sequence[AbstractValue]:
+    return _types(spec, avals, trace_context())
+
+
+@lru_cache(maxsize=4096)
+def _types(spec: Spec, avals: Sequence[AbstractValue], context: Hashable) -> Sequence[AbstractValue]:
     # The trace's own types, since shape and dtype alone would drop shardings and the manual axes that vary.
+    del context  # what JAX's own traces depend on
     return jax.make_jaxpr(spec.evaluate)(*avals).out_avals
+
+
+# JAX has no rule for it. It is linear to `jax.jvp` too.
+jet.jet_rules.setdefault(lax.reduce_precision_p, partial(jet.linear_prop, lax.reduce_precision_p))
 
 
 def _reference_jvp(

@@ -4,9 +4,8 @@ d_accumulator = f'(accumulators, operands) * dy, and what of it is summed for op
 bias.
 """
 
-import hashlib
 import inspect
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from inspect import Parameter
@@ -16,103 +15,16 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jax.extend.linear_util import WrappedFun
+from jax.experimental.jet import jet
 
+from jaxdnn.config import Options
 from jaxdnn.engines.pointwise.problem import Pointwise
 from jaxdnn.engines.product.problem import dense_operand, dense_results
 from jaxdnn.plan import Operand
-from jaxdnn.pointwise import Program, UnsupportedOperation, collapse, evaluate, trace
-from jaxdnn.primitives._define import ZEROS, Op
+from jaxdnn.pointwise import Meaning, Program, UnsupportedOperation, collapse, evaluate, trace
+from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
 from jaxdnn.spec import Arrays, DirectedSpec, Signature
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a derivative computes. Rules are equal only if they compute the same.
-
-    Attributes:
-      digest: of its jaxpr, and of the numbers in the arrays that it holds.
-      opaque: what else it holds: functions that are traced later, as those of a `custom_vjp` are, and callbacks.
-    """
-
-    digest: str = ""
-    opaque: tuple[Hashable, ...] = ()
-
-    @staticmethod
-    def of(jaxpr: ClosedJaxpr, used: Sequence[bool]) -> "Rule":
-        """The rule of a derivative's jaxpr, which takes those inputs that are used."""
-        digest, opaque = hashlib.sha256(f"{used} {jaxpr.jaxpr}".encode()), []
-        for held in _held(jaxpr):
-            if isinstance(held, np.ndarray):
-                digest.update(repr((held.shape, held.dtype)).encode() + held.tobytes())
-            else:
-                opaque.append(held)
-        return Rule(digest.hexdigest()[:16], tuple(opaque))
-
-    def __repr__(self) -> str:
-        return self.digest
-
-
-class _Itself:
-    """Something that can't be compared, as an array whose numbers are not known: equal to itself alone."""
-
-    def __init__(self, held: object) -> None:
-        self.held = held
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.held is other.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-
-def _hashable(held: object) -> Hashable:
-    """A function that a jaxpr holds, by what tells it from others. JAX wraps some with lists of types."""
-
-    def frozen(value: object) -> object:
-        return tuple(map(frozen, value)) if isinstance(value, (tuple, list)) else value
-
-    found = (held.f, frozen(held.transforms)) if isinstance(held, WrappedFun) else held
-    try:
-        hash(found)
-    except TypeError:
-        return _Itself(held)
-    return found
-
-
-def _held(value: object) -> Iterator[Hashable | np.ndarray]:
-    """The arrays and functions that a jaxpr holds, or a parameter of its equations."""
-    if isinstance(value, (ClosedJaxpr, Jaxpr)):  # which JAX 0.11 makes one type
-        for array in getattr(value, "consts", ()):
-            known = not isinstance(array, Tracer) and not jnp.issubdtype(array.dtype, jax.dtypes.extended)
-            yield np.asarray(array) if known else _Itself(array)
-        for equation in value.eqns:
-            yield from _held(tuple(equation.params.values()))
-            if equation.primitive.name == "custom_lin":
-                yield from _held(_backward(equation))
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _held(element)
-    elif callable(value) or isinstance(value, WrappedFun):
-        yield _hashable(value)
-
-
-def _backward(equation: JaxprEqn) -> ClosedJaxpr:
-    """What the backward rule of a `custom_vjp` computes of what its forward rule saved, and of cotangents."""
-    rule, saved = equation.params["bwd"], equation.invars[: equation.params["num_res"]]
-
-    def gradients(*arrays: jax.Array) -> list[jax.Array]:
-        return [result for result in rule.call_wrapped(*arrays) if not isinstance(result, ZEROS)]
-
-    return jax.make_jaxpr(gradients)(*(variable.aval for variable in saved), *equation.params["out_avals"])
-
-
-def holds_traced(jaxpr: ClosedJaxpr) -> bool:
-    """Whether a derivative holds an array of the program around it, which has no value before that runs."""
-    return any(isinstance(held, _Itself) and isinstance(held.held, Tracer) for held in _held(jaxpr))
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,7 +45,7 @@ class EpilogueSpec(DirectedSpec):
     problems = (Pointwise,)
 
     epilogue: Epilogue | None = None
-    derivative: Rule = Rule()
+    derivative: tuple[Hashable, ...] = ()
     accumulator_count: int = 1
     operand_count: int = 0
     accumulator: str = "float32"
@@ -254,20 +166,44 @@ def _program(spec: EpilogueSpec, shape: tuple[int, ...], types: tuple[jax.ShapeD
 _epilogue = Op(EpilogueSpec)
 
 
-def tangents_of(spec: EpilogueSpec, rule: Rule, arrays: Arrays, tangents: Arrays) -> Mapping[int, jax.Array]:
-    """The tangents of an epilogue's floating outputs, by their number.
+def beside_product(options: Options) -> Options:
+    """The options of an epilogue that runs after its product.
+
+    What serves a product does not serve it, and that XLA does, where no kernel of ours can, is no fallback.
+    """
+    options = replace(options, fallback=True)
+    return options if options.engine in ("xla", "pointwise") else replace(options, engine=None, knobs=())
+
+
+def tangents_of(
+    spec: EpilogueSpec, meaning: Meaning, used: tuple[bool, ...], arrays: Arrays, tangents: Arrays
+) -> Mapping[int, jax.Array] | None:
+    """The tangents of an epilogue's floating outputs, by their number; or None if its derivative holds an array of the
+    program around it, which no call of ours can, and a compiled one should not.
 
     Args:
       spec: of the epilogue.
-      rule: of its tangent.
+      meaning: of its tangent.
+      used: which inputs and tangents that takes.
       arrays: the saved accumulators and the operands, by the names of the spec's inputs.
       tangents: of those that have one.
     """
-    # What serves a matmul serves no derivative, and that XLA does, where no kernel of ours can, is no fallback.
-    options = replace(spec.options, fallback=True)
-    if options.engine not in ("xla", "pointwise"):
-        options = replace(options, engine=None, knobs=())
     active = tuple(name for name in spec.inputs if name in tangents)
-    tangent = spec.replace(direction="tangent", active=active, derivative=rule, options=options)
+    meanings = [meaning]
+    if meaning.transposed:
+        inputs = [jax.typeof(arrays[name]) for name in spec.inputs]
+        outputs = jax.make_jaxpr(spec.evaluate)(*inputs).out_avals
+        backward = spec.replace(direction="backward", active=active, seeded=spec.outputs)
+        meanings.append(Meaning(jax.make_jaxpr(backward.evaluate)(*inputs, *outputs)))
+    if any(isinstance(held, (jax.Array, np.ndarray)) for one in meanings for held in one.held):
+        return None
+    tangent = spec.replace(direction="tangent", active=active, derivative=(*meanings, used))
     results = _epilogue(tangent, {**arrays, **{f"d_{name}": tangents[name] for name in active}})
     return {int(name.removeprefix("d_y")): d_y for name, d_y in results.items()}
+
+
+def taylor_of(function: Callable[..., Any], terms: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
+    """The terms of the Taylor series, without factorials, of a function's results from those of its arguments."""
+    firsts, rests = zip(*((first, rest) for first, *rest in terms), strict=True)
+    results, series = jet(function, firsts, rests, factorial_scaled=False)
+    return [[result, *rest] for result, rest in zip(results, series, strict=True)]

@@ -39,6 +39,13 @@ class Epilogue:
         in_place = ("in place",) if self.in_place else ()
         return (self.program.title, *self.program.operations, *in_place)
 
+    @property
+    def unsaved(self) -> "Epilogue":
+        """The same function without the accumulators among its outputs."""
+        count = len(self.program.outputs) - self.saved
+        program = replace(self.program, outputs=self.program.outputs[:count])
+        return Epilogue(lambda *arrays: self.function(*arrays)[:count], program)
+
     def mapped(self, program: Program, function: Callable[..., Any], axes: Sequence[int | None]) -> "Epilogue":
         """The epilogue with one more mapped axis, of which `axes` is the place in each operand.
 

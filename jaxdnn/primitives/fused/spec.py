@@ -20,13 +20,13 @@ from jaxdnn.engines.product.problem import (
     identity,
 )
 from jaxdnn.plan import Operand
-from jaxdnn.pointwise import AffineLoad, Program, UnsupportedOperation, collapse, trace
+from jaxdnn.pointwise import AffineLoad, Meaning, Program, UnsupportedOperation, collapse, trace
 from jaxdnn.pointwise.operations import DTYPES
 from jaxdnn.primitives._define import bind, live, split_of_mapped
-from jaxdnn.primitives.fused.derivative import EpilogueSpec, Rule, holds_traced, tangents_of
+from jaxdnn.primitives.fused.derivative import EpilogueSpec, beside_product, tangents_of, taylor_of
 from jaxdnn.primitives.fused.dtypes import saved_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, program_factors
-from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Typed
+from jaxdnn.spec import Arrays, MultilinearSpec, Signature, Spec, Typed
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,27 +181,34 @@ class FusedSpec(MultilinearSpec):
         kept = dict(zip(self.results, (results[name] for name in form.results), strict=False))
         assert form.epilogue is not None
         saved = [results[name] for name in form.results[-count:]] if form.epilogue.saved else []
-        if saved and not holds_traced(jaxpr):
-            spec = EpilogueSpec(
-                epilogue=self.epilogue,
-                accumulator_count=count,
-                operand_count=self.operand_count,
-                accumulator=self.accumulator,
-                saved_dtype=saved[0].dtype.name,
-                groups=self.groups,
-                options=self.options,
-            )
+        if saved:
+            spec = self._after(self.epilogue, saved[0].dtype.name)
             arrays = dict(zip(spec.inputs, [*saved, *own], strict=True))
             d_arrays = {spec.inputs[i]: direction for i, direction in zip(moving, directions, strict=True)}
-            d_results = tangents_of(spec, Rule.of(jaxpr, used), arrays, d_arrays)
-            return kept, {name: d_results[i] for i, name in enumerate(self.results) if i in d_results}
-        # The derivative holds an array of the program around it, which no call of ours can; or it does not depend on
-        # the accumulators, whatever they are.
+            d_results = tangents_of(spec, Meaning(jaxpr), used, arrays, d_arrays)
+            if d_results is not None:
+                return kept, {name: d_results[i] for i, name in enumerate(self.results) if i in d_results}
+        # The derivative is no call of ours; or it does not depend on the accumulators, whatever they are.
         like = next((d_accumulator for d_accumulator in d_accumulators if d_accumulator is not None), None)
         zero = jnp.zeros(accumulators[0].shape, self.accumulator) if like is None else jnp.zeros_like(like)
         at = [array.astype(self.accumulator) for array in saved] or [zero] * count
         d_results = push_forward([*at, *own], directions)
         return kept, dict(zip(self.results, d_results, strict=True))
+
+    def taylor(self, terms: Mapping[str, Sequence[jax.Array]]) -> list[list[jax.Array]]:
+        if self.batch:
+            return taylor_of(self.evaluate, list(terms.values()))
+        # Of a product they are sums of products.
+        plain = self.plain(self.dtype if self.epilogue is None else self.accumulator)
+
+        def product(rhs: str, order: int) -> jax.Array:
+            pairs = zip(terms["a"][: order + 1], reversed(terms[rhs][: order + 1]), strict=True)
+            return functools.reduce(jnp.add, (bind(plain, {"a": a, "b": b})["y"] for a, b in pairs))
+
+        products = [[product(rhs, order) for order in range(len(terms["a"]))] for rhs in self.rhs]
+        if self.epilogue is None:
+            return products
+        return taylor_of(self.epilogue.function, [*products, *(terms[name] for name in self.epilogue_operands)])
 
     def _differentiate_reference(self, operands: Arrays, tangents: Arrays) -> tuple[Arrays, Arrays]:
         def along(*active: jax.Array) -> tuple[jax.Array, ...]:
@@ -232,8 +239,29 @@ class FusedSpec(MultilinearSpec):
         def saving(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             return (*function(*arrays), *(array.astype(dtype) for array in arrays[:count]))
 
-        program = replace(self.traced(saving, operands), title=self.epilogue.program.title)
+        program = self.epilogue.program.with_accumulators(dtype.name)
         return self.replace(epilogue=Epilogue(saving, program, count, self.epilogue.in_place))
+
+    def _after(self, epilogue: Epilogue, saved_dtype: str) -> EpilogueSpec:
+        """The epilogue alone, of accumulators that were saved in `saved_dtype`."""
+        return EpilogueSpec(
+            epilogue=epilogue,
+            accumulator_count=len(self.rhs),
+            operand_count=self.operand_count,
+            accumulator=self.accumulator,
+            saved_dtype=saved_dtype,
+            groups=self.groups,
+            options=beside_product(self.options),
+        )
+
+    @property
+    def remade(self) -> tuple[Spec, tuple[str, ...], tuple[str, ...]] | None:
+        if self.epilogue is None or not self.epilogue.saved or self.batch:
+            return None
+        saved = self.results[-self.epilogue.saved :]
+        spec = self._after(self.epilogue.unsaved, self.epilogue.program.outputs[-1].dtype)
+        made = tuple(self.results[int(name.removeprefix("y"))] for name in spec.outputs)
+        return (spec, (*saved, *self.epilogue_operands), made) if made else None
 
     def transpose(
         self,

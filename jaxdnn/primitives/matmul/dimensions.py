@@ -11,6 +11,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.lax import DotDimensionNumbers
 
 from jaxdnn.spec import changed
 
@@ -70,6 +71,17 @@ class Dimensions:
         """The sizes of each group's dimensions."""
         sizes = self.sizes(a, b)
         return {group: tuple(sizes[group, i] for i in range(count)) for group, count in self.counts.items()}
+
+    @property
+    def numbers(self) -> DotDimensionNumbers:
+        """As `lax.dot_general` takes them."""
+        a, b, y = (self.labels(which) for which in ("a", "b", "y"))
+        batch = [label for label in y if label in a and label in b]
+        contracted = [label for label in a if label not in y]
+        return (
+            (tuple(map(a.index, contracted)), tuple(map(b.index, contracted))),
+            (tuple(map(a.index, batch)), tuple(map(b.index, batch))),
+        )
 
     def lying(self, which: Literal["a", "b"], labels: Labels) -> "Dimensions | None":
         """These with an operand whose dimensions lie in the order of `labels`, if that is a matrix's."""

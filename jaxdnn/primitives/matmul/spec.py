@@ -57,12 +57,11 @@ class MatmulSpec(FusedSpec):
 
     def multiply(self, a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
         of_a, of_b, of_y = (self.dimensions.labels(which) for which in ("a", "b", "y"))
-        batch = [label for label in of_y if label in of_a and label in of_b]
-        contracted = [label for label in of_a if label not in of_y]
-        contracting, batching = ((list(map(of_a.index, ls)), list(map(of_b.index, ls))) for ls in (contracted, batch))
-        got = [*batch, *(label for label in (*of_a, *of_b) if label not in (*batch, *contracted))]
+        numbers = self.dimensions.numbers
+        batch = [of_a[i] for i in numbers[1][0]]
+        got = [*batch, *(label for label in (*of_a, *of_b) if label in of_y and label not in batch)]
         sharding = rearranged(self.sharding, [of_y.index(label) for label in got])
-        y = summed(a, b, (contracting, batching), self.algorithm, self.accumulator, sharding).astype(dtype)
+        y = summed(a, b, numbers, self.algorithm, self.accumulator, sharding).astype(dtype)
         return y if tuple(got) == of_y else jnp.transpose(y, list(map(got.index, of_y)))
 
     def mapped_product(self, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int]]:
@@ -104,6 +103,23 @@ class MatmulSpec(FusedSpec):
             self.dimensions.labels(which),
         )
         return {name: gradient}
+
+    @property
+    def dot_general(self) -> Mapping[str, Any]:
+        # Mapped axes come first, and those that both carry are more batch dimensions.
+        carried = [self.carries[name] for name in ("a", self.rhs[0])]
+        both = [level for level, flags in enumerate(zip(*carried, strict=True)) if all(flags)]
+        sides = []
+        for side, flags in enumerate(carried):
+            contracting, batch = (of[side] for of in self.dimensions.numbers)
+            own = (sum(flags[:level]) for level in both)
+            sides.append([tuple(i + sum(flags) for i in contracting), (*own, *(i + sum(flags) for i in batch))])
+        return {
+            "dimension_numbers": tuple(zip(*sides, strict=True)),
+            "precision": self.algorithm,
+            "preferred_element_type": jnp.dtype(self.accumulator),
+            "out_sharding": self.sharding,
+        }
 
     def product_factors(self) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...], frozenset[str]]:
         a, b, y = (tuple(f"{g}_{i}" for g, i in self.dimensions.labels(which)) for which in ("a", "b", "y"))
