@@ -228,11 +228,11 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    ctx, operands, spec = _untransposed(ctx, operands, spec)
-    rules = {platform: partial(_lower, platform) for platform in _PLATFORMS}
+    ctx, read, spec = _untransposed(ctx, operands, spec)
+    rules: dict[str, mlir.LoweringRule] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
     # It needs a list, which JAX itself hands to rules that it caches alone.
     ctx = ctx.replace(avals_out=list(ctx.avals_out))
-    return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *operands, spec=spec)
+    return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *read, spec=spec)
 
 
 def _lower(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,8 @@ class MatmulSpec(FusedSpec):
 
     def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
         dimensions, taken = self.dimensions, []
-        for which, names in (("a", ("a",)), ("b", self.rhs)):
+        sides: dict[Literal["a", "b"], tuple[str, ...]] = {"a": ("a",), "b": self.rhs}
+        for which, names in sides.items():
             ways = {(*(self.carries[name]), *orders.get(name, ())) for name in names}
             mapped, order = sum(self.carries[names[0]]), tuple(orders.get(names[0], ()))
             if len(ways) != 1 or not order or order[:mapped] != tuple(range(mapped)):
