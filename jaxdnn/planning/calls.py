@@ -94,7 +94,7 @@ def _of_arrays(
       TypeError: it is no function.
     """
     if not callable(fn):
-        given = f"a {type(fn).__name__}"
+        given = type(fn).__name__
         raise TypeError(f"explain and autotune take a function, and then its arguments: explain(fn, x, w); got {given}")
     arrays = {name: value for name, value in kwargs.items() if any(map(_is_array, jax.tree.leaves(value)))}
     settings = {name: value for name, value in kwargs.items() if name not in arrays}
