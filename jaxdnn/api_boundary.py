@@ -34,9 +34,9 @@ def api_boundary(name: str, **meant: str) -> Callable[[Callable[P, R]], Callable
 
         @wraps(function)
         def bounded(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not any_keyword and (unknown := kwargs.keys() - known):
-                raise TypeError(_unknown_keyword(name, min(unknown), known, meant))
             try:
+                if not any_keyword and (unknown := kwargs.keys() - known):
+                    raise TypeError(_unknown_keyword(name, min(unknown), known, meant))
                 return function(*args, **kwargs)
             except Exception as error:
                 if jax.config.jax_traceback_filtering != "off":  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """What the documentation says is so: its examples run, its commands exist, its tables agree with the code."""
 
+import ast
 import doctest
 import re
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_examples_in_readme_run(code, capsys):
     exec(compile(code, "README.md", "exec"), {})
     for promised in re.findall(rf"{re.escape(code)}```\nprints `(.*?)`", README):
         assert capsys.readouterr().out == f"{promised}\n"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is shown for a machine without a GPU")
+def test_explain_prints_what_readme_shows(monkeypatch, capsys):
+    session, shown = re.search(r"```\n(>>> .*?)\n(jaxdnn on .*?)```", README, re.DOTALL).groups()
+    monkeypatch.setenv("COLUMNS", str(max(map(len, shown.splitlines()))))
+    variables = {"jax": jax, "jaxdnn": jaxdnn}
+    for statement in ast.parse("\n".join(line[4:] for line in session.splitlines())).body:
+        exec(compile(ast.Interactive([statement]), "README.md", "single"), variables)
+    assert capsys.readouterr().out == shown
 
 
 def code_of_frameworks():

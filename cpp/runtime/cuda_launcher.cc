@@ -128,6 +128,7 @@ void launch_kernel(const Driver& driver, CUstream stream, const Plan& plan, cons
         break;
       }
       case Argument::Kind::constant:
+      case Argument::Kind::scratch:
         break;  // decode_plan refuses them
     }
   }

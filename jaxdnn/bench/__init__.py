@@ -46,7 +46,8 @@ FAMILIES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("family", nargs="?", choices=list(FAMILIES), help="the cases to run; all families by default")
-    parser.add_argument("--only", metavar="PATTERN", default="", help='regular expression: "rms.*backward.*float32"')
+    example = 'regular expression: "rms.*backward.*float32"'
+    parser.add_argument("--only", metavar="PATTERN", type=_pattern, default="", help=example)
     sizes = ", ".join(f"{name} {'x'.join(family.sizes)}" for name, family in FAMILIES.items())
     parser.add_argument(
         "--shapes", metavar="SIZES", nargs="+", type=_shape, default=(), help=f"instead of ours: {sizes}"
@@ -66,13 +67,16 @@ def main(arguments: argparse.Namespace) -> int:
         report.update_readme(arguments.results.parent / "README.md", arguments.results)
         return 0
     chosen = {
-        name: [case for case in cases if re.search(arguments.only, str(case))]
-        for name, cases in _cases(arguments).items()
+        name: [case for case in cases if arguments.only.search(str(case))] for name, cases in _cases(arguments).items()
     }
     if not any(chosen.values()):
         print("bench: no case is of that family, shape and dtype, and fits --only; there are", file=sys.stderr)
-        there_are = [case for family in FAMILIES.values() for case in family.cases()]
-        print(*(f"  {case}" for case in there_are), sep="\n", file=sys.stderr)
+        for name, family in FAMILIES.items():
+            cases = list(family.cases())
+            calls, shapes, dtypes = (
+                ", ".join(dict.fromkeys(getattr(case, field) for case in cases)) for field in ("call", "shape", "dtype")
+            )
+            print(f"  {name}: {calls}\n    of {shapes}\n    in {dtypes}", file=sys.stderr)
         return 2
     device = device_name()
     limit = timing.copy_bandwidth()
@@ -91,6 +95,13 @@ def main(arguments: argparse.Namespace) -> int:
             report.save(rows, path)
             print(f"written to {path}")
     return 0
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
 
 
 def _shape(text: str) -> tuple[int, ...]:

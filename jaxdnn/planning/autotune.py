@@ -97,5 +97,6 @@ def _gain(measured: Sequence[Measurement]) -> str:
 
 
 def _line(one: Measurement) -> str:
-    knobs = ", ".join(f"{name}={value}" for name, value in one.knobs)
-    return f"{one.seconds * 1e6:.1f} us: {one.engine} {knobs}, {one.workspace} B of workspace"
+    said = [f"{name}={value}" for name, value in one.knobs]
+    said += [f"{one.workspace} B of workspace"] if one.workspace else []
+    return f"{one.seconds * 1e6:.1f} us: {one.engine} {', '.join(said)}".rstrip()

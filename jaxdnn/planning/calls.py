@@ -88,7 +88,14 @@ def find_differentiated_calls(fn: Callable[..., Any], *args: Any, **kwargs: Any)
 def _of_arrays(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function of positional arrays alone, and these: the keyword arguments' come last, in a dict."""
+    """The function of positional arrays alone, and these: the keyword arguments' come last, in a dict.
+
+    Raises:
+      TypeError: it is no function.
+    """
+    if not callable(fn):
+        given = type(fn).__name__
+        raise TypeError(f"explain and autotune take a function, and then its arguments: explain(fn, x, w); got {given}")
     arrays = {name: value for name, value in kwargs.items() if any(map(_is_array, jax.tree.leaves(value)))}
     settings = {name: value for name, value in kwargs.items() if name not in arrays}
     return lambda *given: fn(*given[:-1], **given[-1], **settings), (*args, arrays)

@@ -18,6 +18,31 @@ from jaxdnn.planning.select import NoEngineError, Selection, select
 
 
 @dataclass(frozen=True)
+class Work:
+    """What calls must do; of symbolic shapes, as symbolic numbers.
+
+    Attributes:
+      flops: the floating-point operations.
+      bytes: what reading every operand and writing every result once moves.
+    """
+
+    flops: int
+    bytes: int
+
+    @classmethod
+    def of(cls, calls: Iterable[Call]) -> "Work":
+        """That of all calls, each as often as it occurs."""
+        calls = tuple(calls)
+        flops = sum(call.count * call.spec.flops(call.signature) for call in calls)
+        return cls(flops, sum(call.count * call.signature.bytes for call in calls))
+
+    def __str__(self) -> str:
+        if not isinstance(self.bytes, int):
+            return f"{self.bytes} B moved, {self.flops} flops"
+        return f"{_size(self.bytes)} moved, {self.flops:.3g} flops"
+
+
+@dataclass(frozen=True)
 class ExplainedCall:
     """One call of an `Explanation`.
 
@@ -75,7 +100,7 @@ class ExplainedCall:
         spec, signature = self.call.spec, self.call.signature
         config, plan = (self.selection.config, self.selection.plan) if self.selection else (None, None)
         knobs = (f"{name}={value}" for name, value in knobs_of(config)) if config else ()
-        cost = [f"{_size(signature.bytes)} moved", f"{spec.flops(signature):.3g} flops"]
+        cost = [str(Work(spec.flops(signature), signature.bytes))]
         cost += [f"{_size(plan.workspace)} of workspace"] if plan and plan.workspace else []
         cost += [f"{self.limit * 1e6:.1f} us at the speed of memory"] if self.limit is not None else []
         cost += [f"{self.seconds * 1e6:.1f} us measured"] if self.seconds is not None else []
@@ -94,6 +119,16 @@ class Explanation(Outlined):
 
     device: str
     sections: tuple[tuple[str, tuple[ExplainedCall, ...]], ...]
+
+    @property
+    def forward(self) -> Work:
+        """The work of all jaxdnn calls of the function, whichever engine runs them, but for its backward pass."""
+        return self._work(backward=False)
+
+    @property
+    def backward(self) -> Work:
+        """That of its backward pass, in which what is recomputed counts again."""
+        return self._work(backward=True)
 
     def source(self) -> str:
         """The CUDA C++ of the kernels, each translation unit once; of calls that have none, what runs instead."""
@@ -118,7 +153,15 @@ class Explanation(Outlined):
             return Outline(f"{number}  {one.title}: {one.engine}{where}", lines, folded=True)
 
         sections = [Outline(f"{title}{_engines(calls)}", tuple(map(entry, calls))) for title, calls in self.sections]
-        return Outline(f"jaxdnn on {self.device}", (*_summary(numbered), *sections))
+        passes = {"forward": self.forward, "backward": self.backward}
+        work = "; ".join(f"{name} {work}" for name, work in passes.items() if work != Work(0, 0))
+        total = [Outline(f"In total: {work}")] if work else []
+        return Outline(f"jaxdnn on {self.device}", (*_summary(numbered), *total, *sections))
+
+    def _work(self, backward: bool) -> Work:
+        # The last section that has calls has those of all others.
+        calls = next((calls for _, calls in reversed(self.sections) if calls), ())
+        return Work.of(one.call for one in calls if one.call.backward == backward)
 
     def _numbered(self) -> dict[int, ExplainedCall]:
         """The distinct calls of all sections, numbered from 1."""
@@ -203,7 +246,8 @@ def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None, **k
     target = find_target(platform, options)
 
     def explained(call: Call) -> ExplainedCall:
-        limit = call.signature.bytes / target.bandwidth if isinstance(target, Target) and target.bandwidth else None
+        bandwidth = target.bandwidth if isinstance(target, Target) else None
+        limit = call.signature.bytes / bandwidth if bandwidth and not call.signature.reason else None
         try:
             selection = select(call.spec, call.signature, platform)
         except NoEngineError as error:

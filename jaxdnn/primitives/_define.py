@@ -258,7 +258,7 @@ def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
     ctx, values, spec = _untransposed(ctx, operands, spec)
-    rules: dict[str, Any] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
+    rules: dict[str, mlir.LoweringRule] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
     # It needs a list, which JAX itself hands to rules that it caches alone.
     ctx = ctx.replace(avals_out=list(ctx.avals_out))
     # What was traced in a block of `enable_x64` may be lowered after it.

@@ -126,7 +126,7 @@ BAD = {
     "operands without an epilogue": (
         lambda: jaxdnn.matmul(A, B, jnp.ones(5)),
         ValueError,
-        "^matmul: got 1 operands for an epilogue, and no epilogue",
+        "^matmul: got 1 operand for an epilogue, and none; pass epilogue=",
     ),
     "an operand that does not broadcast": (
         with_epilogue(lambda acc, bias: acc + bias, jnp.ones(7, jnp.float32)),
@@ -140,7 +140,20 @@ BAD = {
         r"float32\[5, 3\]; expected the output's shape \[3, 5\]",
     ),
     "more dimensions": (with_epilogue(lambda acc: acc[None] + jnp.zeros((2, 1, 1))), ValueError, "output's shape"),
-    "too few parameters": (with_epilogue(lambda acc: acc, jnp.ones(5)), TypeError, "positional argument"),
+    **{
+        f"{len(operands)} operands of {name}": (
+            with_epilogue(function, *operands),
+            TypeError,
+            rf"^matmul: the epilogue {name} takes {taken}, and is given the accumulator and {given}\. .*"
+            rf"epilogue=lambda acc, bias: {called}\(acc \+ bias\)",
+        )
+        for function, name, called, taken, operands, given in (
+            (jax.nn.relu, "relu", "relu", "1 array", [jnp.ones(5)], "1 operand"),
+            (lambda acc, b, c=None: acc + b + c, "<lambda>", "f", "3 arrays", [0.3, 0.3, 0.3], "3 operands"),
+            (lambda acc, b, c, d=None: acc + b + c + d, "<lambda>", "f", "3 arrays", [0.3], "1 operand"),
+            (lambda acc, b: acc + b, "<lambda>", "f", "2 arrays", [], "0 operands"),
+        )
+    },
     "an epilogue that is no function": (with_epilogue(3), TypeError, "epilogue must be a function .*got 3"),
     "an operand that is no array": (
         with_epilogue(lambda acc, b: acc + b["x"], {"x": A}),
@@ -155,7 +168,7 @@ BAD = {
     "operands of dot_general without an epilogue": (
         lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=[A]),
         ValueError,
-        "^dot_general: got 1 operands for an epilogue",
+        "^dot_general: got 1 operand for an epilogue",
     ),
     "aliases of dot_general": (
         lambda: jaxdnn.dot_general(A, B, NUMBERS, epilogue=lambda acc: acc, input_output_aliases={0: 0}),

@@ -150,7 +150,14 @@ def test_bench_of_nothing_is_an_error_that_lists_the_cases(capsys, arguments):
     assert commands.main(["bench", *arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert {"layer_norm", "rms_norm", "matmul"} <= set(said.err.split())
+    assert {"layer_norm", "rms_norm", "matmul", "bias", "1024"} <= set(said.err.split())
+    assert len(said.err.splitlines()) < 10
+
+
+def test_bench_of_no_pattern(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["bench", "--only", "["])
+    assert "'[' is no regular expression" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shape", ["8x", "x8", "0x8", "8xa", "8 x 8"])

@@ -329,3 +329,10 @@ def test_case_of_the_default_backend():
     (call,) = jaxdnn.explain(jaxdnn.rms_norm, X, SCALE).sections[0][1]
     expected = {"cpu": "host", "cuda": "direct"}.get(platform(), "xla")
     assert call.engine == expected
+
+
+@pytest.mark.parametrize("take", [jaxdnn.explain, jaxdnn.autotune])
+def test_a_result_is_no_function(take):
+    x = jnp.ones((4, 8))
+    with pytest.raises(TypeError, match=r"take a function, and then its arguments: explain\(fn, x, w\); got Array"):
+        take(jaxdnn.rms_norm(x))

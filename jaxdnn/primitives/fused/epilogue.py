@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxdnn.pointwise import Index, Program
 from jaxdnn.primitives._define import weakly_typed
+from jaxdnn.primitives.fused.messages import counted
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,10 +72,10 @@ def checked_operands(
     `caller` is the public function, for messages.
     """
     if epilogue is None and operands:
-        raise ValueError(f"{caller}: got {len(operands)} operands for an epilogue, and no epilogue; pass epilogue=")
+        raise ValueError(f"{caller}: got {counted(len(operands), 'operand')} for an epilogue, and none; pass epilogue=")
     if epilogue is not None and not callable(epilogue):
         raise TypeError(f"{caller}: epilogue must be a function of the accumulator and the operands; got {epilogue!r}")
-    if epilogue is not None and operands:
+    if epilogue is not None:
         _check_parameters(caller, epilogue, operands, accumulator_count)
     return [as_array(f"{caller}: operand {i} of the epilogue", operand) for i, operand in enumerate(operands)]
 
@@ -82,19 +83,31 @@ def checked_operands(
 def _check_parameters(
     caller: str, epilogue: Callable[..., Any], operands: Sequence[object], accumulator_count: int
 ) -> None:
-    """Raises TypeError if an operand would be taken for a setting: a parameter with a default that is not None."""
+    """Raises TypeError if the function takes more arrays or fewer, or if an operand would be taken for a setting: a
+    parameter with a default that is not None.
+    """
     try:
         parameters = inspect.signature(epilogue).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return
+    name = getattr(epilogue, "__name__", type(epilogue).__name__)
+    written = f"epilogue=lambda acc, bias: {'f' if name == '<lambda>' else name}(acc + bias)"
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    given = accumulator_count + len(operands)
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if given < len(required) or (given > len(positional) and not open_ended):
+        accumulators = "the accumulator" if accumulator_count == 1 else f"{accumulator_count} accumulators"
+        taken = required if given < len(required) else positional
+        raise TypeError(
+            f"{caller}: the epilogue {name} takes {counted(len(taken), 'array')}, and is given {accumulators} and "
+            f"{counted(len(operands), 'operand')}. Write what each is for, as in {written}"
+        )
     for i, parameter in enumerate(positional[accumulator_count : accumulator_count + len(operands)]):
         if parameter.default is not parameter.empty and parameter.default is not None:
-            name = getattr(epilogue, "__name__", type(epilogue).__name__)
             raise TypeError(
                 f"{caller}: an epilogue's operands must be parameters without a default; got operand {i} for "
-                f"{parameter.name}={parameter.default!r} of {name}. Write what it is for, as in "
-                f"epilogue=lambda acc, bias: {'f' if name == '<lambda>' else name}(acc + bias)"
+                f"{parameter.name}={parameter.default!r} of {name}. Write what it is for, as in {written}"
             )
 
 

@@ -16,6 +16,11 @@ def described_type(array: object) -> str:
     return f"{jnp.dtype(type_.dtype).name}{list(type_.shape)}"
 
 
+def counted(count: int, noun: str) -> str:
+    """1 operand, 2 operands."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 @contextmanager
 def described(caller: str, arrays: Mapping[str, object], clearer: str = "") -> Iterator[None]:
     """Adds to what JAX has to say about a user's arrays which function was called, and on what; or, where something

@@ -79,8 +79,8 @@ class MatmulSpec(FusedSpec):
 
     def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
         dimensions, taken = self.dimensions, []
-        sides: tuple[tuple[Literal["a", "b"], tuple[str, ...]], ...] = (("a", ("a",)), ("b", self.rhs))
-        for which, names in sides:
+        sides: dict[Literal["a", "b"], tuple[str, ...]] = {"a": ("a",), "b": self.rhs}
+        for which, names in sides.items():
             ways = {(*(self.carries[name]), *orders.get(name, ())) for name in names}
             mapped, order = sum(self.carries[names[0]]), tuple(orders.get(names[0], ()))
             if len(ways) != 1 or not order or order[:mapped] != tuple(range(mapped)):
