@@ -1,4 +1,5 @@
-"""Makes JAX primitives of a `Spec`: the only file that knows JAX's interpreters, and what differs between its versions.
+"""Makes JAX primitives of a `Spec`. This file and its neighbours `_checkpoint`, `_layout` and `_partition` alone know
+JAX's interpreters, and what differs between its versions.
 
 `Spec.evaluate` defines every primitive: abstract evaluation is the type of its trace, and the portable lowering is that
 function. An op's derivatives come in one of two ways:
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
 from jax._src.config import trace_context
-from jax._src.interpreters.mlir import lower_per_platform, lower_with_sharding_in_types
+from jax._src.interpreters.mlir import lower_per_platform
 from jax._src.lax.lax import _convert_element_type
 from jax.core import AbstractValue
 from jax.custom_derivatives import SymbolicZero
@@ -33,6 +34,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import Selection, select
 from jaxdnn.primitives._checkpoint import checkpointed
+from jaxdnn.primitives._layout import untransposed
 from jaxdnn.primitives._partition import partitioned_call
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
@@ -257,7 +259,7 @@ def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    ctx, values, spec = _untransposed(ctx, operands, spec)
+    ctx, values, spec = untransposed(ctx, operands, spec)
     rules: dict[str, mlir.LoweringRule] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
     # It needs a list, which JAX itself hands to rules that it caches alone.
     ctx = ctx.replace(avals_out=list(ctx.avals_out))
@@ -313,38 +315,6 @@ def _over_devices(context: Any, avals: Sequence[Any]) -> tuple[mlir.ShardingCont
             return mlir.ShardingContext(len(devices), devices, group), mesh
         case _:
             return None
-
-
-def _untransposed(
-    ctx: mlir.LoweringRuleContext, operands: Sequence[mlir.ir.Value], spec: Spec
-) -> tuple[mlir.LoweringRuleContext, Sequence[mlir.ir.Value], Spec]:
-    """The call of the arrays whose transposes its operands are. XLA would copy them for a custom call."""
-    types = dict(zip(spec.operands, ctx.avals_in, strict=True))
-    values = dict(zip(spec.operands, operands, strict=True))
-    found = {name: made for name in types if (made := _transpose_of(values[name], types[name]))}
-    spec, names = spec.untransposed({name: order for name, (_, order) in found.items()})
-    for name in names:
-        source, order = found[name]
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        (types[name],) = jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(types[name]).out_avals
-        values[name] = lower_with_sharding_in_types(ctx, source, types[name])
-    return ctx.replace(avals_in=tuple(types.values())), tuple(values.values()), spec
-
-
-def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Sequence[int]] | None:
-    """The array whose transpose a value is, and the order of its dimensions."""
-    made = value.owner
-    if isinstance(made, mlir.ir.Block):
-        return None
-    if made.name == "sdy.sharding_constraint" and aval.sharding.mesh.are_all_axes_explicit:  # what the type states
-        return _transpose_of(made.operands[0], aval)
-    if made.name != "stablehlo.transpose":
-        return None
-    (array,), order = made.operands, list(mlir.ir.DenseI64ArrayAttr(made.attributes["permutation"]))
-    if before := _transpose_of(array, aval):
-        array, first = before
-        order = [first[number] for number in order]
-    return array, order
 
 
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec) -> Sequence[mlir.ir.Value]:

@@ -1,8 +1,8 @@
 // D[b] = epilogue(A[b] * B[b]) on Hopper's tensor cores; also epilogue(A * B, A * B'): both in one pass over A.
 //
 //   grid             at most one block a multiprocessor, in clusters of kClusterM x kClusterN. Each works through tiles
-//                    in the order of core/scheduler.cuh, dealt or taken. The blocks of a cluster have neighbouring
-//                    tiles, and share operands by multicast
+//                    in the order of core/scheduler.cuh, dealt or taken (core/tile_queue.cuh). The blocks of a cluster
+//                    have neighbouring tiles, and share operands by multicast
 //   warp groups      kConsumers that multiply, then one producer, of which one thread starts the copies, and one of
 //                    another warp takes tiles for the cluster
 //   cooperative      the consumers share a tile, 64 or 128 rows each:
@@ -37,6 +37,7 @@
 #include "core/pipeline_tma.cuh"
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
+#include "core/tile_queue.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {

@@ -11,7 +11,7 @@ from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
-TILE_QUEUE = 136  # bytes of core/scheduler.cuh's
+TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
 TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 
 

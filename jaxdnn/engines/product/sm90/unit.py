@@ -42,7 +42,7 @@ from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
-TILE_COUNTERS = 1024  # of core/scheduler.cuh
+TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "ProductSm90Defaults",

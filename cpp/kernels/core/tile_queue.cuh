@@ -1,0 +1,102 @@
+// The tiles that each cluster of a grid works through.
+//
+// Tiles are dealt out in advance, in turn, or taken: a cluster that is ready for another one counts a counter in global
+// memory up. What is computed is the same. A cluster that waits for multiprocessors, or shares the memory's bandwidth,
+// as beside a collective's kernel, then takes fewer, where its dealt tiles would hold up the whole call. Taking has a
+// latency, which tiles of a few stages can't hide.
+#pragma once
+
+#include "core/pipeline_tma.cuh"
+#include "ptx/memory.cuh"
+
+namespace jaxdnn {
+
+/// How many tiles were taken, of each call that runs: no two calls that can run at once share one. All are zero but
+/// while their call runs.
+constexpr int kTileCounters = 1024;
+__device__ unsigned taken_tiles[kTileCounters];
+
+/// The tiles of a cluster of `kBlocks`. One thread of it takes them, the next when a tile is begun, and tells all its
+/// blocks through a ring in their shared memory, in which an entry is read by all before it comes round again.
+template <int kBlocks>
+struct TileQueue {
+  static constexpr unsigned kEntries = 8, kEntryBytes = 16;  // a barrier, and the number of a tile
+  static constexpr int kSharedBytes = kEntries * kEntryBytes + 8;
+
+  unsigned entries;  // shared address
+  int counter;       // negative where tiles are dealt
+  unsigned tiles;
+
+  static __device__ __forceinline__ unsigned clusters() { return gridDim.x / kBlocks; }
+  __device__ __forceinline__ bool taken() const { return counter >= 0; }
+  __device__ __forceinline__ unsigned asked() const { return entries + kEntries * kEntryBytes; }  // a barrier
+  __device__ __forceinline__ unsigned entry(unsigned turn) const { return entries + turn % kEntries * kEntryBytes; }
+
+  /// By one thread: makes the ring's barriers.
+  __device__ __forceinline__ void init() const {
+    for (unsigned turn = 0; turn < kEntries; ++turn) ptx::mbarrier_init(entry(turn), 1);
+    ptx::mbarrier_init(asked(), 1);
+  }
+
+  /// By the thread that begins tiles: asks for the next one.
+  __device__ __forceinline__ void ask() const {
+    if (taken()) ptx::mbarrier_arrive(asked());
+  }
+
+  /// By the thread that takes, as are the next two.
+  __device__ __forceinline__ unsigned take() const { return ptx::atomic_add(taken_tiles + counter, 1u); }
+
+  /// Takes all tiles but the first, which it has taken.
+  __device__ __forceinline__ void take_others(unsigned index) const {
+    for (unsigned turn = 0;; ++turn) {
+      tell(turn, index);
+      if (index >= tiles) return;
+      mbarrier_wait(asked(), turn & 1);
+      index = take();
+    }
+  }
+
+  /// Tells the cluster's blocks the number of their tile of a turn.
+  __device__ __forceinline__ void tell(unsigned turn, unsigned index) const {
+    // Each cluster takes one more than there are. Who takes the last number of all leaves zero behind.
+    if (index == tiles + clusters() - 1) taken_tiles[counter] = 0;
+    if constexpr (kBlocks == 1) {
+      ptx::st_shared(entry(turn) + 8, index);
+      ptx::mbarrier_arrive(entry(turn));
+    } else {
+#pragma unroll
+      for (unsigned rank = 0; rank < kBlocks; ++rank) {
+        const unsigned barrier = ptx::mapa(entry(turn), rank);
+        ptx::mbarrier_arrive_expect_tx_cluster(barrier, sizeof(index));
+        ptx::st_async(barrier + 8, index, barrier);
+      }
+    }
+  }
+
+  __device__ __forceinline__ unsigned told(unsigned turn) const {
+    unsigned index;
+    mbarrier_wait(entry(turn), turn / kEntries & 1);
+    ptx::ld_shared<4>(&index, entry(turn) + 8);
+    return index;
+  }
+};
+
+/// A walk through a cluster's tiles.
+template <class Queue>
+struct TileWalk {
+  const Queue& queue;
+  unsigned turn = 0, index;
+
+  __device__ __forceinline__ TileWalk(const Queue& queue, unsigned first)
+      : queue(queue), index(queue.taken() ? queue.told(0) : first) {}
+
+  __device__ __forceinline__ bool on_a_tile() const { return index < queue.tiles; }
+
+  __device__ __forceinline__ void advance() {
+    if (!on_a_tile()) return;
+    ++turn;
+    index = queue.taken() ? queue.told(turn) : index + queue.clusters();
+  }
+};
+
+}  // namespace jaxdnn

@@ -1,0 +1,44 @@
+"""How operands lie: what a lowering rule sees of the transposes that made them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax.interpreters import mlir
+
+from jaxdnn.spec import Spec
+
+
+def untransposed(
+    ctx: mlir.LoweringRuleContext, operands: Sequence[mlir.ir.Value], spec: Spec
+) -> tuple[mlir.LoweringRuleContext, Sequence[mlir.ir.Value], Spec]:
+    """The call of the arrays whose transposes its operands are. XLA would copy them for a custom call."""
+    types = dict(zip(spec.operands, ctx.avals_in, strict=True))
+    values = dict(zip(spec.operands, operands, strict=True))
+    found = {name: made for name in types if (made := _transpose_of(values[name], types[name]))}
+    spec, names = spec.untransposed({name: order for name, (_, order) in found.items()})
+    for name in names:
+        source, order = found[name]
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        (types[name],) = jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(types[name]).out_avals
+        values[name] = lower_with_sharding_in_types(ctx, source, types[name])
+    return ctx.replace(avals_in=tuple(types.values())), tuple(values.values()), spec
+
+
+def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Sequence[int]] | None:
+    """The array whose transpose a value is, and the order of its dimensions."""
+    made = value.owner
+    if isinstance(made, mlir.ir.Block):
+        return None
+    if made.name == "sdy.sharding_constraint" and aval.sharding.mesh.are_all_axes_explicit:  # what the type states
+        return _transpose_of(made.operands[0], aval)
+    if made.name != "stablehlo.transpose":
+        return None
+    (array,), order = made.operands, list(mlir.ir.DenseI64ArrayAttr(made.attributes["permutation"]))
+    if before := _transpose_of(array, aval):
+        array, first = before
+        order = [first[number] for number in order]
+    return array, order
