@@ -29,7 +29,7 @@ def register() -> None:
         jax.ffi.register_ffi_target(name, registration["handlers"], platform=platform)
 
 
-def export_checks() -> list[export.DisabledSafetyCheck]:
+def export_checks() -> "list[export.DisabledSafetyCheck]":
     """What `jax.export.export` takes as `disabled_checks` for programs that call jaxdnn.
 
     JAX vouches for the stability of its own custom calls alone, and wants others to be allowed by name. A program with

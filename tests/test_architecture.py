@@ -74,14 +74,14 @@ def test_imports_point_down(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_one_file_knows_jax_inside(path):
+def test_two_files_know_jax_inside(path):
     inside = ("jax._src", "jax.interpreters", "jax.extend.core.Primitive", "jaxlib")
     found = [name for name in imported(path) if name.startswith(inside)]
-    if path.name == "_define.py":
+    if path.name in ("_define.py", "_layout.py"):
         return
     if path.name == "custom_call.py":  # registers the handlers with the client that JAX makes
         found = [name for name in found if not name.startswith("jaxlib")]
-    assert not found, f"{path.name} imports {found}; that belongs in primitives/_define.py"
+    assert not found, f"{path.name} imports {found}; that belongs in primitives/_define.py or _layout.py"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
