@@ -1,5 +1,5 @@
-"""Makes JAX primitives of a `Spec`. This file and `_layout` alone know JAX's interpreters, and what
-differs between its versions.
+"""Makes JAX primitives of a `Spec`. This file and `_layout` alone know JAX's interpreters, and what differs between its
+versions.
 
 `Spec.evaluate` defines every primitive: abstract evaluation is the type of its trace, and the portable lowering is that
 function. An op's derivatives come in one of two ways:
