@@ -174,6 +174,7 @@ def without_mesh(name, transform):
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("way", WAYS)
+@jax.default_matmul_precision("highest")
 def test_as_plain_jax(cpus, way, name):
     ours, plain, operands = OPS[name]
     transform, _, is_set, _ = WAYS[way]

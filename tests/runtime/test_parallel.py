@@ -23,24 +23,31 @@ namespace ffi = xla::ffi;
 
 using Schedule = void (*)(XLA_FFI_Task*, void*);
 
-struct XLA_FFI_ExecutionContext {
+struct Pool {
   int64_t threads;
   Schedule schedule;
 };
 
+// The context's type is ours to define until JAX 0.10, and XLA's later.
+template <typename Context>
+const Pool& pool(const Context* context) {
+  return *reinterpret_cast<const Pool*>(context);
+}
+
 extern "C" void loop(int64_t threads, int64_t tasks, jaxdnn::HostKernel kernel, Schedule schedule) {
   XLA_FFI_Api api{};
   api.XLA_FFI_ThreadPool_NumThreads = [](XLA_FFI_ThreadPool_NumThreads_Args* args) -> XLA_FFI_Error* {
-    *args->num_threads = args->ctx->threads;
+    *args->num_threads = pool(args->ctx).threads;
     return nullptr;
   };
   api.XLA_FFI_ThreadPool_Schedule = [](XLA_FFI_ThreadPool_Schedule_Args* args) -> XLA_FFI_Error* {
-    args->ctx->schedule(args->task, args->data);
+    pool(args->ctx).schedule(args->task, args->data);
     return nullptr;
   };
-  XLA_FFI_ExecutionContext context{threads, schedule};
+  Pool pool{threads, schedule};
+  auto* context = reinterpret_cast<XLA_FFI_ExecutionContext*>(&pool);
   ffi::DiagnosticEngine diagnostic;
-  jaxdnn::run_tasks(*ffi::CtxDecoding<ffi::ThreadPool>::Decode(&api, &context, diagnostic), kernel, nullptr, tasks);
+  jaxdnn::run_tasks(*ffi::CtxDecoding<ffi::ThreadPool>::Decode(&api, context, diagnostic), kernel, nullptr, tasks);
 }
 """
 

@@ -8,6 +8,7 @@
 
 #include "core/pipeline_tma.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
 
@@ -73,29 +74,32 @@ struct TileQueue {
     }
   }
 
+  /// By a warp, or by one thread.
+  template <bool kWarp>
   __device__ __forceinline__ unsigned told(unsigned turn) const {
-    unsigned index;
+    unsigned index = 0;
     mbarrier_wait(entry(turn), turn / kEntries & 1);
-    ptx::ld_shared<4>(&index, entry(turn) + 8);
-    return index;
+    // In a warp by the lane that lets go of stages, and with them of the entry.
+    if (!kWarp || threadIdx.x % 32 == 0) ptx::ld_shared<4>(&index, entry(turn) + 8);
+    return kWarp ? ptx::shfl_sync_idx(index) : index;
   }
 };
 
-/// A walk through a cluster's tiles.
-template <class Queue>
+/// A walk through a cluster's tiles, of a warp or of one thread.
+template <class Queue, bool kWarp>
 struct TileWalk {
   const Queue& queue;
   unsigned turn = 0, index;
 
   __device__ __forceinline__ TileWalk(const Queue& queue, unsigned first)
-      : queue(queue), index(queue.taken() ? queue.told(0) : first) {}
+      : queue(queue), index(queue.taken() ? queue.template told<kWarp>(0) : first) {}
 
   __device__ __forceinline__ bool on_a_tile() const { return index < queue.tiles; }
 
   __device__ __forceinline__ void advance() {
     if (!on_a_tile()) return;
     ++turn;
-    index = queue.taken() ? queue.told(turn) : index + queue.clusters();
+    index = queue.taken() ? queue.template told<kWarp>(turn) : index + queue.clusters();
   }
 };
 

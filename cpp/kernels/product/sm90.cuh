@@ -118,7 +118,8 @@ struct ProductBlock {
 
   static __device__ __forceinline__ unsigned clusters(int extent, int tile) { return (extent + tile - 1) / tile; }
 
-  __device__ __forceinline__ TileWalk<typename Call::Queue> tiles() const {
+  template <bool kWarp>
+  __device__ __forceinline__ TileWalk<typename Call::Queue, kWarp> tiles() const {
     return {queue, blockIdx.x / Call::Cluster::kBlocks};
   }
 
@@ -140,7 +141,7 @@ struct ProductBlock {
     for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(call.b[i]);
     const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
     StageWriter<typename Call::Pipeline> stages{pipeline};
-    for (auto walk = tiles(); walk.on_a_tile(); walk.advance()) {
+    for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
       queue.ask();
       const TilePosition tile = order[walk.index];
       const int row = this->row(tile), column = this->column(tile);
@@ -257,11 +258,10 @@ struct ProductConsumer {
         block.pipeline.stages + Call::kEpilogueAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
     const Turns turns{consumer};
     turns.start();
-    auto walk = block.tiles();
+    auto walk = block.template tiles<true>();
     if (walk.on_a_tile()) stagger();
     skip(turns.first());
     for (int passed = 0; passed < turns.first(); ++passed) walk.advance();
-    __syncwarp();  // one lane lets go of a stage, and with it of the tiles that all have read
     while (walk.on_a_tile()) {
       Accumulators accumulators;
       Promoted promotion(consumer);
@@ -279,7 +279,6 @@ struct ProductConsumer {
       }
 #pragma unroll
       for (int passed = 0; passed < Turns::kTiles; ++passed) walk.advance();
-      __syncwarp();
     }
     epilogue.finish();
   }

@@ -141,6 +141,11 @@ def _split_alike(inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     return [reshard(x, types[0].update(spec=split)) if jnp.ndim(x) else x for x in inputs]
 
 
+def _is_zero(value: object) -> bool:
+    """Whether a rule of derivatives has it in the place of an array."""
+    return isinstance(value, ZEROS)
+
+
 def _evaluated(rule: WrappedFun, types: Sequence[ShapedArray] | None, rules: Rules) -> WrappedFun:
     """A rule of derivatives that is called once for arrays of the same types, and its jaxpr evaluated.
 
@@ -148,9 +153,9 @@ def _evaluated(rule: WrappedFun, types: Sequence[ShapedArray] | None, rules: Rul
     forward rule is given each of them with whether it is differentiated, a JVP rule all of them and then their
     tangents. A backward rule is given what the forward one saved, and cotangents; its types are those of these.
     """
-    traced: dict[Any, tuple[ClosedJaxpr, list[Any]]] = {}
+    traced: dict[Any, tuple[ClosedJaxpr, list[Any], Any]] = {}
 
-    def evaluated(*given: Any) -> list[Any]:
+    def evaluated(*given: Any) -> Any:
         known = [isinstance(x, (bool, SymbolicZero)) for x in given]
         arrays = [x for x, is_known in zip(given, known, strict=True) if not is_known]
         if types is None:
@@ -161,18 +166,21 @@ def _evaluated(rule: WrappedFun, types: Sequence[ShapedArray] | None, rules: Rul
             own = [types[place] for place, is_known in zip(places, known, strict=True) if not is_known]
         key = *own, *(x if isinstance(x, bool) else is_known for x, is_known in zip(given, known, strict=True))
         if key not in traced:
-            zeros: list[Any] = []
+            leaves: list[Any] = []
+            structures: list[Any] = []
 
             def of_arrays(*arrays: jax.Array) -> list[jax.Array]:
                 left = iter(arrays)
                 merged = [x if is_known else next(left) for x, is_known in zip(given, known, strict=True)]
-                results = rule.call_wrapped(*merged)
-                zeros.extend(result if isinstance(result, ZEROS) else None for result in results)
-                return [result for result in results if not isinstance(result, ZEROS)]
+                # A list of cotangents or, from JAX 0.11 on, that and what a backward rule logs.
+                results, structure = jax.tree.flatten(rule.call_wrapped(*merged), is_leaf=_is_zero)
+                structures.append(structure)
+                leaves.extend(result if _is_zero(result) else None for result in results)
+                return [result for result in results if not _is_zero(result)]
 
-            traced[key] = jax.make_jaxpr(of_arrays)(*own), zeros
-        jaxpr, zeros = traced[key]
+            traced[key] = jax.make_jaxpr(of_arrays)(*own), leaves, *structures
+        jaxpr, leaves, structure = traced[key]
         computed = iter(evaluate(jaxpr, arrays, rules))
-        return [next(computed) if zero is None else zero for zero in zeros]
+        return jax.tree.unflatten(structure, [next(computed) if zero is None else zero for zero in leaves])
 
     return wrap_init(evaluated, debug_info=rule.debug_info)
