@@ -101,6 +101,7 @@ def test_a_step_compiles_nothing_again(call, activation, compiles):
     assert not compiles
 
 
+@jax.default_matmul_precision("highest")
 def test_what_changes_is_read_anew():
     """A number that the function, and one that its derivative, looks up."""
     scale = [1.0]

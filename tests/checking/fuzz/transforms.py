@@ -197,7 +197,8 @@ def failures(seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
     """Number and description of each of the cases that fails."""
     for number in numbers:
         try:
-            wrong = problem(draw(seed, number))
+            with jax.default_matmul_precision("highest"):
+                wrong = problem(draw(seed, number))
         except Exception as error:
             wrong = f"raised {type(error).__name__}: {error}"
         if wrong:
