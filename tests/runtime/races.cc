@@ -131,7 +131,7 @@ void caches(const std::vector<std::string>& folders) {
       if (i % 8 == caller) clear_memory_cache();
       if (i == 20) set_library_paths(folders);  // who compiles meanwhile ends with the compiler that there was
       if (caller == 0 && i % 8 == 4) {
-        DiskCache(DiskCache::of_user().directory(), 0).publish(Digest{}, "cubin", "unit");
+        DiskCache(DiskCache::of_user().directory(), 0, true).publish(Digest{}, "cubin", "unit");
         require(DiskCache::of_user().usage().writable, "the cache is not writable");
       }
     }
