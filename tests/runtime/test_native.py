@@ -1,6 +1,9 @@
 """The native runtime: its compiler, the driver, the log, and what the machine may lack."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,13 @@ from checking.native_tools import ARCH, compile_cold, new_unit, run_python
 from jaxdnn import _native
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("nm"), reason="it takes nm, and Linux's object files")
+def test_other_modules_see_its_beginning_alone():
+    """A C++ library that is linked in would else share symbols with that of another version."""
+    exports = subprocess.run(["nm", "-D", "--defined-only", _native.__file__], capture_output=True, text=True, check=True)
+    assert [line.split()[-1] for line in exports.stdout.splitlines()] == ["PyInit__native"]
 
 
 def test_compile_error_holds_the_log():
