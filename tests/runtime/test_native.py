@@ -17,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("cache_folder")
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("nm"), reason="it takes nm, and Linux's object files")
 def test_other_modules_see_its_beginning_alone():
     """A C++ library that is linked in would else share symbols with that of another version."""
-    exports = subprocess.run(["nm", "-D", "--defined-only", _native.__file__], capture_output=True, text=True, check=True)
+    exports = subprocess.run(
+        ["nm", "-D", "--defined-only", _native.__file__], capture_output=True, text=True, check=True
+    )
     assert [line.split()[-1] for line in exports.stdout.splitlines()] == ["PyInit__native"]
 
 
