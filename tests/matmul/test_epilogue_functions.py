@@ -145,3 +145,22 @@ def test_nothing_of_ours_promotes_ranks():
 def test_exceptions_cross_processes():
     error = pickle.loads(pickle.dumps(jaxdnn.UnsupportedOperation("sort", "here", "it is no pointwise function")))
     assert (error.primitive, error.where, error.reason) == ("sort", "here", "it is no pointwise function")
+
+
+@jax.custom_vjp
+def _scaled(acc, scale):
+    return acc * scale
+
+
+_scaled.defvjp(lambda acc, scale: (acc * scale, scale), lambda scale, cotangent: (cotangent * scale, None))
+
+
+def test_a_rule_may_have_no_cotangent_for_an_operand():
+    a, b, scale = jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.full((16,), 3.0)
+
+    def loss(a, b, scale):
+        return jnp.sum(jaxdnn.matmul(a, b, scale, epilogue=_scaled))
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(a, b, scale)
+    for found, value in zip(gradients, (48.0, 12.0, 0.0), strict=True):
+        assert (found == value).all()

@@ -151,6 +151,7 @@ def test_bench_of_nothing_is_an_error_that_lists_the_cases(capsys, arguments):
     said = capsys.readouterr()
     assert said.out == ""
     assert {"layer_norm", "rms_norm", "matmul", "bias"} <= set(said.err.split())
+    assert re.search(r"\b\d+ x \d+\b", said.err), said.err
     assert len(said.err.splitlines()) < 10
 
 
