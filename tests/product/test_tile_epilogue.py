@@ -15,9 +15,10 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase, result_types
 from checking.product.cases import gated, gelu, narrow, several
 from checking.product.tolerance import accumulators, check
+from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, store_columns
-from jaxdnn.engines.product.sm90.unit import Unit, is_long
+from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.unit import Parameter, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Operand, Plan, Scratch
 from jaxdnn.planning.calls import find_calls

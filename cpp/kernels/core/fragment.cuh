@@ -63,6 +63,9 @@ struct FragmentOperand {
   /// Elements outside the matrix are zero.
   __device__ __forceinline__ void fetch(const OperandAddress& address, const FragmentCoordinate& at) {
     const T* base = static_cast<const T*>(address.data) + address.of_batch<Operand::kAffine>(at.batch);
+    // What is added to these is a constant, which instructions have room for.
+    if constexpr (Operand::kByColumn && Operand::kColumns != Columns::strided) base += at.column;
+    const int remaining = at.columns - at.column;
 #pragma unroll
     for (int r = 0; r < kRowCount; ++r) {
       const bool inside = !Operand::kByRow || at.row + 8 * r < at.rows;
@@ -71,12 +74,13 @@ struct FragmentOperand {
       for (int pair = 0; pair < kPairCount; ++pair) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const int column = at.column + 8 * pair + i;
+          const int column = 8 * pair + i;
           vectors[r][pair][i].clear();
           if constexpr (Operand::kByColumn) {
-            const long long offset =
-                Operand::kColumns == Columns::strided ? address.of_column<Operand::kAffine>(column) : column;
-            if (inside && column < at.columns) vectors[r][pair][i].load(line + offset);
+            const long long offset = Operand::kColumns == Columns::strided
+                                         ? address.of_column<Operand::kAffine>(at.column + column)
+                                         : column;
+            if (inside && column < remaining) vectors[r][pair][i].load(line + offset);
           } else {
             if (inside) vectors[r][pair][i].load(line);
           }

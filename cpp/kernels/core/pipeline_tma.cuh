@@ -2,7 +2,8 @@
 //
 //   full[stage]    1 arrival, the producer's, which announces the bytes of a stage; complete when they are there
 //   empty[stage]   an arrival of each consuming warp, of each block that this one's copies write to
-//   shared memory  | stages, kStageBytes each |, and elsewhere | full 0, empty 0, full 1, ... |
+//   shared memory  | stages of kStageBytes, each aligned as swizzled tiles are |, and elsewhere | full 0, empty 0, ...
+//   |
 //
 // A kernel says what a stage holds, one tile or several, and how it is loaded. What is loaded once has a ring of one
 // stage. Each end walks through the stages on its own:
@@ -48,7 +49,7 @@ struct StagePosition {
 template <int kStages, int kBytes, class Cluster = ClusterCoordinate<1, 1>>
 struct TmaPipeline {
   using Position = StagePosition<kStages>;
-  static constexpr int kStageBytes = kBytes;
+  static constexpr int kStageBytes = kBytes, kStageStride = (kBytes + 1023) / 1024 * 1024;
   static constexpr int kBarrierBytes = kStages * 16;
 
   unsigned stages, barriers;  // shared addresses
@@ -56,7 +57,7 @@ struct TmaPipeline {
 
   __device__ __forceinline__ TmaPipeline(unsigned stages, unsigned barriers) : stages(stages), barriers(barriers) {}
 
-  __device__ __forceinline__ unsigned stage(int index) const { return stages + index * kStageBytes; }
+  __device__ __forceinline__ unsigned stage(int index) const { return stages + index * kStageStride; }
   __device__ __forceinline__ unsigned full(int stage) const { return barriers + stage * 16; }
   __device__ __forceinline__ unsigned empty(int stage) const { return barriers + stage * 16 + 8; }
 

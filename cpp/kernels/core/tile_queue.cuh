@@ -17,19 +17,22 @@ namespace jaxdnn {
 constexpr int kTileCounters = 1024;
 __device__ unsigned taken_tiles[kTileCounters];
 
-/// The tiles of a cluster of `kBlocks`. One thread of it takes them, the next when a tile is begun, and tells all its
+/// The counter of this number, if it is one.
+__device__ __forceinline__ unsigned* tile_counter(int number) { return number < 0 ? nullptr : taken_tiles + number; }
+
+/// The tiles of a cluster of `kBlocks`. One thread of it takes them, the next when it is asked to, and tells all its
 /// blocks through a ring in their shared memory, in which an entry is read by all before it comes round again.
 template <int kBlocks>
 struct TileQueue {
   static constexpr unsigned kEntries = 8, kEntryBytes = 16;  // a barrier, and the number of a tile
   static constexpr int kSharedBytes = kEntries * kEntryBytes + 8;
 
-  unsigned entries;  // shared address
-  int counter;       // negative where tiles are dealt
+  unsigned entries;   // shared address
+  unsigned* counter;  // in global memory; null where tiles are dealt
   unsigned tiles;
 
   static __device__ __forceinline__ unsigned clusters() { return gridDim.x / kBlocks; }
-  __device__ __forceinline__ bool taken() const { return counter >= 0; }
+  __device__ __forceinline__ bool taken() const { return counter != nullptr; }
   __device__ __forceinline__ unsigned asked() const { return entries + kEntries * kEntryBytes; }  // a barrier
   __device__ __forceinline__ unsigned entry(unsigned turn) const { return entries + turn % kEntries * kEntryBytes; }
 
@@ -39,13 +42,13 @@ struct TileQueue {
     ptx::mbarrier_init(asked(), 1);
   }
 
-  /// By the thread that begins tiles: asks for the next one.
+  /// By the thread that begins tiles, once for each: asks for the next one.
   __device__ __forceinline__ void ask() const {
     if (taken()) ptx::mbarrier_arrive(asked());
   }
 
   /// By the thread that takes, as are the next two.
-  __device__ __forceinline__ unsigned take() const { return ptx::atomic_add(taken_tiles + counter, 1u); }
+  __device__ __forceinline__ unsigned take() const { return ptx::atomic_add(counter, 1u); }
 
   /// Takes all tiles but the first, which it has taken.
   __device__ __forceinline__ void take_others(unsigned index) const {
@@ -60,7 +63,7 @@ struct TileQueue {
   /// Tells the cluster's blocks the number of their tile of a turn.
   __device__ __forceinline__ void tell(unsigned turn, unsigned index) const {
     // Each cluster takes one more than there are. Who takes the last number of all leaves zero behind.
-    if (index == tiles + clusters() - 1) taken_tiles[counter] = 0;
+    if (index == tiles + clusters() - 1) *counter = 0;
     if constexpr (kBlocks == 1) {
       ptx::st_shared(entry(turn) + 8, index);
       ptx::mbarrier_arrive(entry(turn));

@@ -111,7 +111,8 @@ struct ProductBlock {
         pipeline(shared, shared + Call::kBarriersAt),
         order{clusters(call.m, Config::kTileM * Config::kClusterM), clusters(call.n, Call::kWidth * Config::kClusterN),
               static_cast<unsigned>(call.swizzle)},
-        queue{shared + Call::kQueueAt, call.counter, order.rows * order.columns * call.batches * call.splits} {
+        queue{shared + Call::kQueueAt, tile_counter(call.counter),
+              order.rows * order.columns * call.batches * call.splits} {
     const int depth = Call::ATile::kDepth * call.splits;
     depth_blocks = (call.k + depth - 1) / depth;
   }

@@ -53,6 +53,13 @@ __device__ __forceinline__ unsigned cvt_rn_bf16_f32(float value) {
   return bits;
 }
 
+/// A float whose last 13 bits are zero: rounded to nearest, ties away from zero.
+__device__ __forceinline__ float cvt_rna_tf32_f32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return mov_f32(bits);
+}
+
 __device__ __forceinline__ unsigned cvt_rn_f16x2_f32(float low, float high) {
   unsigned bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));

@@ -52,6 +52,17 @@ __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value
   return before;
 }
 
+/// What other blocks have added by `red_release_add`, and with it what they wrote before.
+__device__ __forceinline__ unsigned ld_acquire(const unsigned* address) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void red_release_add(unsigned* address, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void prefetch_global_l1(const void* address) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
@@ -93,10 +104,14 @@ __device__ __forceinline__ void ld_shared(double& value, unsigned address) {
 
 template <int kBytes>
 __device__ __forceinline__ void st_shared(unsigned address, const unsigned* words) {
-  if constexpr (kBytes == 8) {
+  if constexpr (kBytes == 16) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+  } else if constexpr (kBytes == 8) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(words[0]), "r"(words[1]) : "memory");
   } else {
-    static_assert(kBytes == 2, "8 or 2 bytes at once");
+    static_assert(kBytes == 2, "16, 8 or 2 bytes at once");
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(static_cast<unsigned short>(words[0])) : "memory");
   }
 }

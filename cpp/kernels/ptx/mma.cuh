@@ -1,6 +1,8 @@
 // A warp's tensor core instructions, and those that bring its fragments from and to shared memory.
 #pragma once
 
+#include "ptx/convert.cuh"
+
 namespace jaxdnn::ptx {
 
 /// 16 x 8 += 16 x 4 times 4 x 8. Lane 4 g + t has a: rows g and g + 8 of column t; b: row t of column g; c: columns 2 t
@@ -18,6 +20,17 @@ __device__ __forceinline__ void mma_m16n8k4_f64(double (&c)[4], const double (&a
                  : "d"(a[i]), "d"(b));
   }
 #endif
+}
+
+/// 16 x 8 += 16 x 8 times 8 x 8, of tf32. Lane 4 g + t has a: rows g and g + 8 of column t, then of column t + 4; b:
+/// rows t and t + 4 of column g; c: as above.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(mov_b32(a[0])), "r"(mov_b32(a[1])), "r"(mov_b32(a[2])), "r"(mov_b32(a[3])), "r"(mov_b32(b[0])),
+        "r"(mov_b32(b[1])));
 }
 
 /// 16 x 8 += 16 x 16 times 16 x 8. Lane 4 g + t has pairs of neighbours along K: of a, columns 2 t of rows g and g + 8,

@@ -1,4 +1,4 @@
-// The Tensor Memory Accelerator (TMA): boxes of a rank-3 tensor map to and from shared memory.
+// The Tensor Memory Accelerator (TMA): boxes of a rank-3 or rank-4 tensor map to and from shared memory.
 //
 // Elements outside the tensor are read as zeros and not written, so tiles need no edge cases.
 #pragma once
@@ -25,6 +25,15 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned destination, 
       : "memory");
 }
 
+__device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned destination, const TensorMap* map, unsigned barrier,
+                                                          int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 /// Of what no other block reads: the L2 cache gives its lines up first.
 __device__ __forceinline__ void cp_async_bulk_tensor_load_evict_first(unsigned destination, const TensorMap* map,
                                                                       unsigned barrier, int x, int y, int z) {
@@ -47,9 +56,40 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(unsigned des
       : "memory");
 }
 
+__device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map,
+                                                                    unsigned barrier, unsigned short blocks, int x,
+                                                                    int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(source), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+/// `bytes` that lie together, a multiple of 16, as their addresses are; to shared memory, or the other way.
+__device__ __forceinline__ void cp_async_bulk_load(unsigned destination, const void* source, unsigned bytes,
+                                                   unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_store(void* destination, unsigned source, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
+               : "memory");
+}
+
+/// Adds float32 numbers to those at `destination`.
+__device__ __forceinline__ void cp_reduce_async_bulk_add(float* destination, unsigned source, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
+               "r"(source), "r"(bytes)
                : "memory");
 }
 
@@ -63,8 +103,17 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
+/// The same, and written what they store.
+template <int kPending>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 /// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Orders this thread's ordinary accesses of global memory and what TMA does to it.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace ptx
 }  // namespace jaxdnn

@@ -1,11 +1,15 @@
 // Warp group matrix multiply (wgmma): D (64 x N) += A (64 x K) * B (K x N), issued by 128 threads together; K is 32
 // bytes. Also setmaxnreg, by which a warp group takes and gives registers.
 //
-// Both operands are read from shared memory through 64-bit descriptors (core/tile.cuh); the accumulator is in
-// registers. Of 64 x N, thread t (warp w = t / 32, lane l = t % 32) holds, for j = 0 .. N/8-1:
+// B is read from shared memory through a 64-bit descriptor (core/tile.cuh), as is A (`Wgmma`) unless it is in registers
+// (`WgmmaRs`); the accumulator is in registers. Of 64 x N, thread t (warp w = t / 32, lane l = t % 32) holds, for
+// j = 0 .. N/8-1:
 //
 //   d[4j], d[4j+1]      row 16w + l/4,        columns 8j + 2(l%4), + 1
 //   d[4j+2], d[4j+3]    row 16w + l/4 + 8,    the same columns
+//
+// Columns 16i .. 16i+15 of an accumulator, rounded to 16 bits and packed in pairs, are so the registers of A for K of
+// 16i .. 16i+15: a[r] is the pair of d[8i+2r], d[8i+2r+1].
 #pragma once
 
 namespace jaxdnn::ptx {
@@ -55,6 +59,10 @@ enum class WgmmaType { bf16, f16, tf32, e4m3, e5m2, s8 };
 template <int kN>
 struct Wgmma;
 
+/// Multiplies of `kN` columns by A in registers, of 16-bit elements.
+template <int kN>
+struct WgmmaRs;
+
 // Operand lists of many registers: registers 10t .. 10t+9 (t is left out for 0), the first few of them, and 0 .. 10t-1.
 #define JAXDNN_TEXT2(t) "%" #t "0, %" #t "1"
 #define JAXDNN_TEXT4(t) JAXDNN_TEXT2(t) ", %" #t "2, %" #t "3"
@@ -84,12 +92,18 @@ struct Wgmma;
 #define JAXDNN_LIST_OF_32(c) JAXDNN_LIST10(c, ), JAXDNN_LIST6(c, 1)
 #define JAXDNN_TEXT_OF_64 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT2(3)
 #define JAXDNN_LIST_OF_64(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST2(c, 3)
+#define JAXDNN_TEXT_OF_80 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3)
+#define JAXDNN_LIST_OF_80(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST10(c, 3)
 #define JAXDNN_TEXT_OF_96 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT8(4)
 #define JAXDNN_LIST_OF_96(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST10(c, 3), JAXDNN_LIST8(c, 4)
+#define JAXDNN_TEXT_OF_112 JAXDNN_TEXT_TO_30 ", " JAXDNN_TEXT10(3) ", " JAXDNN_TEXT10(4) ", " JAXDNN_TEXT6(5)
+#define JAXDNN_LIST_OF_112(c) JAXDNN_LIST_TO_30(c), JAXDNN_LIST10(c, 3), JAXDNN_LIST10(c, 4), JAXDNN_LIST6(c, 5)
 #define JAXDNN_TEXT_OF_128 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT4(6)
 #define JAXDNN_LIST_OF_128(c) JAXDNN_LIST_TO_60(c), JAXDNN_LIST4(c, 6)
 #define JAXDNN_TEXT_OF_160 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT10(6) ", " JAXDNN_TEXT10(7)
 #define JAXDNN_LIST_OF_160(c) JAXDNN_LIST_TO_60(c), JAXDNN_LIST10(c, 6), JAXDNN_LIST10(c, 7)
+#define JAXDNN_TEXT_OF_176 JAXDNN_TEXT_TO_60 ", " JAXDNN_TEXT10(6) ", " JAXDNN_TEXT10(7) ", " JAXDNN_TEXT8(8)
+#define JAXDNN_LIST_OF_176(c) JAXDNN_LIST_TO_60(c), JAXDNN_LIST10(c, 6), JAXDNN_LIST10(c, 7), JAXDNN_LIST8(c, 8)
 #define JAXDNN_TEXT_OF_192 JAXDNN_TEXT_TO_90 ", " JAXDNN_TEXT6(9)
 #define JAXDNN_LIST_OF_192(c) JAXDNN_LIST_TO_90(c), JAXDNN_LIST6(c, 9)
 #define JAXDNN_TEXT_OF_224 JAXDNN_TEXT_TO_110 ", " JAXDNN_TEXT2(11)
@@ -147,19 +161,57 @@ struct Wgmma;
     }                                                                                              \
   }
 
+// u, v, w, x: the numbers of A's registers; b, p, t: of what follows them.
+#define JAXDNN_ISSUE_RS(n, types, u, v, w, x, b, p, t)                                                          \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16" types \
+               " {" JAXDNN_TEXT_OF_##n "}, {%" #u ", %" #v ", %" #w ", %" #x "}, %" #b ", p, 1, 1, %" #t ";\n}" \
+               : JAXDNN_LIST_OF_##n("+f")                                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(accumulate), "n"(kNMajor ? 1 : 0))
+
+#define JAXDNN_SPECIALIZE_WGMMA_RS(n, u, v, w, x, b, p, t)                                        \
+  template <>                                                                                     \
+  struct jaxdnn::ptx::WgmmaRs<n> {                                                                \
+    template <WgmmaType kType, bool kNMajor>                                                      \
+    static __device__ __forceinline__ void mma_async(float (&d)[n / 2], const unsigned (&a)[4],   \
+                                                     unsigned long long b_tile, int accumulate) { \
+      if constexpr (kType == WgmmaType::bf16) {                                                   \
+        JAXDNN_ISSUE_RS(n, ".f32.bf16.bf16", u, v, w, x, b, p, t);                                \
+      } else {                                                                                    \
+        static_assert(kType == WgmmaType::f16, "no such instruction");                            \
+        JAXDNN_ISSUE_RS(n, ".f32.f16.f16", u, v, w, x, b, p, t);                                  \
+      }                                                                                           \
+    }                                                                                             \
+  }
+
 }  // namespace jaxdnn::ptx
 
 #define JAXDNN_WGMMA_8 JAXDNN_SPECIALIZE_WGMMA(8, 4, 5, 6, 7, 8)
 #define JAXDNN_WGMMA_16 JAXDNN_SPECIALIZE_WGMMA(16, 8, 9, 10, 11, 12)
 #define JAXDNN_WGMMA_32 JAXDNN_SPECIALIZE_WGMMA(32, 16, 17, 18, 19, 20)
 #define JAXDNN_WGMMA_64 JAXDNN_SPECIALIZE_WGMMA(64, 32, 33, 34, 35, 36)
+#define JAXDNN_WGMMA_80 JAXDNN_SPECIALIZE_WGMMA(80, 40, 41, 42, 43, 44)
 #define JAXDNN_WGMMA_96 JAXDNN_SPECIALIZE_WGMMA(96, 48, 49, 50, 51, 52)
+#define JAXDNN_WGMMA_112 JAXDNN_SPECIALIZE_WGMMA(112, 56, 57, 58, 59, 60)
 #define JAXDNN_WGMMA_128 JAXDNN_SPECIALIZE_WGMMA(128, 64, 65, 66, 67, 68)
 #define JAXDNN_WGMMA_160 JAXDNN_SPECIALIZE_WGMMA(160, 80, 81, 82, 83, 84)
+#define JAXDNN_WGMMA_176 JAXDNN_SPECIALIZE_WGMMA(176, 88, 89, 90, 91, 92)
 #define JAXDNN_WGMMA_192 JAXDNN_SPECIALIZE_WGMMA(192, 96, 97, 98, 99, 100)
 #define JAXDNN_WGMMA_224 JAXDNN_SPECIALIZE_WGMMA(224, 112, 113, 114, 115, 116)
 #define JAXDNN_WGMMA_256 JAXDNN_SPECIALIZE_WGMMA(256, 128, 129, 130, 131, 132)
 
+#define JAXDNN_WGMMA_RS_32 JAXDNN_SPECIALIZE_WGMMA_RS(32, 16, 17, 18, 19, 20, 21, 22)
+#define JAXDNN_WGMMA_RS_64 JAXDNN_SPECIALIZE_WGMMA_RS(64, 32, 33, 34, 35, 36, 37, 38)
+#define JAXDNN_WGMMA_RS_80 JAXDNN_SPECIALIZE_WGMMA_RS(80, 40, 41, 42, 43, 44, 45, 46)
+#define JAXDNN_WGMMA_RS_96 JAXDNN_SPECIALIZE_WGMMA_RS(96, 48, 49, 50, 51, 52, 53, 54)
+#define JAXDNN_WGMMA_RS_112 JAXDNN_SPECIALIZE_WGMMA_RS(112, 56, 57, 58, 59, 60, 61, 62)
+#define JAXDNN_WGMMA_RS_128 JAXDNN_SPECIALIZE_WGMMA_RS(128, 64, 65, 66, 67, 68, 69, 70)
+#define JAXDNN_WGMMA_RS_160 JAXDNN_SPECIALIZE_WGMMA_RS(160, 80, 81, 82, 83, 84, 85, 86)
+#define JAXDNN_WGMMA_RS_176 JAXDNN_SPECIALIZE_WGMMA_RS(176, 88, 89, 90, 91, 92, 93, 94)
+#define JAXDNN_WGMMA_RS_192 JAXDNN_SPECIALIZE_WGMMA_RS(192, 96, 97, 98, 99, 100, 101, 102)
+#define JAXDNN_WGMMA_RS_224 JAXDNN_SPECIALIZE_WGMMA_RS(224, 112, 113, 114, 115, 116, 117, 118)
+#define JAXDNN_WGMMA_RS_256 JAXDNN_SPECIALIZE_WGMMA_RS(256, 128, 129, 130, 131, 132, 133, 134)
+
 /// Defines the multiplies of `n` columns. A unit does this for those that it uses, before it uses them: the compiler
 /// takes longer to read the instructions of all widths than everything else of a unit.
 #define JAXDNN_WGMMA(n) JAXDNN_WGMMA_##n
+#define JAXDNN_WGMMA_RS(n) JAXDNN_WGMMA_RS_##n

@@ -77,15 +77,23 @@ class ElementEpilogue:
         """The addresses, with those strides that are not zero."""
         found = []
         for i, operand in enumerate(self.operands):
-            pointer = f"const {ctype(operand.dtype)}*"
-            found.append(Parameter(pointer, f"operand{i}", f"operands[{i}].data", operand.buffer))
-            strides = (operand.row_stride, operand.column_stride, operand.batch_stride)
-            found += _strides(f"operand{i}", f"operands[{i}]", strides)
-            found += term_parameters(f"operand{i}", f"operands[{i}]", operand)
+            found += operand_parameters(f"operand{i}", f"operands[{i}]", operand)
         for i, result in enumerate(self.results):
             found.append(Parameter(f"{result.ctype}*", f"result{i}", f"results[{i}].data", result.buffer))
             found += _strides(f"result{i}", f"results[{i}]", (result.row_stride, 1, result.batch_stride))
         return found
+
+
+def operand_parameters(name: str, field: str, operand: EpilogueOperand) -> list[Parameter]:
+    """The address of an operand, with what says where its elements lie."""
+    pointer = Parameter(f"const {ctype(operand.dtype)}*", name, f"{field}.data", operand.buffer)
+    return [pointer, *place_parameters(name, field, operand)]
+
+
+def place_parameters(name: str, field: str, operand: EpilogueOperand) -> list[Parameter]:
+    """Where an operand's elements lie: the strides that are not zero, and terms."""
+    strides = (operand.row_stride, operand.column_stride, operand.batch_stride)
+    return _strides(name, field, strides) + term_parameters(name, field, operand)
 
 
 def ctype(dtype: str) -> str:

@@ -40,7 +40,7 @@ class EpilogueOperand:
       gathered: what the values add to the offset that the operand is looked up by, if it is.
     """
 
-    buffer: Operand
+    buffer: Operand | Result | Scratch
     dtype: str
     broadcast: Literal["scalar", "row", "column", "full"]
     batch_stride: int = 0
@@ -153,7 +153,7 @@ def identity(count: int, accumulator: str, dtype: str) -> Program:
     return program.with_output_dtype(dtype)
 
 
-def dense_operand(load: AffineLoad, buffer: Operand, dtype: str) -> EpilogueOperand:
+def dense_operand(load: AffineLoad, buffer: Operand | Result | Scratch, dtype: str) -> EpilogueOperand:
     """What is read of a dense array."""
     _, by_row, by_column = load.varies
     broadcast = ("full" if by_row else "row") if by_column else ("column" if by_row else "scalar")

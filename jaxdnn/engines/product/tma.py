@@ -9,7 +9,7 @@ CHUNK = 64
 
 # Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 _BYTES = 0
-_MAP_DTYPE = {"float16": 6, "bfloat16": 9, "float32": 7, "int32": 3, "uint32": 2, "int16": 1, "uint16": 1}
+MAP_DTYPE = {"float16": 6, "bfloat16": 9, "float32": 7, "int32": 3, "uint32": 2, "int16": 1, "uint16": 1}
 _TFLOAT32 = 11  # rounds float32 to the nearest tf32 while it copies
 SWIZZLE = {32: 1, 64: 2, 128: 3}
 PROMOTE_128, PROMOTE_256 = 2, 3
@@ -58,7 +58,7 @@ def tensor_map(
     row = matrix.row_stride * matrix.itemsize
     return TensorMap(
         buffer=matrix.buffer,
-        dtype=_TFLOAT32 if multiplied and matrix.dtype == "float32" else _MAP_DTYPE.get(matrix.dtype, _BYTES),
+        dtype=_TFLOAT32 if multiplied and matrix.dtype == "float32" else MAP_DTYPE.get(matrix.dtype, _BYTES),
         dimensions=(matrix.columns, matrix.rows, batch if batched else 1),
         strides=(row, matrix.batch_stride * matrix.itemsize if batched else row * matrix.rows),
         box=(*box, 1),

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from checking.emulation.compile import compiled_for_cpu
-from jaxdnn.engines.product.tma import SWIZZLE
-from jaxdnn.plan import Argument, Constant, Operand, Plan, Result, Scalar, Scratch, TensorMap
+from jaxdnn.engines.product.tma import MAP_DTYPE, SWIZZLE
+from jaxdnn.plan import Argument, Constant, Counter, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 PATTERN = 0xFF  # NaN, if it is read as a float
 # The orders of threads (shim/launch.h), and whether buffers then begin or end where no memory is.
 ORDERS = (("forward", "end"), ("backward", "start"), ("random", "end"))
 NO_ALIASES: Mapping[int, int] = MappingProxyType({})
+ITEMSIZE = {0: 1} | {value: np.dtype(name).itemsize for name, value in MAP_DTYPE.items()}
 _ALIGNMENT = 16  # of buffers; what lies between them and the end is the pattern, and nobody may write to it
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -154,10 +155,14 @@ def _held(argument: Argument, address: Callable[[Operand | Result | Scratch], in
         case Scalar():
             return ctypes.c_int64(argument.bits)
         case TensorMap():  # as shim/ptx/tma.cuh has it
-            itemsize = argument.strides[0] // argument.dimensions[0]
+            itemsize = ITEMSIZE[argument.dtype]
+            rest = 4 - len(argument.dimensions)
             swizzle = {value: rows for rows, value in SWIZZLE.items()}[argument.swizzle]
-            words = (address(argument.buffer), itemsize, swizzle, *argument.dimensions)
-            return (ctypes.c_int64 * 12)(*words, itemsize, *argument.strides, *argument.box)
+            words = (address(argument.buffer), itemsize, swizzle, *argument.dimensions, *(rest * [1]))
+            strides = (itemsize, *argument.strides, *(rest * [0]))
+            return (ctypes.c_int64 * 15)(*words, *strides, *argument.box, *(rest * [1]))
+        case Counter():
+            return ctypes.c_int32(0)
         case Constant():
             raise ValueError("a constant is of the host's plans alone")
         case _:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue, operand_type
+from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.reduce import reduce_stage, reduction
 from jaxdnn.engines.product.sm90.knobs import (
@@ -38,7 +39,7 @@ from jaxdnn.engines.unit import (
     struct_text,
 )
 from jaxdnn.plan import Counter, Launch, Scalar, Scratch
-from jaxdnn.pointwise import Functor, Program, functor
+from jaxdnn.pointwise import Functor, functor
 from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
@@ -58,15 +59,6 @@ DEFAULTS = (
         **Sm90Knobs().constants,
     },
 )
-# Seconds that ptxas takes for an operation on each element of 128 x 256.
-LENGTHS = {
-    **dict.fromkeys(("sin", "cos", "tan"), 2.4),
-    **dict.fromkeys(("rem", "pow"), 1.6),
-    **dict.fromkeys(("atan2", "asinh", "acosh", "atanh"), 0.8),
-    **dict.fromkeys(("log", "log1p", "expm1", "sinh", "cosh", "erf", "erfc", "asin", "acos", "atan"), 0.3),
-    **dict.fromkeys(("exp", "tanh", "logistic", "div", "sqrt", "cbrt"), 0.15),
-}
-LONGEST = 0.9  # of them together, for one and a half with all the rest
 
 
 def reduced_type(register: str) -> str:
@@ -74,11 +66,6 @@ def reduced_type(register: str) -> str:
     if register == "float":
         return "float"
     return "int32" if kind(register) == "i" else "uint32"
-
-
-def is_long(program: Program) -> bool:
-    """Whether an epilogue takes ptxas too long, if its code stands there for each element of a tile."""
-    return sum(LENGTHS.get(operation, 0) for operation in program.operations) > LONGEST
 
 
 class Unit:

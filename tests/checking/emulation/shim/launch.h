@@ -1,4 +1,5 @@
-// Launches of kernels on the CPU: one cluster of blocks after the other, with a coroutine for each thread.
+// Launches of kernels on the CPU: one cluster of blocks after the other, with a coroutine for each thread. Where all of
+// a cluster's threads wait for what other clusters do, and in random order from the start, several are there at once.
 //
 // A thread runs as far as it can, up to where it waits for others; then the next one does. Which one comes next is the
 // order of the launch, and copies that nobody has waited for end as late as possible, at once, or at any time: whoever
@@ -17,6 +18,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <queue>
 #include <random>
@@ -43,9 +46,11 @@ struct Thread;
 /// Threads that wait for each other.
 struct Barrier {
   std::vector<Thread*> waiting;
+  std::size_t arrived = 0;  // that do not wait
 
   void release();
   void wait(std::size_t count);
+  void arrive(std::size_t count);
 };
 
 /// What the lanes of a warp give each other. Values exist twice and alternate: those of one exchange are overwritten
@@ -100,9 +105,11 @@ struct Block {
   Cluster& cluster;
   Memory arrays, dynamic;
   Barrier barriers[16];
+  std::map<unsigned, Barrier> mbarriers;  // who waits, by the barrier's shared address
   std::vector<Warp> warps;
   std::size_t threads;   // that have not returned
   bool started = false;  // whether any of them has begun
+  bool votes[3] = {};    // of this vote, of the next one, and of the one before, which some may still read
 
   Block(Place3 at, unsigned number, Cluster& its, std::size_t count, std::size_t shared_bytes)
       : index(at),
@@ -150,8 +157,8 @@ struct Thread {
   unsigned char* stack;
   jmp_buf context;
   bool started = false;
-  unsigned exchanges = 0, generation = 0;
-  Copies loads, stores;
+  unsigned exchanges = 0, generation = 0, votes = 0, polled = 0;
+  Copies loads, stores, multiplies;
 };
 
 /// What runs.
@@ -162,6 +169,9 @@ struct Machine {
   std::minstd_rand random;
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
   Thread* current = nullptr;
+  std::vector<Thread*> polling;  // who has read what others signal, and waits for it to change
+  unsigned signals = 1;
+  std::queue<std::function<void()>> boxes;  // that TMA has been asked for, and has not yet loaded
   std::function<void()> kernel;
   jmp_buf scheduler;
   char error[200];
@@ -177,6 +187,12 @@ inline void make_ready(Thread* thread) {
   machine.ready.push({key, thread});
 }
 
+/// Has TMA load one of the boxes that it was asked for.
+inline void load_box() {
+  machine.boxes.front()();
+  machine.boxes.pop();
+}
+
 inline void Copies::start(std::function<void()> copy) {
   if (machine.order == Order::backward) {
     copy();
@@ -188,6 +204,7 @@ inline void Copies::start(std::function<void()> copy) {
 inline void Barrier::release() {
   for (Thread* thread : waiting) make_ready(thread);
   waiting.clear();
+  arrived = 0;
 }
 
 /// Lets others run until somebody makes this thread ready.
@@ -195,14 +212,36 @@ inline void Barrier::release() {
   if (machine.order == Order::random) {
     machine.current->loads.end_some(machine.random);
     machine.current->stores.end_some(machine.random);
+    if (!machine.boxes.empty() && machine.random() % 2) load_box();
   }
   if (!_setjmp(machine.current->context)) _longjmp(machine.scheduler, 1);
 }
 
 inline void Barrier::wait(std::size_t count) {
   waiting.push_back(machine.current);
-  if (waiting.size() == count) release();
+  if (waiting.size() + arrived == count) release();
   yield();
+}
+
+inline void Barrier::arrive(std::size_t count) {
+  ++arrived;
+  if (waiting.size() + arrived == count) release();
+}
+
+/// Before a thread reads what other blocks signal: until there is anything new to it.
+inline void poll() {
+  Thread* const thread = machine.current;
+  if (thread->polled == machine.signals) {
+    machine.polling.push_back(thread);
+    yield();
+  }
+  thread->polled = machine.signals;
+}
+
+inline void signal() {
+  ++machine.signals;
+  for (Thread* thread : machine.polling) make_ready(thread);
+  machine.polling.clear();
 }
 
 /// Ends the launch.
@@ -290,38 +329,37 @@ inline void __syncthreads() {
   block.barriers[0].wait(block.threads);
 }
 
+inline int __syncthreads_or(int value) {
+  emulation::Block& block = *emulation::machine.current->block;
+  const unsigned vote = emulation::machine.current->votes++;
+  if (value) block.votes[vote % 3] = true;
+  __syncthreads();
+  block.votes[(vote + 2) % 3] = false;
+  return block.votes[vote % 3];
+}
+
+inline void __syncwarp() { emulation::exchange(0); }
+
 struct LaunchShape {
   Place3 grid, block;
   unsigned cluster;  // blocks, along x
   std::size_t shared_memory;
 };
 
-/// Returns what went wrong, if anything did.
-inline const char* launch(const LaunchShape& shape, emulation::Order order, std::function<void()> kernel) {
-  using namespace emulation;
-  machine.order = order;
-  machine.random.seed(1);
-  machine.kernel = std::move(kernel);
-  machine.error[0] = 0;
-  machine.fault = nullptr;
-  gridDim = shape.grid;
-  blockDim = shape.block;
-  const unsigned count = shape.block.x * shape.block.y * shape.block.z;
-  const Memory stacks(kStackBytes * count * shape.cluster);
-  struct sigaction own = {}, segments, buses;
-  own.sa_sigaction = on_fault;
-  own.sa_flags = SA_SIGINFO | SA_NODEFER;
-  sigaction(SIGSEGV, &own, &segments);
-  sigaction(SIGBUS, &own, &buses);
-  std::vector<unsigned> firsts;  // blocks of the clusters
-  for (unsigned b = 0; b < shape.grid.x * shape.grid.y * shape.grid.z; b += shape.cluster) firsts.push_back(b);
-  if (order == Order::backward) std::reverse(firsts.begin(), firsts.end());
-  if (order == Order::random) std::shuffle(firsts.begin(), firsts.end(), machine.random);
-  for (unsigned first : firsts) {
-    Cluster cluster;
-    cluster.threads = count * shape.cluster;
-    std::vector<std::unique_ptr<Block>> blocks;
-    std::vector<Thread> threads(cluster.threads);
+namespace emulation {
+
+/// A cluster, from when it begins until its threads have returned.
+struct Running {
+  Cluster cluster;
+  Memory stacks;
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<Thread> threads;
+
+  Running(const LaunchShape& shape, unsigned first)
+      : stacks(kStackBytes * shape.block.x * shape.block.y * shape.block.z * shape.cluster),
+        threads(stacks.size / kStackBytes) {
+    const unsigned count = threads.size() / shape.cluster;
+    cluster.threads = threads.size();
     for (unsigned rank = 0; rank < shape.cluster; ++rank) {
       const unsigned b = first + rank;
       const Place3 at = {b % shape.grid.x, b / shape.grid.x % shape.grid.y, b / shape.grid.x / shape.grid.y};
@@ -336,17 +374,59 @@ inline const char* launch(const LaunchShape& shape, emulation::Order order, std:
         make_ready(&thread);
       }
     }
-    while (!machine.ready.empty() && !machine.error[0]) {
+  }
+};
+
+}  // namespace emulation
+
+/// Returns what went wrong, if anything did.
+inline const char* launch(const LaunchShape& shape, emulation::Order order, std::function<void()> kernel) {
+  using namespace emulation;
+  machine.order = order;
+  machine.random.seed(1);
+  machine.kernel = std::move(kernel);
+  machine.error[0] = 0;
+  machine.fault = nullptr;
+  gridDim = shape.grid;
+  blockDim = shape.block;
+  struct sigaction own = {}, segments, buses;
+  own.sa_sigaction = on_fault;
+  own.sa_flags = SA_SIGINFO | SA_NODEFER;
+  sigaction(SIGSEGV, &own, &segments);
+  sigaction(SIGBUS, &own, &buses);
+  std::vector<unsigned> firsts;  // blocks of the clusters that have not begun, the next one last
+  for (unsigned b = 0; b < shape.grid.x * shape.grid.y * shape.grid.z; b += shape.cluster) firsts.push_back(b);
+  if (order != Order::backward) std::reverse(firsts.begin(), firsts.end());
+  if (order == Order::random) std::shuffle(firsts.begin(), firsts.end(), machine.random);
+  const std::size_t resident = order == Order::random ? 3 : 1;  // clusters that run at once, if others are left
+  std::list<Running> running;
+  while (!machine.error[0]) {
+    if (machine.boxes.empty()) running.remove_if([](const Running& one) { return one.cluster.threads == 0; });
+    while (running.size() < resident && !firsts.empty()) {
+      running.emplace_back(shape, firsts.back());
+      firsts.pop_back();
+    }
+    if (!machine.ready.empty()) {
       Thread* const next = machine.ready.top().second;
       machine.ready.pop();
       resume(next);
+    } else if (!machine.boxes.empty()) {
+      load_box();
+    } else if (!firsts.empty()) {
+      running.emplace_back(shape, firsts.back());
+      firsts.pop_back();
+    } else {
+      break;
     }
-    if (!machine.error[0] && cluster.threads > 0) {
-      std::snprintf(machine.error, sizeof(machine.error), "%zu threads wait for others for ever", cluster.threads);
-    }
-    machine.ready = {};
-    if (machine.error[0]) break;
   }
+  if (!machine.error[0] && !running.empty()) {
+    std::size_t waiting = 0;
+    for (const Running& one : running) waiting += one.cluster.threads;
+    std::snprintf(machine.error, sizeof(machine.error), "%zu threads wait for others for ever", waiting);
+  }
+  machine.ready = {};
+  machine.boxes = {};
+  machine.polling.clear();
   sigaction(SIGSEGV, &segments, nullptr);
   sigaction(SIGBUS, &buses, nullptr);
   return machine.error[0] ? machine.error : nullptr;

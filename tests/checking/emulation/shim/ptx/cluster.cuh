@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launch.h"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn::ptx {
@@ -31,6 +32,13 @@ inline unsigned mapa(unsigned address, unsigned rank) { return address % kShared
 template <class T>
 void st_shared_cluster(unsigned address, T value) {
   std::memcpy(shared_bytes<sizeof(T)>(address), &value, sizeof(T));
+}
+
+inline void st_async(unsigned address, unsigned value, unsigned barrier) {
+  std::memcpy(shared_bytes<sizeof(value)>(address), &value, sizeof(value));
+  emulation::Block& block = block_of(barrier);
+  mbarrier(block, barrier % kSharedWindow).bytes -= sizeof(value);
+  complete(block, barrier % kSharedWindow);
 }
 
 }  // namespace jaxdnn::ptx

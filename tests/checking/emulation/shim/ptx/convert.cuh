@@ -42,6 +42,10 @@ inline unsigned cvt_rn_bf16_f32(float value) {
   return value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+inline float cvt_rna_tf32_f32(float value) {
+  return value != value ? value : mov_f32((mov_b32(value) + 0x1000) & ~0x1fffu);
+}
+
 inline unsigned cvt_rn_f16x2_f32(float low, float high) { return cvt_rn_f16_f32(low) | cvt_rn_f16_f32(high) << 16; }
 inline unsigned cvt_rn_bf16x2_f32(float low, float high) { return cvt_rn_bf16_f32(low) | cvt_rn_bf16_f32(high) << 16; }
 

@@ -24,6 +24,23 @@ void st_global(void* address, const unsigned* words) {
   std::memcpy(address, words, kBytes);
 }
 
+inline unsigned atomic_add(unsigned* address, unsigned value) {
+  const unsigned before = *address;
+  *address += value;
+  return before;
+}
+
+/// Lets others run first, who may add to it.
+inline unsigned ld_acquire(const unsigned* address) {
+  emulation::poll();
+  return *address;
+}
+
+inline void red_release_add(unsigned* address, unsigned value) {
+  *address += value;
+  emulation::signal();
+}
+
 inline void prefetch_global_l1(const void*) {}
 inline void prefetch_global_l2(const void*) {}
 
@@ -33,13 +50,19 @@ inline unsigned cvta_to_shared(const void* pointer) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::dynamic_shared_memory());
 }
 
+/// Whose shared memory an address is in.
+inline emulation::Block& block_of(unsigned address) {
+  const emulation::Thread& thread = *emulation::machine.current;
+  const unsigned window = address / kSharedWindow;
+  return window == 0 ? *thread.block : *thread.block->cluster.blocks[window - 1];
+}
+
 /// Where so many bytes lie.
 template <int kBytes>
 unsigned char* shared_bytes(unsigned address) {
-  const emulation::Thread& thread = *emulation::machine.current;
-  const unsigned offset = address % kSharedWindow, window = address / kSharedWindow;
+  const unsigned offset = address % kSharedWindow;
   require_aligned<kBytes>(offset);
-  const emulation::Block& block = window == 0 ? *thread.block : *thread.block->cluster.blocks[window - 1];
+  const emulation::Block& block = block_of(address);
   if (!block.started || block.threads == 0) emulation::fail("accesses shared memory of a block that need not run");
   if (offset + kBytes > block.dynamic.size) emulation::fail("accesses byte %u of shared memory", offset);
   return block.dynamic.data() + offset;

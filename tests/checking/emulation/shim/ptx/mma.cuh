@@ -26,6 +26,21 @@ inline void mma_m16n8k4_f64(double (&c)[4], const double (&a)[2], double b) {
       [&](int k, int column) { return all[column * 4 + k].b; });
 }
 
+/// Fails where a factor has more digits than tf32.
+inline void mma_m16n8k8_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
+  struct Factors {
+    float a[4], b[2];
+  };
+  const Factors* const all = emulation::exchange(Factors{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
+  const auto checked = [](float value) {
+    if (value == value && mov_b32(value) & 0x1fff) emulation::fail("multiplies %g, which is no tf32", value);
+    return value;
+  };
+  multiply_warp<8>(
+      c, [&](int row, int k) { return checked(all[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2]); },
+      [&](int k, int column) { return checked(all[column * 4 + k % 4].b[k / 4]); });
+}
+
 template <class Widen>
 void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], Widen widen) {
   struct Factors {

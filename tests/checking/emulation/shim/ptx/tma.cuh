@@ -1,7 +1,8 @@
-// ptx/tma.cuh's stores on the CPU. (Its loads end at barriers in shared memory, which are left to a GPU.)
+// ptx/tma.cuh on the CPU.
 #pragma once
 
 #include "launch.h"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {
@@ -10,28 +11,114 @@ namespace jaxdnn {
 struct TensorMap {
   unsigned char* data;
   long long itemsize, swizzle;  // bytes of a row of shared memory whose chunks of 16 are exchanged
-  long long sizes[3], strides[3], box[3];
+  long long sizes[4], strides[4], box[4];
 };
 
 namespace ptx {
 
+/// For each element of a box, which lies at `shared` in shared memory: where it is there, and in the tensor, or null.
+template <class Visit>
+void visit_box(const TensorMap& map, unsigned shared, const int (&first)[4], Visit visit) {
+  const long long row_bytes = map.box[0] * map.itemsize;
+  for (long long i = 0; i < map.box[0] * map.box[1] * map.box[2] * map.box[3]; ++i) {
+    unsigned at = shared + i / map.box[0] * row_bytes + i % map.box[0] * map.itemsize;
+    at ^= (at >> 7) % (map.swizzle / 16) << 4;
+    unsigned char* data = map.data;
+    bool inside = true;
+    long long rest = i;
+    for (int axis = 0; axis < 4; ++axis) {
+      const long long coordinate = first[axis] + rest % map.box[axis];
+      rest /= map.box[axis];
+      inside &= 0 <= coordinate && coordinate < map.sizes[axis];
+      data += coordinate * map.strides[axis];
+    }
+    visit(at, inside ? data : nullptr);
+  }
+}
+
+inline void prefetch_tensormap(const TensorMap*) {}
+
+/// To the same place in each block of the cluster that `blocks` has a bit for.
+inline void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
+                                                unsigned short blocks, int x, int y, int z, int w = 0) {
+  const emulation::Cluster& cluster = emulation::machine.current->block->cluster;
+  if (destination % 1024) emulation::fail("loads a box to %u, which is not aligned", destination);
+  for (emulation::Block* const block : cluster.blocks) {
+    if (!(blocks >> block->rank & 1)) continue;
+    if (destination + map->box[0] * map->box[1] * map->itemsize > block->dynamic.size) {
+      emulation::fail("loads a box past the end of shared memory");
+    }
+    const auto load = [=, map = *map] {
+      unsigned bytes = 0;
+      visit_box(map, destination, {x, y, z, w}, [&](unsigned at, const unsigned char* data) {
+        unsigned char* const to = block->dynamic.data() + at;
+        data ? std::memcpy(to, data, map.itemsize) : std::memset(to, 0, map.itemsize);
+        bytes += map.itemsize;
+      });
+      mbarrier(*block, barrier).bytes -= bytes;
+      complete(*block, barrier);
+    };
+    if (emulation::machine.order == emulation::Order::backward) {
+      load();
+    } else {
+      emulation::machine.boxes.push(load);
+    }
+  }
+}
+
+inline void cp_async_bulk_tensor_load(unsigned destination, const TensorMap* map, unsigned barrier, int x, int y, int z,
+                                      int w = 0) {
+  const unsigned short own = 1 << emulation::machine.current->block->rank;
+  cp_async_bulk_tensor_load_multicast(destination, map, barrier, own, x, y, z, w);
+}
+
+inline void cp_async_bulk_tensor_load_evict_first(unsigned destination, const TensorMap* map, unsigned barrier, int x,
+                                                  int y, int z) {
+  cp_async_bulk_tensor_load(destination, map, barrier, x, y, z);
+}
+
 inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
   const emulation::Thread* const thread = emulation::machine.current;
   emulation::machine.current->stores.start([=] {
-    const long long row_bytes = map->box[0] * map->itemsize;
-    for (long long i = 0; i < map->box[0] * map->box[1] * map->box[2]; ++i) {
-      const long long at[3] = {x + i % map->box[0], y + i / map->box[0] % map->box[1],
-                               z + i / map->box[0] / map->box[1]};
-      unsigned from = source + i / map->box[0] * row_bytes + i % map->box[0] * map->itemsize;
-      from ^= (from >> 7) % (map->swizzle / 16) << 4;
-      unsigned char* to = map->data;
-      bool inside = true;
-      for (int axis = 0; axis < 3; ++axis) {
-        inside &= 0 <= at[axis] && at[axis] < map->sizes[axis];
-        to += at[axis] * map->strides[axis];
-      }
-      if (inside) std::memcpy(to, thread->block->dynamic.data() + from, map->itemsize);
-    }
+    visit_box(*map, source, {x, y, z, 0}, [&](unsigned at, unsigned char* data) {
+      if (data) std::memcpy(data, thread->block->dynamic.data() + at, map->itemsize);
+    });
+  });
+}
+
+inline void cp_async_bulk_load(unsigned destination, const void* source, unsigned bytes, unsigned barrier) {
+  emulation::Block* const block = emulation::machine.current->block;
+  if (bytes % 16 || destination % 16 || reinterpret_cast<std::uintptr_t>(source) % 16) {
+    emulation::fail("loads %u bytes to %u, which are not aligned", bytes, destination);
+  }
+  const auto load = [=] {
+    std::memcpy(block->dynamic.data() + destination, source, bytes);
+    mbarrier(*block, barrier).bytes -= bytes;
+    complete(*block, barrier);
+  };
+  if (emulation::machine.order == emulation::Order::backward) {
+    load();
+  } else {
+    emulation::machine.boxes.push(load);
+  }
+}
+
+/// What is in shared memory when the copy ends goes to `visit`.
+template <class Visit>
+void store_bulk(unsigned source, unsigned bytes, Visit visit) {
+  const emulation::Thread* const thread = emulation::machine.current;
+  if (bytes % 16 || source % 16) emulation::fail("stores %u bytes from %u, which are not aligned", bytes, source);
+  emulation::machine.current->stores.start(
+      [=] { visit(reinterpret_cast<const float*>(thread->block->dynamic.data() + source), bytes / sizeof(float)); });
+}
+
+inline void cp_async_bulk_store(void* destination, unsigned source, unsigned bytes) {
+  store_bulk(source, bytes, [=](const float* from, unsigned count) { std::copy_n(from, count, (float*)destination); });
+}
+
+inline void cp_reduce_async_bulk_add(float* destination, unsigned source, unsigned bytes) {
+  store_bulk(source, bytes, [=](const float* from, unsigned count) {
+    for (unsigned i = 0; i < count; ++i) destination[i] += from[i];
   });
 }
 
@@ -42,7 +129,13 @@ void cp_async_bulk_wait_group_read() {
   emulation::machine.current->stores.wait(kPending);
 }
 
+template <int kPending>
+void cp_async_bulk_wait_group() {
+  emulation::machine.current->stores.wait(kPending);
+}
+
 inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
 
 }  // namespace ptx
 }  // namespace jaxdnn

@@ -1,0 +1,104 @@
+// ptx/wgmma.cuh on the CPU, of 16-bit elements. Multiplies end when they are waited for, or at once.
+#pragma once
+
+#include "launch.h"
+#include "ptx/convert.cuh"
+
+namespace jaxdnn::ptx {
+
+template <int kCount>
+void setmaxnreg_dec() {}
+template <int kCount>
+void setmaxnreg_inc() {}
+
+inline void wgmma_fence() {}
+inline void wgmma_commit_group() { emulation::machine.current->multiplies.commit(); }
+
+template <int kPending>
+void wgmma_wait_group() {
+  emulation::machine.current->multiplies.wait(kPending);
+  emulation::exchange(0);  // the lanes of a warp wait together
+}
+
+template <class Accumulator, int kCount>
+void warpgroup_fence_operand(Accumulator (&)[kCount]) {}
+
+enum class WgmmaType { bf16, f16, tf32, e4m3, e5m2, s8 };
+
+template <WgmmaType kType>
+float wgmma_value(unsigned bits) {
+  static_assert(kType == WgmmaType::bf16 || kType == WgmmaType::f16, "16-bit elements");
+  return kType == WgmmaType::bf16 ? mov_f32(bits << 16) : cvt_f32_f16(bits);
+}
+
+/// An operand's element by its place along M or N, and along K, as core/tile.cuh says how the descriptor's tile lies.
+template <WgmmaType kType, bool kAlongExtent>
+float wgmma_element(const emulation::Block& block, unsigned long long tile, int at, int k) {
+  const unsigned start = (tile & 0x3fff) << 4, chunk = (tile >> 16 & 0x3fff) << 4, group = (tile >> 32 & 0x3fff) << 4;
+  const int line = kAlongExtent ? k : at, element = kAlongExtent ? at : k;
+  unsigned address = start + line / 8 * group + line % 8 * 128 + element % 64 * 2;
+  if (kAlongExtent) address += element / 64 * chunk;
+  address ^= (address >> 7) % 8 << 4;
+  unsigned short bits;
+  std::memcpy(&bits, block.dynamic.data() + address, sizeof(bits));
+  return wgmma_value<kType>(bits);
+}
+
+/// d += a * b of 16 along K, of the elements that this thread has of an accumulator.
+template <int kN, class A, class B>
+void wgmma_multiply(float (&d)[kN / 2], unsigned thread, bool accumulate, A a, B b) {
+  for (int i = 0; i < kN / 2; ++i) {
+    const int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    float sum = accumulate ? d[i] : 0;
+    for (int k = 0; k < 16; ++k) sum += a(row, k) * b(k, column);
+    d[i] = sum;
+  }
+}
+
+template <int kN>
+struct Wgmma {
+  template <WgmmaType kA, WgmmaType kB, bool kMMajor, bool kNMajor>
+  static void mma_async(float (&d)[kN / 2], unsigned long long a, unsigned long long b, int accumulate) {
+    emulation::Thread& thread = *emulation::machine.current;
+    const emulation::Block& block = *thread.block;
+    thread.multiplies.start([=, &d, &block, number = thread.number % 128] {
+      wgmma_multiply<kN>(
+          d, number, accumulate, [&](int row, int k) { return wgmma_element<kA, kMMajor>(block, a, row, k); },
+          [&](int k, int column) { return wgmma_element<kB, kNMajor>(block, b, column, k); });
+    });
+  }
+
+  template <WgmmaType, WgmmaType, bool, bool>
+  static void mma_async(int (&)[kN / 2], unsigned long long, unsigned long long, int);  // left to a GPU
+};
+
+template <int kN>
+struct WgmmaRs {
+  template <WgmmaType kType, bool kNMajor>
+  static void mma_async(float (&d)[kN / 2], const unsigned (&a)[4], unsigned long long b, int accumulate) {
+    struct Registers {
+      unsigned words[4];
+    };
+    struct Row {
+      float values[2][16];
+    };
+    emulation::Thread& thread = *emulation::machine.current;
+    const emulation::Block& block = *thread.block;
+    const Registers* const all = emulation::exchange(Registers{{a[0], a[1], a[2], a[3]}});
+    Row rows;  // the thread's two
+    for (int i = 0; i < 32; ++i) {
+      const unsigned word = all[thread.number % 32 / 4 * 4 + i % 8 / 2].words[i / 16 + i / 8 % 2 * 2];
+      rows.values[i / 16][i % 16] = wgmma_value<kType>(i % 2 ? word >> 16 : word & 0xffff);
+    }
+    thread.multiplies.start([=, &d, &block, number = thread.number % 128] {
+      wgmma_multiply<kN>(
+          d, number, accumulate, [&](int row, int k) { return rows.values[row / 8 % 2][k]; },
+          [&](int k, int column) { return wgmma_element<kType, kNMajor>(block, b, column, k); });
+    });
+  }
+};
+
+}  // namespace jaxdnn::ptx
+
+#define JAXDNN_WGMMA(n)
+#define JAXDNN_WGMMA_RS(n)
