@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxdnn.config import Options
 from jaxdnn.engines.base import Problem
+from jaxdnn.planning.transposes import Order, composed, split
 from jaxdnn.spec import Signature, Spec
 
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes
@@ -115,11 +116,13 @@ def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     counts: Counter[tuple[Spec, Types, Types, bool]] = Counter()
     for eqn, sources, times, backward in _equations(jaxpr.jaxpr, 1, False):
         # As lowering has it: an operand that is a transpose is read where the array lies.
-        variables = dict(zip(eqn.params["spec"].operands, eqn.invars, strict=True))
-        found = {name: made for name, one in variables.items() if (made := _transpose_of(one, sources))}
+        types = {name: v.aval for name, v in zip(eqn.params["spec"].operands, eqn.invars, strict=True)}
+        variables = zip(types, eqn.invars, strict=True)
+        found = {name: made for name, one in variables if (made := _transpose_of(one, sources))}
         spec, names = eqn.params["spec"].untransposed({name: order for name, (_, order) in found.items()})
-        read = (found[name][0] if name in names else one for name, one in variables.items())
-        operands, results = (tuple((v.aval.shape, v.aval.dtype) for v in side) for side in (read, eqn.outvars))
+        shapes = [found[name][0] if name in names else type_.shape for name, type_ in types.items()]
+        operands = tuple((tuple(shape), type_.dtype) for shape, type_ in zip(shapes, types.values(), strict=True))
+        results = tuple((v.aval.shape, v.aval.dtype) for v in eqn.outvars)
         counts[spec, operands, results, backward] += times
 
     def call(spec: Spec, operands: Types, results: Types, backward: bool, count: int) -> Call:
@@ -129,23 +132,24 @@ def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     return [call(*key, count) for key, count in counts.items()]
 
 
-def _transpose_of(variable: Any, sources: Mapping[int, Any]) -> tuple[Any, Sequence[int]] | None:
-    """The array whose transpose a variable is, and the order of its dimensions."""
-    transpose = sources.get(id(variable))
-    if transpose is None:
+def _transpose_of(variable: Any, sources: Mapping[int, Any]) -> tuple[Sequence[int], Order] | None:
+    """The shape of the array whose transpose a variable is, and the order of its dimensions."""
+    made = sources.get(id(variable))
+    if made is None:
         return None
-    (array,), order = transpose.invars, transpose.params["permutation"]
-    if before := _transpose_of(array, sources):
-        array, first = before
-        order = [first[number] for number in order]
-    return array, order
+    array = made.invars[0]
+    before = _transpose_of(array, sources)
+    if made.primitive.name == "reshape":
+        return before and split(before[1], array.aval.shape, variable.aval.shape)
+    shape, order = array.aval.shape, made.params["permutation"]
+    return (shape, order) if before is None else (before[0], composed(order, before[1]))
 
 
 def _equations(jaxpr: Jaxpr, times: int, backward: bool) -> Iterator[tuple[Any, Mapping[int, Any], int, bool]]:
-    """The equations of our primitives: the transposes beside each by the variable that they make, how often it runs,
-    and whether JAX transposed it, or a loop around it.
+    """The equations of our primitives: the transposes and reshapes beside each by the variable that they make, how
+    often it runs, and whether JAX transposed it, or a loop around it.
     """
-    sources = {id(eqn.outvars[0]): eqn for eqn in jaxpr.eqns if eqn.primitive.name == "transpose"}
+    sources = {id(eqn.outvars[0]): eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("transpose", "reshape")}
     for eqn in jaxpr.eqns:
         transposed = backward or "transpose(" in str(eqn.source_info.name_stack)
         if isinstance(eqn.params.get("spec"), Spec):

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxdnn.pointwise.operations import DTYPES, OPERATIONS, TABLE, kind
-from jaxdnn.pointwise.program import AffineLoad, Index, Instruction, Program, literal_bits
+from jaxdnn.pointwise.program import Gathered, Index, Instruction, Program, Terms, literal_bits
 
 # What a register can hold; the first of `DTYPES`.
 REGISTER_TYPES = DTYPES[:6]
@@ -97,19 +97,19 @@ def bytecode(program: Program) -> tuple[int, ...]:
     first = len(words) + len(program.affine_loads)
     tables = list[int]()
     for load in program.affine_loads:
-        table = _terms(load)
+        table = terms_words(load.others, load.gathered)
         words.append(first + len(tables) if table else 0)
         tables += table
     return tuple(word - 2**64 if word >= 2**63 else word for word in (*words, *tables))
 
 
-def _terms(load: AffineLoad) -> list[int]:
-    """Where an operand's element lies, but for its strides; nothing where they say it all."""
-    if not any(load.others) and not load.gathered:
+def terms_words(others: tuple[Terms, Terms, Terms], gathered: Sequence[Gathered] = ()) -> list[int]:
+    """Where an array's element lies, but for its strides; nothing where they say it all."""
+    if not any(others) and not gathered:
         return []
-    terms = [word for one in load.others for term in one for word in (term.stride, term.divisor, term.modulus)]
-    indices = [word for index in load.gathered for word in (index.stride, index.bound)]
-    return [*map(len, load.others), len(load.gathered), *terms, *indices]
+    terms = [word for one in others for term in one for word in (term.stride, term.divisor, term.modulus)]
+    indices = [word for index in gathered for word in (index.stride, index.bound)]
+    return [*map(len, others), len(gathered), *terms, *indices]
 
 
 def _packed(fields: Iterable[int]) -> int:

@@ -1,7 +1,8 @@
 """A program in plain JAX, on arrays of any size: what a function that was traced once computes of a device's share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -23,7 +24,11 @@ _REDUCTIONS = {"sum": lax.reduce_sum, "max": lax.reduce_max, "min": lax.reduce_m
 
 
 def evaluate(
-    program: Program, shape: Sequence[int], accumulators: Sequence[jax.Array], operands: Sequence[jax.Array]
+    program: Program,
+    shape: Sequence[int],
+    accumulators: Sequence[jax.Array],
+    operands: Sequence[jax.Array],
+    found: Mapping[Load, jax.Array] = MappingProxyType({}),
 ) -> tuple[jax.Array, ...]:
     """The program's outputs.
 
@@ -32,6 +37,7 @@ def evaluate(
       shape: of the whole output here.
       accumulators: arrays of that shape.
       operands: the others.
+      found: what some loads have loaded, in arrays of that shape.
     """
 
     def value(instruction: Instruction, arguments: Sequence[jax.Array]) -> jax.Array:
@@ -39,7 +45,7 @@ def evaluate(
             case "accumulator", int(number):
                 return accumulators[number]
             case "operand", Load() as load:
-                return _loaded(load, operands[load.operand], shape, arguments)
+                return found[load] if load in found else loaded(load, operands[load.operand], shape, arguments)
             case "index", Index() as index:
                 return lax.broadcasted_iota(instruction.dtype, tuple(shape), index.dimension)
             case "literal", _:
@@ -55,7 +61,7 @@ def evaluate(
     return tuple(_stored(output, values[output.value]) for output in program.outputs)
 
 
-def _loaded(load: Load, array: jax.Array, shape: Sequence[int], indices: Sequence[jax.Array]) -> jax.Array:
+def loaded(load: Load, array: jax.Array, shape: Sequence[int], indices: Sequence[jax.Array] = ()) -> jax.Array:
     """The operand's element for each of the output's; of a dimension that is gathered, the one that an index says."""
     if load.gathered:
         places = {

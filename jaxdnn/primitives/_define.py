@@ -29,7 +29,7 @@ from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Primitive, no_effects
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, reshard
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import Selection, select
@@ -52,7 +52,7 @@ class Op:
     """The primitives of one op, and the function that binds the forward one."""
 
     def __init__(self, spec_type: type[DirectedSpec]) -> None:
-        forward, tangent, backward = (_define(f"{spec_type.op}_{direction}") for direction in _DIRECTIONS)
+        forward, tangent, backward = (_define(spec_type, f"{spec_type.op}_{direction}") for direction in _DIRECTIONS)
         ad.primitive_jvps[forward] = self._forward_jvp
         ad.primitive_jvps[tangent] = partial(_reference_jvp, tangent)
         ad.primitive_jvps[backward] = partial(_reference_jvp, backward)
@@ -111,8 +111,7 @@ class MultilinearOp:
     """The primitive of an op that is linear in some of its operands, and the function that binds it."""
 
     def __init__(self, spec_type: type[MultilinearSpec]) -> None:
-        # Not cached: a cached rule is given the arguments of a function, and can't see which are transposes.
-        primitive = _define(spec_type.op, cacheable=False)
+        primitive = _define(spec_type, spec_type.op)
         ad.primitive_jvps[primitive] = self._jvp
         ad.primitive_transposes[primitive] = self._transpose
         pe.partial_eval_jaxpr_custom_rules[primitive] = checkpointed
@@ -160,12 +159,14 @@ def weakly_typed(array: jax.Array) -> Any:
     return _convert_element_type(array, weak_type=True)
 
 
-def _define(op: str, *, cacheable: bool = True) -> Primitive:
+def _define(spec_type: type[Spec], op: str) -> Primitive:
     primitive = Primitive(f"jaxdnn_{op}")
     primitive.multiple_results = True
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(_abstract_evaluation)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
+    # A rule that is cached is given the arguments of a function, and can't see which are transposes.
+    cacheable = spec_type.untransposed is Spec.untransposed
     mlir.register_lowering(primitive, partial(_lower_everywhere, op), cacheable=cacheable)
     # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -242,18 +243,23 @@ def split_of_mapped(arrays: Mapping[str, jax.Array], axes: Mapping[str, int | No
 
 def vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Makes the operands vary over the same manual axes of `shard_map`, as JAX's own functions do before they bind."""
+    everywhere = frozenset[Hashable]().union(*(_varying(jax.typeof(array)) for array in operands))
+    return [_vary(array, everywhere) for array in operands]
 
-    def varying(array: jax.Array) -> frozenset[Hashable]:
-        aval = jax.typeof(array)
-        return aval.mat.varying if hasattr(aval, "mat") else aval.vma
 
-    everywhere = frozenset[Hashable]().union(*map(varying, operands))
+def as_type(array: jax.Array, aval: Any) -> jax.Array:
+    """An array that varies over the manual axes, and lies on the explicit ones, that a type of its shape says."""
+    array = _vary(array, _varying(aval))
+    return array if jax.typeof(array).sharding == aval.sharding else reshard(array, aval.sharding)
 
-    def vary(array: jax.Array) -> jax.Array:
-        missing = tuple(everywhere - varying(array))
-        return lax.pcast(array, missing, to="varying") if missing else array
 
-    return [vary(array) for array in operands]
+def _varying(aval: Any) -> frozenset[Hashable]:
+    return aval.mat.varying if hasattr(aval, "mat") else aval.vma
+
+
+def _vary(array: jax.Array, axes: frozenset[Hashable]) -> jax.Array:
+    missing = tuple(axes - _varying(jax.typeof(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array
 
 
 def _lower_everywhere(

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 from jax import lax
 from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
+from jaxdnn.planning.transposes import Order, composed, split
 from jaxdnn.spec import Spec
 
 
@@ -28,17 +30,22 @@ def untransposed(
     return ctx.replace(avals_in=tuple(types.values())), tuple(values.values()), spec
 
 
-def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Sequence[int]] | None:
+def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Order] | None:
     """The array whose transpose a value is, and the order of its dimensions."""
     made = value.owner
     if isinstance(made, mlir.ir.Block):
         return None
     if made.name == "sdy.sharding_constraint" and aval.sharding.mesh.are_all_axes_explicit:  # what the type states
         return _transpose_of(made.operands[0], aval)
-    if made.name != "stablehlo.transpose":
+    if made.name not in ("stablehlo.transpose", "stablehlo.reshape"):
         return None
-    (array,), order = made.operands, list(mlir.ir.DenseI64ArrayAttr(made.attributes["permutation"]))
-    if before := _transpose_of(array, aval):
-        array, first = before
-        order = [first[number] for number in order]
-    return array, order
+    (array,) = made.operands
+    before = _transpose_of(array, aval)
+    if made.name == "stablehlo.reshape":
+        found = before and split(before[1], array.type.shape, value.type.shape)
+        if before is None or found is None:
+            return None
+        shape, order = found
+        return hlo.reshape(mlir.ir.RankedTensorType.get(shape, value.type.element_type), before[0]), order
+    order = list(mlir.ir.DenseI64ArrayAttr(made.attributes["permutation"]))
+    return (array, order) if before is None else (before[0], composed(order, before[1]))

@@ -16,6 +16,16 @@ from jaxdnn.primitives._define import weakly_typed
 
 FEW_PRODUCTS = 2**20  # so many that widening their factors takes next to no time
 
+# What allows float32 operands to be rounded to tf32. (For HIGH too, JAX documents tf32 on GPUs.)
+_ROUNDED = (None, lax.Precision.DEFAULT, lax.Precision.HIGH)
+_ROUNDED_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32")
+
+# JAX keeps what it has traced of functions that it jits, so that calls of the same types take no time to check.
+_dot = jax.jit(
+    partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))),  # of vectors
+    static_argnames=("precision",),
+)
+
 
 def accumulator(operands: np.dtype, result: np.dtype) -> np.dtype:
     """The dtype to sum products in: wide enough for the operands and for the result."""
@@ -66,6 +76,19 @@ def _product_dtype(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> np.dtype
 def _both_float8(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> bool:
     dtypes = [getattr(array, "dtype", None) for array in (a, b)]
     return all(dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1 for dtype in dtypes)
+
+
+def algorithm(a: np.dtype, b: np.dtype, precision: jax.lax.PrecisionLike) -> Any:
+    """What JAX makes of the precision of a product: its canonical form."""
+    vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
+    traced = _dot.trace(*vectors, precision=precision).jaxpr
+    return next(e.params["precision"] for e in traced.eqns if e.primitive is lax.dot_general_p)
+
+
+def allows_rounding(algorithm: Any) -> bool:
+    """Whether float32 operands may be rounded to tf32 before they are multiplied."""
+    both = algorithm if isinstance(algorithm, tuple) else (algorithm,)
+    return all(one in _ROUNDED or getattr(one, "name", "") in _ROUNDED_ALGORITHMS for one in both)
 
 
 def summed(

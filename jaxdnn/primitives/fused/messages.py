@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
-import jax.numpy as jnp
 
 
 def described_type(array: object) -> str:
@@ -13,7 +12,7 @@ def described_type(array: object) -> str:
         type_ = jax.typeof(array)
     except TypeError:
         return f"a {type(array).__name__}"
-    return f"{jnp.dtype(type_.dtype).name}{list(type_.shape)}"
+    return f"{type_.dtype.name}{list(type_.shape)}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -30,7 +30,7 @@ _EXTREMA = ("reduce_max", "reduce_min")
 _CALLS = ("jit", "pjit")
 _REMAT = ("checkpoint", "remat2")
 _ALIKE = ("select_n",)  # the type of whose result is that of every operand
-_RULED = ("custom_jvp_call", "custom_vjp_call")  # functions with derivatives of their own
+RULED = ("custom_jvp_call", "custom_vjp_call")  # functions with derivatives of their own
 
 # By the identity of an equation that has rules of derivatives: the equation, and its function and rules.
 Rules = dict[int, tuple[JaxprEqn, tuple[WrappedFun, ...]]]
@@ -110,7 +110,7 @@ def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array], rules: Rules) -> Seq
     if primitive.name in _ALIKE:
         inputs = _split_alike(inputs)
     parameters = primitive.get_bind_params(equation.params)
-    if primitive.name in _RULED:
+    if primitive.name in RULED:
         if id(equation) not in rules:
             called, (_, forward, *backward) = equation.params["call_jaxpr"], parameters["subfuns"]
             function = wrap_init(lambda *arrays: evaluate(called, arrays, rules), debug_info=called.jaxpr.debug_info)

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxdnn.config import current_options
 from jaxdnn.pointwise import UnsupportedOperation, capture
 from jaxdnn.primitives.fused.aliases import check_places
-from jaxdnn.primitives.fused.dtypes import accumulator, checked_dtype
+from jaxdnn.primitives.fused.dtypes import accumulator, algorithm, checked_dtype
 from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
 from jaxdnn.primitives.fused.messages import described, described_type
 from jaxdnn.primitives.fused.traced import Traced
@@ -24,7 +23,6 @@ from jaxdnn.primitives.matmul.spec import matmul as _matmul
 # JAX keeps what it has traced of functions that it jits, so that calls of the same types take no time to check.
 _jit = partial(jax.jit, static_argnames=("precision", "preferred_element_type"))
 _product = _jit(unwrap(jnp.matmul))
-_dot = _jit(partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ()))))  # of vectors
 
 
 def product_type(
@@ -62,12 +60,10 @@ def wrong_form(numbers: Any) -> str:
 
 def product_spec(a: np.dtype, b: np.dtype, dtype: np.dtype, precision: jax.lax.PrecisionLike) -> MatmulSpec:
     """What is known of a call before its dimensions: the dtypes and the algorithm."""
-    vectors = [jax.ShapeDtypeStruct((1,), of) for of in (a, b)]
-    traced = _dot.trace(*vectors, precision=precision).jaxpr
     return MatmulSpec(
         accumulator=accumulator(a, jnp.dtype(dtype)).name,
         dtype=jnp.dtype(dtype).name,
-        algorithm=next(e.params["precision"] for e in traced.eqns if e.primitive is lax.dot_general_p),
+        algorithm=algorithm(a, b, precision),
         options=current_options(),
     )
 

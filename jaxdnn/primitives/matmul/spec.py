@@ -7,23 +7,16 @@ from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.core import ShapedArray
 
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.plan import Operand
 from jaxdnn.primitives._define import MultilinearOp, bind
-from jaxdnn.primitives.fused.dtypes import gradient_dtype, summed
+from jaxdnn.primitives.fused.dtypes import allows_rounding, gradient_dtype, summed
 from jaxdnn.primitives.fused.sharding import explicit_sharding, rearranged
 from jaxdnn.primitives.fused.spec import FusedSpec
 from jaxdnn.primitives.matmul.dimensions import Dimensions, Labels, Which, arrange
 from jaxdnn.spec import Arrays, Signature, Typed
-
-# What an array of float32 may be rounded to before it is multiplied.
-# (For HIGH too, JAX documents tf32 on GPUs.)
-# What allows float32 operands to be rounded to tf32.
-_ROUNDED = (None, lax.Precision.DEFAULT, lax.Precision.HIGH)
-_ROUNDED_ALGORITHMS = ("DEFAULT", "TF32_TF32_F32")
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,8 +37,7 @@ class MatmulSpec(FusedSpec):
     @property
     def exact(self) -> bool:
         """Whether float32 operands may not be rounded to tf32."""
-        both = self.algorithm if isinstance(self.algorithm, tuple) else (self.algorithm,)
-        return not all(one in _ROUNDED or getattr(one, "name", "") in _ROUNDED_ALGORITHMS for one in both)
+        return not allows_rounding(self.algorithm)
 
     def shape(self, operands: Mapping[str, Typed]) -> tuple[int, ...]:
         return self.dimensions.shape(jnp.shape(operands["a"]), jnp.shape(operands[self.rhs[0]]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, Literal, overload
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
+from jaxdnn.primitives.arguments import number
 from jaxdnn.primitives.norm.spec import DTYPES, NormSpec, norm
 
 
@@ -258,10 +258,10 @@ def _normalize(
         expected, what = (x.shape, "x's shape") if name in ("x", "residual") else (normalized, "the normalized shape")
         if array.shape != expected:
             raise ValueError(f"{kind}: {name} must have {what} {expected}; got {array.shape}")
-    epsilon = _number(kind, "epsilon", epsilon)
+    epsilon = number(kind, "epsilon", epsilon)
     if not epsilon >= 0:
         raise ValueError(f"{kind}: epsilon must be at least 0; got {epsilon}")
-    scale_offset = _number(kind, "scale_offset", scale_offset)
+    scale_offset = number(kind, "scale_offset", scale_offset)
     if scale_offset and scale is None:
         raise ValueError(f"{kind}: scale_offset={scale_offset} is added to scale, and there is no scale; pass one")
     if not isinstance(return_statistics, bool):
@@ -308,12 +308,3 @@ def _axes(kind: str, axis: int | Sequence[int], x: jax.Array) -> tuple[int, ...]
     if not axes or len(axes) != len(given):
         raise ValueError(f"{kind}: axis must name at least one axis, and none twice; got {axis!r}")
     return axes
-
-
-def _number(kind: str, name: str, value: object) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{kind}: {name} must be a real number, known when tracing; got {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{kind}: {name} must be a number that a float can hold; got one that is larger") from None

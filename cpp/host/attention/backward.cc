@@ -1,0 +1,372 @@
+// Attention's backward pass. Nothing is added to by two tasks, so results are the same from run to run.
+//
+//     delta     a block of queries of a head: out . d_out - d_log_sum_exp
+//     backward  a split of the keys of a key head. A block of keys and values stays, with the sums of their gradients,
+//               while blocks of the queries of all heads that share it pass by:
+//                   scores = keys x queries          p = exp(scores - log_sum_exp)
+//                   d_p    = values x d_out          d_s = p * (d_p - delta)
+//                   d_query += keys x d_s            d_value += p x d_out         d_key += d_s x queries
+//               The gradient of queries is summed in memory, an array for each split
+//     d_query   a block of queries of a head: adds up the splits
+//     d_sinks   one task
+//     d_loaded  an array that the score loads: rounds the sums of its gradient
+//
+// What adds to the gradient of a loaded array is of one column or of many heads. Then a task owns its keys of all
+// heads, and there is one split if several columns add to one element.
+//
+// Flops: 2 * (3 * head size + 2 * value head size) a score.
+#include <cstring>
+
+#include "../base/kernel.h"
+#include "scores.h"
+
+JAXDNN_ISA_BEGIN
+
+namespace attention {
+
+// A block of queries of a head, as tasks of some launches own it.
+struct QueryBlock {
+  int64_t n, row, count;
+
+  QueryBlock(const CallWords& words, int64_t task) {
+    const int64_t blocks = parts(words.query_length, words.query_block);
+    n = task / blocks;
+    row = task % blocks * words.query_block;
+    count = std::min(words.query_block, words.query_length - row);
+  }
+};
+
+template <typename C>
+struct DeltaSpace {
+  C *out, *d_out;
+
+  DeltaSpace(const Call& call, Arena& arena)
+      : out(arena.take<C>(call.words.value_head_size)), d_out(arena.take<C>(call.words.value_head_size)) {}
+};
+
+template <typename C>
+void delta(const void* const* arguments, int64_t task) {
+  const Call call(arguments);
+  const CallWords& words = call.words;
+  const DeltaSpace<C> space = workspace<DeltaSpace<C>>(call);
+  const QueryBlock block(words, task);
+  if (task == 0) std::fill_n(static_cast<C*>(call.d_loaded_sums), call.added_before(kLoadGradients), C(0));
+  C* to = static_cast<C*>(call.delta) + block.n * words.query_length;
+  for (int64_t row = block.row; row < block.row + block.count; ++row) {
+    constexpr int kChains = 16;
+    C sums[kChains] = {};
+    if (call.d_out) {
+      read_row(call.out, call.element(block.n), row, call.head(block.n), space.out, words.value_head_size);
+      read_row(call.d_out, call.element(block.n), row, call.head(block.n), space.d_out, words.value_head_size);
+      for (int64_t i = 0; i < words.value_head_size; ++i) sums[i % kChains] += space.out[i] * space.d_out[i];
+    }
+    C sum = call.d_log_sum_exp ? -call.d_log_sum_exp.get<C>(block.n, row, 0) : C(0);
+    for (const C one : sums) sum += one;
+    const bool sees_none = call.log_sum_exp.get<C>(block.n, row, 0) == -std::numeric_limits<C>::infinity();
+    to[row] = sees_none ? C(0) : sum;
+  }
+}
+
+template <typename C>
+struct BackwardSpace {
+  Queries<C>* panels;
+  Keys<C> keys;
+  ScoreSpace<C> score;
+  C *key, *key_features, *value;                         // panels of a
+  C *queries, *query_features, *d_out, *d_out_features;  // panels of b
+  C *scores, *d_scores, *products, *added, *packed;
+  C *d_key, *d_value, *row;
+  int64_t key_stride, value_stride;
+
+  BackwardSpace(const Call& call, Arena& arena) : panels(nullptr), keys(call, arena), score(call, arena) {
+    const CallWords& words = call.words;
+    const int64_t count = parts(std::min(words.query_block, words.query_length), kWidth<C>);
+    const int64_t block = words.key_block, queries_padded = count * kWidth<C>;
+    key_stride = parts(words.head_size, kWidth<C>) * kWidth<C>;
+    value_stride = parts(words.value_head_size, kWidth<C>) * kWidth<C>;
+    panels = arena.take<Queries<C>>(count);
+    key = arena.take<C>(block * words.head_size);
+    key_features = arena.take<C>(block * words.head_size);
+    value = arena.take<C>(block * words.value_head_size);
+    queries = arena.take<C>(queries_padded * words.head_size);
+    query_features = arena.take<C>(queries_padded * key_stride);
+    d_out = arena.take<C>(queries_padded * words.value_head_size);
+    d_out_features = arena.take<C>(queries_padded * value_stride);
+    scores = arena.take<C>(block * queries_padded);
+    d_scores = arena.take<C>(block * queries_padded);
+    products = arena.take<C>(call.gradient.words == nullptr ? 0 : block * kWidth<C>);
+    added = arena.take<C>(call.load_gradients() * block * kWidth<C>);
+    packed = arena.take<C>(block * queries_padded);
+    d_key = arena.take<C>(block * key_stride);
+    d_value = arena.take<C>(block * value_stride);
+    row = arena.take<C>(std::max(words.head_size, words.value_head_size));
+  }
+};
+
+// A panel's probabilities and the gradients of its products, from scores and from those of the probabilities, in place.
+template <typename C>
+inline void gradients(const Call& call, int64_t n, const Queries<C>& queries, int64_t keys, const C* kept, C* scores,
+                      C* d_scores) {
+  constexpr int64_t lanes = kLanes<C>, width = kWidth<C>;
+  alignas(64) C base[width] = {}, delta[width] = {};
+  for (int64_t lane = 0; lane < queries.count; ++lane) {
+    const C log_sum_exp = call.log_sum_exp.get<C>(n, queries.row + lane, 0);
+    base[lane] = log_sum_exp == -std::numeric_limits<C>::infinity() ? C(0) : log_sum_exp;
+    delta[lane] = static_cast<const C*>(call.delta)[n * call.words.query_length + queries.row + lane];
+  }
+  for (int64_t lane = 0; lane < width; lane += lanes) {
+    const Vector<C> own_base = load(base + lane), own_delta = load(delta + lane);
+    for (int64_t i = lane; i < keys * width; i += width) {
+      const Vector<C> score = load(scores + i), d_p = load(d_scores + i);
+      // A hidden key has no part in a row, even if that is NaN.
+      const auto hidden = score == -std::numeric_limits<C>::infinity();
+      const Vector<C> p = hidden ? Vector<C>{} : exp(score - own_base);
+      const Vector<C> factor = kept == nullptr ? Vector<C>{} + 1 : load(kept + i);
+      store(scores + i, p * factor);
+      store(d_scores + i, hidden ? Vector<C>{} : p * (factor * d_p - own_delta));
+    }
+  }
+}
+
+// Panels of a whose lines are keys, of the scores of `queries` queries.
+template <typename C>
+inline void pack_scores(const C* scores, int64_t keys, int64_t queries, C* to) {
+  constexpr int64_t width = kWidth<C>;
+  const int64_t lines = panel_rows(keys);
+  for (int64_t key = 0; key < keys; key += lines) {
+    const int64_t rows = std::min(lines, keys - key);
+    for (int64_t query = 0; query < queries; query += width) {
+      const int64_t depth = std::min(width, queries - query);
+      const product::Lines source{scores + query * keys, width, 1};
+      product::pack<C, C, 1>(source, {key, 0, rows, depth, depth, rows, 1}, to + key * queries + query * rows);
+    }
+  }
+}
+
+// sums += scores x features, a panel of these after the other.
+template <typename C>
+inline void add_product(const C* packed, int64_t keys, int64_t queries, const C* features, C* sums, int64_t stride) {
+  for (int64_t first = 0; first < stride; first += kWidth<C>) {
+    multiply(keys, queries, packed, features + first * queries, sums + first, stride, true);
+  }
+}
+
+// Where a split's sums of the gradients of a head's queries are: panels of transposed vectors.
+template <typename C>
+inline C* d_query_part(const Call& call, int64_t split, int64_t n, int64_t row) {
+  const CallWords& words = call.words;
+  const int64_t padded = parts(words.query_length, kWidth<C>) * kWidth<C>;
+  const int64_t head = split * words.batch * words.query_heads + n;
+  return static_cast<C*>(call.d_query_parts) + (head * padded + row) * words.head_size;
+}
+
+template <typename C>
+class Backward {
+ public:
+  Backward(const Call& call, int64_t task)
+      : call_(call),
+        words_(call.words),
+        space_(workspace<BackwardSpace<C>>(call)),
+        split_(task % words_.splits),
+        task_(task / words_.splits) {}
+
+  void run() {
+    if (words_.joint == 0) return key_head(task_);
+    for (int64_t i = 0; i < words_.batch * words_.key_heads; ++i) key_head(i);
+  }
+
+ private:
+  void key_head(int64_t i) {
+    element_ = i / words_.key_heads;
+    key_head_ = i % words_.key_heads;
+    for (int64_t n = first_head(); call_.d_query && n < first_head() + call_.group(); ++n) {
+      C* sums = d_query_part<C>(call_, split_, n, 0);
+      std::fill(sums, d_query_part<C>(call_, split_, n, parts(words_.query_length, kWidth<C>) * kWidth<C>), C(0));
+    }
+    const int64_t blocks = parts(words_.key_length, words_.key_block);
+    for (int64_t i = blocks * split_ / words_.splits; i < blocks * (split_ + 1) / words_.splits; ++i) {
+      const int64_t column = i * words_.key_block;
+      key_block(column, std::min(words_.key_block, words_.key_length - column));
+    }
+  }
+
+  int64_t first_head() const { return element_ * words_.query_heads + key_head_ * call_.group(); }
+
+  void key_block(int64_t column, int64_t count) {
+    pack_a(call_.key.dtype(), call_.key.vectors(element_, column, key_head_), count, words_.head_size, space_.key);
+    pack_a(call_.key.dtype(), call_.key.features(element_, column, key_head_), words_.head_size, count,
+           space_.key_features);
+    pack_a(call_.value.dtype(), call_.value.vectors(element_, column, key_head_), count, words_.value_head_size,
+           space_.value);
+    std::fill_n(space_.d_key, count * space_.key_stride, C(0));
+    std::fill_n(space_.d_value, count * space_.value_stride, C(0));
+    for (int64_t n = first_head(); n < first_head() + call_.group(); ++n) {
+      space_.keys.set(call_, n, column, count);
+      for (int64_t row = 0; row < call_.queries(n); row += words_.query_block) query_block(n, row);
+    }
+    for (int64_t key = 0; key < count; ++key) {
+      if (call_.d_key) {
+        const C* sums = space_.d_key + key * space_.key_stride;
+        for (int64_t i = 0; i < words_.head_size; ++i) space_.row[i] = sums[i] * C(words_.scale);
+        write_row(call_.d_key, element_, column + key, key_head_, space_.row, words_.head_size);
+      }
+      if (call_.d_value) {
+        const C* sums = space_.d_value + key * space_.value_stride;
+        write_row(call_.d_value, element_, column + key, key_head_, sums, words_.value_head_size);
+      }
+    }
+  }
+
+  void query_block(int64_t n, int64_t first) {
+    constexpr int64_t width = kWidth<C>;
+    const int64_t panels = parts(std::min(words_.query_block, words_.query_length - first), width);
+    for (int64_t p = 0; p < panels; ++p) new (space_.panels + p) Queries<C>(call_, n, first + p * width);
+    const PanelRange range(space_.panels, panels, space_.keys);
+    if (range.end == 0) return;
+    const int64_t size = words_.head_size, value_size = words_.value_head_size, keys = space_.keys.count;
+    const int64_t row = first + range.begin * width;
+    const int64_t queries = std::min(first + range.end * width, words_.query_length) - row;
+    const Dtype dtype = call_.query.dtype();
+    const int64_t head = call_.head(n);
+    pack_queries(call_, n, row, queries, space_.queries);
+    if (call_.d_out) {
+      pack_b(call_.d_out.dtype(), call_.d_out.vectors(element_, row, head), queries, value_size, space_.d_out);
+    }
+    for (int64_t p = 0; p < range.end - range.begin; ++p) panel(n, space_.panels[range.begin + p], p);
+    if (call_.d_value && call_.d_out) {
+      pack_b(call_.d_out.dtype(), call_.d_out.features(element_, row, head), value_size, queries,
+             space_.d_out_features);
+      pack_scores(space_.scores, keys, queries, space_.packed);
+      add_product(space_.packed, keys, queries, space_.d_out_features, space_.d_value, space_.value_stride);
+    }
+    if (call_.d_key) {
+      pack_b(dtype, call_.query.features(element_, row, head), size, queries, space_.query_features);
+      pack_scores(space_.d_scores, keys, queries, space_.packed);
+      add_product(space_.packed, keys, queries, space_.query_features, space_.d_key, space_.key_stride);
+    }
+  }
+
+  void panel(int64_t n, const Queries<C>& queries, int64_t p) {
+    constexpr int64_t width = kWidth<C>;
+    const int64_t size = words_.head_size, value_size = words_.value_head_size, keys = space_.keys.count;
+    C* scores = space_.scores + p * keys * width;
+    C* d_scores = space_.d_scores + p * keys * width;
+    multiply(keys, size, space_.key, space_.queries + p * width * size, scores, width, false);
+    if (call_.gradient.words != nullptr) std::copy_n(scores, keys * width, space_.products);
+    modify(call_, space_.score, n, queries, space_.keys, scores);
+    if (call_.d_out) {
+      multiply(keys, value_size, space_.value, space_.d_out + p * width * value_size, d_scores, width, false);
+    } else {
+      std::fill_n(d_scores, keys * width, C(0));
+    }
+    if (call_.seeds) keep_some(call_, n, queries.row, space_.keys.column, keys, space_.score.kept);
+    gradients(call_, n, queries, keys, call_.seeds ? space_.score.kept : nullptr, scores, d_scores);
+    if (call_.gradient.words != nullptr) {
+      const pointwise::Rows accumulators[] = {{space_.products, width}, {d_scores, width}};
+      const int64_t loaded = call_.load_gradients();
+      C* results[1 + kLoadGradients] = {d_scores};
+      for (int64_t i = 0; i < loaded; ++i) results[1 + i] = space_.added + i * keys * width;
+      const pointwise::Tile tile{n, space_.keys.column, queries.row, keys, queries.count};
+      call_.gradient.run<C>(accumulators, tile, results, 1 + loaded);
+      for (int64_t i = 0; i < loaded; ++i) add_loaded(i, n, queries, results[1 + i]);
+    }
+    if (call_.d_query) {
+      multiply(size, keys, space_.key_features, d_scores, d_query_part<C>(call_, split_, n, queries.row), width, true);
+    }
+  }
+
+  // Adds a panel to the gradient of the i-th loaded array.
+  void add_loaded(int64_t i, int64_t n, const Queries<C>& queries, const C* added) {
+    const Place& place = call_.d_loaded[i];
+    C* sums =
+        static_cast<C*>(call_.d_loaded_sums) + call_.added_before(i) + place.offset(n, queries.row, space_.keys.column);
+    for (int64_t key = 0; key < space_.keys.count; ++key) {
+      C* to = sums + key * place.words().column;
+      for (int64_t lane = 0; lane < queries.count; ++lane) {
+        to[lane * place.words().row] += added[key * kWidth<C> + lane];
+      }
+    }
+  }
+
+  const Call& call_;
+  const CallWords& words_;
+  BackwardSpace<C> space_;
+  int64_t split_, task_, element_, key_head_;
+};
+
+template <typename C>
+void backward(const void* const* arguments, int64_t task) {
+  const Call call(arguments);
+  Backward<C>(call, task).run();
+}
+
+template <typename C>
+struct SumSpace {
+  C *sums, *row;
+
+  SumSpace(const Call& call, Arena& arena)
+      : sums(arena.take<C>(kWidth<C> * call.words.head_size)), row(arena.take<C>(call.words.head_size)) {}
+};
+
+template <typename C>
+void d_query(const void* const* arguments, int64_t task) {
+  constexpr int64_t width = kWidth<C>;
+  const Call call(arguments);
+  const CallWords& words = call.words;
+  const SumSpace<C> space = workspace<SumSpace<C>>(call);
+  const QueryBlock block(words, task);
+  C scale[width];
+  std::fill_n(scale, width, C(words.scale));
+  for (int64_t row = block.row; row < block.row + block.count; row += width) {
+    std::fill_n(space.sums, width * words.head_size, C(0));
+    for (int64_t split = 0; split < words.splits; ++split) {
+      const C* part = d_query_part<C>(call, split, block.n, row);
+      for (int64_t i = 0; i < width * words.head_size; ++i) space.sums[i] += part[i];
+    }
+    write_panel(call.d_query, call.element(block.n), row, call.head(block.n), space.sums, words.head_size,
+                std::min(width, block.row + block.count - row), scale, space.row);
+  }
+}
+
+template <typename C>
+void d_sinks(const void* const* arguments, int64_t) {
+  const Call call(arguments);
+  const CallWords& words = call.words;
+  auto* sums = static_cast<double*>(call.d_sink_sums);
+  std::fill_n(sums, words.sinks, 0.0);
+  for (int64_t n = 0; n < words.batch * words.query_heads; ++n) {
+    for (int64_t row = 0; row < words.query_length; ++row) {
+      const C log_sum_exp = call.log_sum_exp.get<C>(n, row, 0);
+      if (log_sum_exp == -std::numeric_limits<C>::infinity()) continue;
+      const C share = std::exp(call.sinks.get<C>(n, row, 0) - log_sum_exp);
+      sums[call.d_sinks.offset(n, row, 0)] -=
+          double(share) * double(static_cast<const C*>(call.delta)[n * words.query_length + row]);
+    }
+  }
+  with_float(call.d_sinks.dtype(), [&](auto element) {
+    using S = decltype(element);
+    pointwise::narrow_row(sums, static_cast<S*>(call.d_sinks.at(0, 0, 0)), words.sinks);
+  });
+}
+
+template <typename C>
+void d_loaded(const void* const* arguments, int64_t task) {
+  const Call call(arguments);
+  const C* sums = static_cast<const C*>(call.d_loaded_sums) + call.added_before(task);
+  write_row(call.d_loaded[task], 0, 0, 0, sums, call.words.added[task]);
+}
+
+}  // namespace attention
+
+JAXDNN_ISA_END
+
+JAXDNN_HOST_KERNELS({"attention_delta_float32", attention::delta<float>},
+                    {"attention_delta_float64", attention::delta<double>},
+                    {"attention_backward_float32", attention::backward<float>},
+                    {"attention_backward_float64", attention::backward<double>},
+                    {"attention_d_query_float32", attention::d_query<float>},
+                    {"attention_d_query_float64", attention::d_query<double>},
+                    {"attention_d_sinks_float32", attention::d_sinks<float>},
+                    {"attention_d_sinks_float64", attention::d_sinks<double>},
+                    {"attention_d_loaded_float32", attention::d_loaded<float>},
+                    {"attention_d_loaded_float64", attention::d_loaded<double>})

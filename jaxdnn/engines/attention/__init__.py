@@ -1,0 +1,1 @@
+"""Engines of attention, forward and backward."""

@@ -1,0 +1,13 @@
+"""Checks of arguments that several public functions take."""
+
+from numbers import Real
+
+
+def number(caller: str, name: str, value: object) -> float:
+    """A real number that is known when tracing, as a float; `caller` is the public function, for messages."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{caller}: {name} must be a real number, known when tracing; got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{caller}: {name} must be a number that a float can hold; got one that is larger") from None

@@ -1,0 +1,1 @@
+"""Attention: its meaning in plain JAX, its masks, and its public functions."""
