@@ -1,4 +1,4 @@
-"""jaxdnn: matmul and normalization kernels as ordinary JAX functions."""
+"""jaxdnn: matmul, attention and normalization kernels as ordinary JAX functions."""
 
 from importlib.metadata import version as _version
 from importlib.util import find_spec as _find_spec
@@ -20,6 +20,8 @@ from jaxdnn.planning.autotune import autotune
 from jaxdnn.planning.explain import explain
 from jaxdnn.planning.select import NoEngineError
 from jaxdnn.pointwise import UnsupportedOperation
+from jaxdnn.primitives.attention.api import dot_product_attention
+from jaxdnn.primitives.attention.combine import combine_attention
 from jaxdnn.primitives.matmul.api import dot_general, gated_linear_unit, matmul
 from jaxdnn.primitives.norm.api import layer_norm, rms_norm
 
@@ -27,7 +29,9 @@ __all__ = [
     "NoEngineError",
     "UnsupportedOperation",
     "autotune",
+    "combine_attention",
     "dot_general",
+    "dot_product_attention",
     "explain",
     "export_checks",
     "gated_linear_unit",

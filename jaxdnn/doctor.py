@@ -19,6 +19,7 @@ from jaxdnn.engines.base import Engine
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.select import select
 from jaxdnn.pointwise import trace
+from jaxdnn.primitives.attention.spec import AttentionSpec
 from jaxdnn.primitives.fused.derivative import EpilogueSpec
 from jaxdnn.primitives.fused.epilogue import Epilogue
 from jaxdnn.primitives.matmul.spec import MatmulSpec
@@ -26,6 +27,7 @@ from jaxdnn.primitives.norm.spec import NormSpec
 from jaxdnn.spec import Signature, Spec
 
 _ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
+_QUERY, _KEY = (jax.ShapeDtypeStruct((1, 64, 2, *group, 64), "bfloat16") for group in ((1,), ()))
 _SQUARE = Epilogue(lambda acc: (acc * acc,), trace(lambda acc: acc * acc, _ROWS.shape, (_ROWS.dtype,)))
 _DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("accumulator0",), seeded=("y0",))
 
@@ -33,6 +35,7 @@ _DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("accu
 _SAMPLES: tuple[tuple[Spec, dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]], ...] = (
     (NormSpec(kind="rms_norm"), {"x": _ROWS}, {"y": _ROWS}),
     (MatmulSpec(), {"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS}),
+    (AttentionSpec(), {"query": _QUERY, "key": _KEY, "value": _KEY}, {"out": _QUERY}),
     (_DERIVATIVE, {"accumulator0": _ROWS, "d_y0": _ROWS}, {"d_accumulator0": _ROWS}),
 )
 

@@ -1,5 +1,8 @@
 """The engine table: its order is the dispatch. The first engine that supports a call, under its options, serves it."""
 
+from jaxdnn.engines.attention.host import HostAttention
+from jaxdnn.engines.attention.simt.engine import AttentionSimt
+from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.base import Engine
 from jaxdnn.engines.norm.direct.engine import DirectNorm
 from jaxdnn.engines.norm.host import HostNorm
@@ -16,7 +19,10 @@ ENGINES: tuple[Engine, ...] = (
     Skinny(),
     Sm90(),
     Simt(),
+    AttentionSm90(),
+    AttentionSimt(),
     PointwiseEngine(),
     Host(),
+    HostAttention(),
     Xla(),
 )

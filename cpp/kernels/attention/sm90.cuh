@@ -1,0 +1,499 @@
+// out = softmax(score(scale * Q * K^T), where the mask lets see) * V on Hopper's tensor cores, in one pass over K and
+// V. The scheme is that of FlashAttention-3 (Shah et al., 2024).
+//
+//   grid             at most one block a multiprocessor. Each works through tiles of kTileM queries of one head, dealt
+//                    or taken (core/tile_queue.cuh); heads that share keys are neighbours, for the L2 cache
+//   few queries      of kHeads heads that share their keys are rows of one tile, a head after the other. Keys may be
+//                    split: a tile then is of one split, whose float32 results attention/combine.cuh combines. kBlocks
+//                    blocks of one consumer share a multiprocessor: one's softmax runs beside the other's multiplies
+//   warp groups      kConsumers of 64 rows each, then one producer, of which one thread starts the copies, and one
+//                    of another warp takes tiles
+//
+//                        producer     | Q | K[n] | K[n-1] | V[n] | K[n-2] | V[n-1] | ...         as there is room
+//                        tensor cores | S[n] |        | S[n-1], P[n] V[n] |            | S[n-2], P[n-1] V[n-1] | ...
+//                        arithmetic          | softmax n |           | softmax n-1 |            ...
+//
+//                    A consumer starts the scores of a block of keys, and the product of the weights of the block
+//                    before and its values: the tensor cores work on that one while it computes the new weights. Two
+//                    consumers take turns to start, so that one's softmax runs behind the other's multiplies.
+//   keys             from the last block to the first. A consumer masks those that an edge of the mask cuts, of its own
+//                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out.
+//                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
+//                    the function is to be asked
+//   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
+//                    loads of a block is fetched ahead of the wait for the products: a bias that is full takes kTileM
+//                    x kTileN elements from the L2 cache, as many bytes as the block's keys and values at d = dv =
+//                    kTileM / 2
+//   softmax          to the base of 2, with the scale folded into the exponent, unless there is a function. Rows' sums
+//                    stay with the threads until the end. A row that sees nothing has the maximum -infinity, of which
+//                    0 is subtracted: no NaNs. Sums are corrected only for a maximum that is 2^8 times as large as the
+//                    one before (Dao's rule for Blackwell): after the first blocks hardly ever
+//   dropout          of weights that have been summed (attention/dropout.cuh)
+//   results          leave the registers in aligned pieces of 16 bytes, which the four lanes of a row exchange; those
+//                    of a split in 8
+//
+//   barriers         full[stage]   of each of the rings of Q, K and V: 1 arrival (the producer's)
+//                    empty[stage]  a lane of each consuming warp: 4 x kConsumers
+//                    named 1, ...  turns, 256 threads: a consumer waits, the one before arrives
+//   shared memory    | Q stages | K stages | V stages | barriers | tiles |
+//                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled
+//   registers        of a consumer's thread: kTileN / 2 for scores, kTileN / 4 for weights, kValueSize / 2 for sums of
+//                    values, and what a function of scores loads. With 2 consumers there are 232, with 3 of them 160
+//
+// Bytes: those of Q, K, V and the results, once; for each tile again those of K and V, from the L2 cache. Flops: 2 (d +
+// dv) for each query and key that it sees, of which a multiprocessor does 4096 a clock, and one exponential, of which
+// it does 16. At d = dv = 64 both take as long, and at 128 the exponentials half as long: what bounds it are the tensor
+// cores, if all the arithmetic is behind them. Up to 64 rows need 2 (d + dv) bytes for each key from memory, a
+// multiprocessor's share of which is 18 a clock: so long as the ring hides their latency, that is what bounds them.
+#pragma once
+
+#include "attention/dropout.cuh"
+#include "attention/sm90/call.cuh"
+#include "attention/sm90/fragment_row.cuh"
+#include "attention/strip.cuh"
+#include "core/vector.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/warp.cuh"
+
+namespace jaxdnn {
+
+/// The work of one block: which tiles, and its rings.
+template <class Config>
+struct AttentionBlock {
+  using Call = AttentionSm90<Config>;
+
+  const Call& call;
+  typename Call::Queries queries;
+  typename Call::Keys keys;
+  typename Call::Values values;
+  TileOrder order;
+  typename Call::Queue queue;
+
+  __device__ __forceinline__ AttentionBlock(const Call& call, unsigned shared)
+      : call(call),
+        queries(shared, shared + Call::kBarriersAt),
+        keys(shared + Call::kKeysAt, shared + Call::kKeyBarriersAt),
+        values(shared + Call::kValuesAt, shared + Call::kValueBarriersAt),
+        order{static_cast<unsigned>(call.batches * call.query_heads / call.group * call.head_tiles()),
+              static_cast<unsigned>((call.query_length + Call::kQueries - 1) / Call::kQueries),
+              static_cast<unsigned>(call.swizzle)},
+        queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.splits} {}
+
+  template <bool kWarp>
+  __device__ __forceinline__ TileWalk<typename Call::Queue, kWarp> tiles() const {
+    return {queue, blockIdx.x};
+  }
+
+  __device__ __forceinline__ AttentionTile<Config> tile(unsigned index) const { return {call, order, index}; }
+
+  /// Starts the copies of all tiles; by one thread. Queries are copied even where they see nothing, so that the
+  /// producer is at most one tile ahead of the consumers, as the ring of tiles asks.
+  __device__ __forceinline__ void load() const {
+    ptx::prefetch_tensormap(call.query);
+    ptx::prefetch_tensormap(call.key);
+    ptx::prefetch_tensormap(call.value);
+    StageWriter<typename Call::Queries> to_queries{queries};
+    StageWriter<typename Call::Keys> to_keys{keys};
+    StageWriter<typename Call::Values> to_values{values};
+    for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
+      queue.ask();
+      const AttentionTile<Config> tile = this->tile(walk.index);
+      const int key_head = tile.head / call.group;
+      to_queries.fill([&](unsigned stage, unsigned full) {
+        Call::QueryTile::load(call.query, stage, full, tile.first_query, tile.head, tile.element * call.query_batched);
+      });
+      const auto load_values = [&](int block) {
+        to_values.fill([&](unsigned stage, unsigned full) {
+          Call::ValueTile::load(call.value, stage, full, block * Config::kTileN, key_head,
+                                tile.element * call.value_batched);
+        });
+      };
+      int before = -1;
+      for (KeyBlockWalk<Config> blocks(tile); blocks.on_a_block(); blocks.advance()) {
+        const int block = blocks.number();
+        to_keys.fill([&](unsigned stage, unsigned full) {
+          Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
+        });
+        if (before >= 0) load_values(before);
+        before = block;
+      }
+      if (before >= 0) load_values(before);
+    }
+  }
+};
+
+/// Turns at starting multiplies, in which the consumers take part as often as each other.
+template <bool kTurns, int kConsumers>
+struct ConsumerTurns {
+  int consumer;
+
+  /// The first turn is consumer 0's.
+  __device__ __forceinline__ void start() const {
+    if (consumer == kConsumers - 1) pass_on();
+  }
+
+  __device__ __forceinline__ void wait() const {
+    if constexpr (kTurns) ptx::barrier_sync(1 + consumer, 256);
+  }
+
+  __device__ __forceinline__ void pass_on() const {
+    if constexpr (kTurns) ptx::barrier_arrive(1 + (consumer + 1) % kConsumers, 256);
+  }
+};
+
+/// The work of one warp group that multiplies. A thread has two rows, 8 apart, as ptx/wgmma.cuh says: element i of an
+/// accumulator is of row i / 2 % 2.
+template <class Config>
+struct AttentionConsumer {
+  using Call = AttentionSm90<Config>;
+  using T = typename Config::T;
+  using Out = typename Config::Out;
+  using Tile = AttentionTile<Config>;
+  static constexpr int kScores = Config::kTileN / 2, kSums = Config::kValueSize / 2, kSteps = Config::kTileN / 16;
+  static constexpr bool kScored = !is_same<typename Config::Score, void>;
+  static constexpr bool kMasked = !is_same<typename Config::Mask, void>;
+  static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
+  static constexpr bool kOnce = kScored || kDropped;  // the text of a step stands there, for the sake of registers
+  static constexpr ptx::WgmmaType kType = wgmma_type<T>();
+  static constexpr float kSlack = 8;  // of exponents: weights are at most 2^8, which float16 holds as well as 1
+
+  const AttentionBlock<Config>& block;
+  const ConsumerTurns<Call::kTurns, Call::kConsumers> turns;
+  int first_row, lane;         // of the thread, in the tile; and in its warp
+  float scale;                 // of scores, to the base of 2
+  unsigned long long q, k, v;  // descriptors of the first stages
+  StageReader<typename Call::Queries> queries;
+  StageReader<typename Call::Keys> keys;
+  StageReader<typename Call::Values> values;
+
+  float scores[kScores], sums[kSums];
+  Vector<T, 8> weights[kSteps];
+  unsigned query[Config::kQueryInRegisters ? Config::kHeadSize / 16 : 1][4];
+  float largest[2], total[2];  // of a row: the largest product, about; the sum of this thread's weights
+  int first_key[2];            // that a row sees
+  unsigned key_count[2];
+  FragmentCoordinate first_score;  // of the thread, in the first block of keys
+  StripFunction<typename Config::Score, Config::kTileN> score;
+  Dropout dropout;
+
+  __device__ __forceinline__ AttentionConsumer(const AttentionBlock<Config>& block, int consumer)
+      : block(block),
+        turns{consumer},
+        first_row(consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16 + threadIdx.x % 32 / 4),
+        lane(threadIdx.x % 32),
+        scale((kScored ? 1.0f : block.call.scale) * 1.4426950408889634f),
+        q(Call::QueryTile::descriptor(block.queries.stages) + Call::QueryTile::vectors(4 * consumer)),
+        k(Call::KeyTile::descriptor(block.keys.stages)),
+        v(Call::ValueTile::descriptor(block.values.stages)),
+        queries{block.queries},
+        keys{block.keys},
+        values{block.values} {}
+
+  /// Computes and writes all tiles.
+  __device__ __forceinline__ void consume() {
+    turns.start();
+    auto walk = block.template tiles<true>();
+    while (walk.on_a_tile()) {
+      const Tile tile = block.tile(walk.index);
+      compute(tile);
+      store(tile);
+      walk.advance();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void compute(const Tile& tile) {
+    begin(tile);
+    queries.wait();
+    if constexpr (Config::kQueryInRegisters) fetch_query();
+    KeyBlockWalk<Config> blocks(tile);
+    if (blocks.on_a_block()) {
+      int number = blocks.number();
+      const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
+      const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
+      const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
+      const int whole_end = tile.end_key(block.call, first);  // in keys
+      fetch(number);
+      keys.wait();
+      start_scores();
+      finish_scores<0>();
+      float correction[2];
+      soften(number, true, correction);
+      pack_weights(number);
+      if constexpr (kMasked) {
+        for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
+          if (kOnce || blocks.partial()) {
+            step(blocks.number(), !kOnce || blocks.partial());
+          } else {
+            step(blocks.number(), false);
+          }
+        }
+      } else if constexpr (kOnce) {
+        while (--number >= tile.first_block) {
+          step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
+        }
+      } else {
+        if constexpr (Config::kRight) {
+          while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
+        }
+        while (number > tile.first_block && number > whole_from) step(--number, false);
+        if constexpr (Config::kLeft) {
+          while (number > tile.first_block) step(--number, true);
+        }
+      }
+    }
+    if constexpr (!Config::kQueryInRegisters) let_go_of_query();
+    if (tile.blocks > 0) {
+      values.wait();
+      start_sums();
+      finish_sums();
+    }
+  }
+
+  /// One more block of keys, whose scores and weights follow those that are in the registers.
+  __device__ __forceinline__ void step(int number, bool masked) {
+    fetch(number);
+    keys.wait();
+    turns.wait();
+    start_scores();
+    values.wait();
+    start_sums();
+    turns.pass_on();
+    finish_scores<1>();
+    // A mask's function takes the weights' registers, if that is known here.
+    const bool early = kMasked && !kOnce && masked;
+    if (early) finish_sums();
+    float correction[2];
+    soften(number, masked, correction);
+    if (!early) finish_sums();
+    pack_weights(number);
+    if (ptx::vote_sync_any(correction[0] != 1 || correction[1] != 1)) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] *= correction[i / 2 % 2];
+    }
+  }
+
+  __device__ __forceinline__ void begin(const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = tile.query(first_row + 8 * r);
+      const int end = tile.end_key(block.call, query);
+      largest[r] = -math::infinity<float>();
+      total[r] = 0;
+      first_key[r] = tile.first_key(block.call, query);
+      key_count[r] = end > first_key[r] ? end - first_key[r] : 0;
+    }
+    const int batch = tile.batch_of(block.call, first_row);
+    first_score = {tile.query(first_row), lane % 4 * 2, batch, block.call.query_length, block.call.key_length};
+    if constexpr (kDropped) {
+      dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
+    }
+  }
+
+  /// Starts to load what the scores of a block of keys are made of besides products.
+  __device__ __forceinline__ void fetch(int number) {
+    if constexpr (kScored) score.fetch(block.call.score_operands, first_score.to_the_right(number * Config::kTileN));
+  }
+
+  __device__ __forceinline__ void fetch_query() {
+    const int row = turns.consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16 + lane % 16;
+    const unsigned line = block.queries.stage(queries.position.stage) + row * 128;
+#pragma unroll
+    for (int i = 0; i < Config::kHeadSize / 16; ++i) {
+      const unsigned chunk = line + i / 4 * Call::QueryTile::kChunkBytes;
+      ptx::ldmatrix_x4<false>(query[i], chunk + ((i % 4 * 2 + lane / 16 ^ row % 8) << 4));
+    }
+    let_go_of_query();
+  }
+
+  __device__ __forceinline__ void let_go_of_query() {
+    __syncwarp();  // lanes may not have met since each saw the queries arrive, or read them
+    queries.release();
+    queries.advance();
+  }
+
+  __device__ __forceinline__ void start_scores() {
+    const unsigned query_stage = stage_offset(queries.position.stage, Call::QueryTile::kBytes);
+    const unsigned stage = stage_offset(keys.position.stage, Call::KeyTile::kBytes);
+    ptx::warpgroup_fence_operand(scores);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Config::kHeadSize / 16; ++i) {
+      const unsigned long long of_keys = k + (stage + Call::KeyTile::elements(i));
+      if constexpr (Config::kQueryInRegisters) {
+        ptx::WgmmaRs<Config::kTileN>::template mma_async<kType, false>(scores, query[i], of_keys, i > 0);
+      } else {
+        ptx::Wgmma<Config::kTileN>::template mma_async<kType, kType, false, false>(
+            scores, q + (query_stage + Call::QueryTile::elements(i)), of_keys, i > 0);
+      }
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void start_sums() {
+    const unsigned stage = stage_offset(values.position.stage, Call::ValueTile::kBytes);
+    ptx::warpgroup_fence_operand(sums);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      ptx::WgmmaRs<Config::kValueSize>::template mma_async<kType, true>(
+          sums, weights[i].words, v + (stage + Call::ValueTile::vectors(i)), true);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// With so many later multiplies left unfinished.
+  template <int kPending>
+  __device__ __forceinline__ void finish_scores() {
+    ptx::wgmma_wait_group<kPending>();
+    ptx::warpgroup_fence_operand(scores);
+    keys.release();
+    keys.advance();
+  }
+
+  __device__ __forceinline__ void finish_sums() {
+    ptx::wgmma_wait_group<0>();
+    ptx::warpgroup_fence_operand(sums);
+    values.release();
+    values.advance();
+  }
+
+  /// Makes weights of the scores of a block of keys, relative to the rows' `largest`, and says by what earlier weights
+  /// are to be multiplied: as a rule by one, since only a maximum that exceeds it by more than kSlack takes its place.
+  __device__ __forceinline__ void soften(int number, bool masked, float (&correction)[2]) {
+    if constexpr (kScored) apply_score(number);
+    if (masked) mask(number);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = largest[r];
+      float now = before;
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) now = ::fmaxf(now, scores[i / 2 * 4 + 2 * r + i % 2]);
+      now = ::fmaxf(now, ptx::shfl_sync_bfly(now, 1));
+      now = ::fmaxf(now, ptx::shfl_sync_bfly(now, 2));
+      const bool raised = (now - before) * scale > kSlack;
+      if (raised) largest[r] = now;
+      const float base = largest[r] == -math::infinity<float>() ? 0.0f : largest[r] * scale;
+      correction[r] = raised ? ptx::ex2_approx_ftz(ptx::fma_rn(before, scale, -base)) : 1.0f;
+      total[r] *= correction[r];
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        float& weight = scores[i / 2 * 4 + 2 * r + i % 2];
+        weight = ptx::ex2_approx_ftz(ptx::fma_rn(weight, scale, -base));
+        total[r] += weight;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void apply_score(int number) {
+    const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scores[i] *= block.call.scale;
+    score.apply(scores, block.call.score_operands, at, [&](int i, float result) { scores[i] = result; });
+  }
+
+  __device__ __forceinline__ void mask(int number) {
+    const int column = number * Config::kTileN + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int r = i / 2 % 2;
+      const unsigned seen = static_cast<unsigned>(column + i / 4 * 8 + i % 2 - first_key[r]);
+      if (seen >= key_count[r]) scores[i] = -math::infinity<float>();
+    }
+    if constexpr (kMasked) {
+      const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
+      StripFunction<typename Config::Mask, kFragmentColumns> visible;
+      visible.fetch(block.call.mask_operands, at);
+      visible.apply(scores, block.call.mask_operands, at, [&](int i, bool sees) {
+        if (!sees) scores[i] = -math::infinity<float>();
+      });
+    }
+  }
+
+  __device__ __forceinline__ void pack_weights(int number) {
+    if constexpr (kDropped) dropout.drop(scores, first_score.to_the_right(number * Config::kTileN));
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = scores[8 * i + j];
+      weights[i].pack(values);
+    }
+  }
+
+  /// Divides by the weights' sums, and writes the rows.
+  __device__ __forceinline__ void store(const Tile& tile) {
+    const Call& call = block.call;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + 8 * r, query = tile.query(row), batch = tile.batch_of(call, row);
+      const bool written = query < call.query_length && tile.has_head(call, row);
+      // Sums of rows past the end are of keys that they don't see.
+      const bool there = query < tile.query_length;
+      float sum = total[r] + ptx::shfl_sync_bfly(total[r], 1);
+      sum += ptx::shfl_sync_bfly(sum, 2);
+      if (!there) sum = 0;
+      float base = there ? largest[r] * scale : -math::infinity<float>(), factor = 1;
+      if constexpr (!is_same<typename Config::Sinks, void>) {
+        const float sink = 1.4426950408889634f * number_of_batch<typename Config::Sinks>(call.sinks, batch, 0.0f);
+        const float both = ::fmaxf(base, sink);
+        if (both != -math::infinity<float>()) {
+          factor = ptx::ex2_approx_ftz(base - both);
+          sum = sum * factor + ptx::ex2_approx_ftz(sink - both);
+          base = both;
+        }
+      }
+      const bool sees = there && sum != 0;
+      factor = sees ? factor / sum : 0;
+      if constexpr (kDropped) factor *= call.kept;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i / 2 % 2 == r && !sees) sums[i] = 0;  // what hidden values are, which may be no numbers, times zero
+      }
+      // Results of each split are as those of another batch.
+      const int element = tile.element + tile.split * call.batches, head = batch - tile.batch + tile.head;
+      Out* const line = call.out + element * call.out_batch + head * call.out_head + query * call.out_row;
+      store_fragment_row(line, sums, r, factor, call.value_size, written);
+      if constexpr (!is_same<typename Config::LogSumExp, void>) {
+        using Operand = typename Config::LogSumExp;
+        const OperandAddress& at = call.log_sum_exp;
+        const long long offset =
+            at.of_batch<Operand::kAffine>(element * call.query_heads + head) + at.of_row<Operand::kAffine>(query);
+        const float found = sum == 0 ? -math::infinity<float>() : base * 0.6931471805599453f + ::logf(sum);
+        if (lane % 4 == 0 && written) static_cast<float*>(const_cast<void*>(at.data))[offset] = found;
+      }
+    }
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void attention_sm90(const AttentionSm90<Config>& call) {
+  using Call = AttentionSm90<Config>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const AttentionBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
+  constexpr unsigned kProducer = Call::kConsumers * 128;
+  const bool takes = threadIdx.x == kProducer + 32 && block.queue.taken();
+  const unsigned taken = takes ? block.queue.take() : 0;
+  if (threadIdx.x == 0) {
+    block.queue.init();
+    block.queries.init(4 * Call::kConsumers);
+    block.keys.init(4 * Call::kConsumers);
+    block.values.init(4 * Call::kConsumers);
+  }
+  __syncthreads();
+
+  const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
+  if (group == Call::kConsumers) {
+    if constexpr (Call::kGivesRegisters) ptx::setmaxnreg_dec<Call::kProducerRegisters>();
+    if (threadIdx.x == kProducer) block.load();
+    if (takes) block.queue.take_others(taken);
+  } else {
+    if constexpr (Call::kGivesRegisters) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
+    AttentionConsumer<Config>(block, group).consume();
+  }
+}
+
+}  // namespace jaxdnn

@@ -1,0 +1,206 @@
+// A call of attention's kernel for Hopper (attention/sm90.cuh): how it is cut into tiles, where they lie in shared
+// memory, and which keys their queries see.
+#pragma once
+
+#include "attention/key_range.cuh"
+#include "core/pipeline_tma.cuh"
+#include "core/scheduler.cuh"
+#include "core/tile.cuh"
+#include "core/tile_queue.cuh"
+
+namespace jaxdnn {
+
+/// Vectors of kSize elements in shared memory: queries, keys or values of a tile. TMA fills what is past the end of a
+/// vector, or of all of them, with zeros.
+template <class T, int kVectors, int kSizeOf>
+struct VectorTile {
+  static constexpr int kSize = kSizeOf;
+  static_assert(sizeof(T) == 2 && kVectors % 16 == 0 && kVectors <= 256, "boxes of 16-bit elements");
+  static constexpr int kChunkBytes = kVectors * 128;
+  static constexpr int kChunks = (kSize + kChunk - 1) / kChunk;
+  static constexpr int kBytes = kChunks * kChunkBytes;
+
+  /// By one thread.
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      ptx::cp_async_bulk_tensor_load(tile + i * kChunkBytes, map, barrier, i * kChunk, first, head, batch);
+    }
+  }
+
+  /// The same, of a tile that the blocks of a cluster share: each loads some of the chunks, for all of them.
+  template <class Cluster>
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch, const Cluster& cluster) {
+    if constexpr (Cluster::kBlocks == 1) {
+      load(map, tile, barrier, first, head, batch);
+    } else {
+      for (int i = cluster.row; i < kChunks; i += Cluster::kBlocks) {
+        ptx::cp_async_bulk_tensor_load_multicast(tile + i * kChunkBytes, map, barrier, cluster.column_mask(),
+                                                 i * kChunk, first, head, batch);
+      }
+    }
+  }
+
+  /// The descriptor of the tile as core/tile.cuh has it. Only an operand of which vectors run along N has more than one
+  /// chunk in a multiply.
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
+    return 1ull << 62 | 1024ull / 16 << 32 | static_cast<unsigned long long>(kChunkBytes / 16) << 16 |
+           (tile & 0x3ffff) >> 4;
+  }
+
+  /// What to add to a descriptor to come to elements 16 i of all vectors, or to vector 16 i.
+  static constexpr unsigned elements(int i) { return (i / 4 * kChunkBytes + i % 4 * 32) / 16; }
+  static constexpr unsigned vectors(int i) { return i * 16 * 128 / 16; }
+};
+
+/// What a `Config` has besides T, Out, kTileM, kTileN, kQueryStages, kQueryInRegisters, kStages, kHeadSize and
+/// kValueSize. Where there is a mask's function, the blocks of keys of a tile are those of a list
+/// (attention/lists.cuh).
+struct AttentionSm90Defaults : AttentionMaskDefaults {
+  static constexpr int kBlocks = 1;  // of a multiprocessor
+  // The sinks, the log-sum-exp and the seeds of dropout: an EpilogueOperand, or none.
+  using Sinks = void;
+  using LogSumExp = void;
+  using Seeds = void;
+  // What becomes of scaled products, a function of attention/strip.cuh; none where scores are products themselves, and
+  // the scale, which is positive then, is part of the exponent.
+  using Score = void;
+};
+
+template <class Config>
+struct AttentionSm90 : AttentionMask<Config> {
+  using T = typename Config::T;
+  using Out = typename Config::Out;
+  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr;
+  Out* out = nullptr;
+  long long out_row = 0, out_head = 0, out_batch = 0;  // strides, in elements
+  OperandAddress sinks, log_sum_exp, seeds;
+  OperandAddress score_operands[kOperandsOf<typename Config::Score>];
+  const int* lists = nullptr;  // of blocks of keys, for each block of queries; strides are of them
+  long long list_element = 0, list_head = 0;
+  int batches = 0, group = 1, value_size = 0;                 // group: query heads that share a key head
+  int query_batched = 1, key_batched = 1, value_batched = 1;  // 0 when one array serves the whole batch
+  float scale = 1;
+  unsigned threshold = 0;  // of dropout, and the factor of what is kept
+  float kept = 1;
+  int swizzle = 1;   // rows of tiles that are worked through together
+  int counter = -1;  // of the tiles that are taken; none where they are dealt
+
+  static constexpr int kConsumers = Config::kTileM / 64;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static_assert(Config::kTileM % 64 == 0 && Config::kTileM % Config::kHeads == 0, "a warp group has 64 rows");
+  static constexpr int kQueries = Config::kTileM / Config::kHeads;  // of each head
+  static_assert(Config::kHeadSize % 16 == 0 && Config::kValueSize % 32 == 0, "a multiply, and a row of four lanes");
+  using QueryTile = VectorTile<T, Config::kTileM, Config::kHeadSize>;
+  using KeyTile = VectorTile<T, Config::kTileN, Config::kHeadSize>;
+  using ValueTile = VectorTile<T, Config::kTileN, Config::kValueSize>;
+  using Queries = TmaPipeline<Config::kQueryStages, QueryTile::kBytes>;
+  using Keys = TmaPipeline<Config::kStages, KeyTile::kBytes>;
+  using Values = TmaPipeline<Config::kStages, ValueTile::kBytes>;
+  using Queue = TileQueue<1>;
+  static constexpr int kKeysAt = Config::kQueryStages * QueryTile::kBytes;
+  static constexpr int kValuesAt = kKeysAt + Config::kStages * KeyTile::kBytes;
+  static constexpr int kBarriersAt = kValuesAt + Config::kStages * ValueTile::kBytes;
+  static constexpr int kKeyBarriersAt = kBarriersAt + Queries::kBarrierBytes;
+  static constexpr int kValueBarriersAt = kKeyBarriersAt + Keys::kBarrierBytes;
+  static constexpr int kQueueAt = kValueBarriersAt + Values::kBarrierBytes;
+  static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
+  // Registers of a thread, shared as in product/sm90.cuh. The producer, with three rings, doesn't fit in 24.
+  static constexpr int kTogether = kThreads * Config::kBlocks;
+  static constexpr bool kGivesRegisters = kTogether > 256;
+  static constexpr int kShare = 65536 / kTogether / 8 * 8, kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = ((kConsumers + 1) * kShare - kProducerRegisters) / kConsumers / 8 * 8;
+  // Turns pay up to this head size (Shah et al.): beyond, one's multiplies are long enough.
+  static constexpr bool kTurns = kConsumers > 1 && Config::kHeadSize <= 128;
+
+  /// Tiles along the heads that share keys.
+  __device__ __forceinline__ int head_tiles() const { return (group + Config::kHeads - 1) / Config::kHeads; }
+};
+
+/// Some queries of one head, or of neighbouring heads that share their keys, one head after the other; and a split of
+/// the keys that they see.
+template <class Config, class Call = AttentionSm90<Config>>
+struct AttentionTile : KeyRange<Config> {
+  static constexpr int kQueries = Config::kTileM / Config::kHeads;
+  static constexpr bool kListed = !is_same<typename Config::Mask, void>;
+
+  int first_query, batch, element, head;  // of the first row; batch: element * query heads + head
+  int split;
+  int first_block = 0, blocks = 0;  // of keys; where there is a list, its length
+  const int* list = nullptr;
+
+  __device__ __forceinline__ AttentionTile(const Call& call, const TileOrder& order, unsigned index) {
+    const TilePosition at = order[index];
+    // The last queries see most, where there is a bound to the right: they come first.
+    const int tile = Config::kRight ? static_cast<int>(order.columns) - 1 - at.column : at.column;
+    first_query = tile * kQueries;
+    const int tiles = (call.group + Config::kHeads - 1) / Config::kHeads;  // along the heads that share keys
+    batch = Config::kHeads == 1 ? at.row : at.row / tiles * call.group + at.row % tiles * Config::kHeads;
+    element = batch / call.query_heads;
+    head = batch - element * call.query_heads;
+    split = call.splits == 1 ? 0 : at.batch;  // a constant where keys are whole
+    this->read(call, batch);
+    if (first_query >= this->query_length) return;
+    if constexpr (kListed) {
+      const long long number = element * call.list_element + head * call.list_head + tile;
+      list = call.lists + number * (1 + (call.key_length + Config::kTileN - 1) / Config::kTileN);
+      blocks = *list++;
+    } else {
+      const int first = this->first_key(call, first_query);
+      const int end = this->end_key(call, this->last_query(first_query, kQueries));
+      if (end <= first) return;
+      first_block = first / Config::kTileN;
+      blocks = (end + Config::kTileN - 1) / Config::kTileN - first_block;
+    }
+    const int others = blocks * split / call.splits;
+    if constexpr (kListed) list += others;
+    first_block += others;
+    blocks = blocks * (split + 1) / call.splits - others;
+  }
+
+  /// Of a row: its query, and how many heads after the tile's first one its own is.
+  __device__ __forceinline__ int query(int row) const { return first_query + row - later_heads(row) * kQueries; }
+  static __device__ __forceinline__ int later_heads(int row) { return Config::kHeads == 1 ? 0 : row / kQueries; }
+
+  /// Whether its head is one of those that share keys.
+  __device__ __forceinline__ bool has_head(const Call& call, int row) const {
+    return Config::kHeads == 1 || head % call.group + later_heads(row) < call.group;
+  }
+
+  /// Its batch; where it has no head, one that there is.
+  __device__ __forceinline__ int batch_of(const Call& call, int row) const {
+    return batch + (has_head(call, row) ? later_heads(row) : 0);
+  }
+};
+
+/// A walk through the blocks of keys of a tile, from the last to the first.
+template <class Config>
+struct KeyBlockWalk {
+  using Tile = AttentionTile<Config>;
+
+  const Tile& tile;
+  int left, entry;  // blocks that are left; in a list
+
+  __device__ __forceinline__ explicit KeyBlockWalk(const Tile& tile) : tile(tile), left(tile.blocks) { read(); }
+
+  __device__ __forceinline__ bool on_a_block() const { return left > 0; }
+  __device__ __forceinline__ int number() const { return Tile::kListed ? entry / 2 : tile.first_block + left - 1; }
+  /// Whether some of the block's keys are not seen by some of the queries; of a list.
+  __device__ __forceinline__ bool partial() const { return entry % 2; }
+
+  __device__ __forceinline__ void advance() {
+    --left;
+    read();
+  }
+
+ private:
+  __device__ __forceinline__ void read() {
+    if constexpr (Tile::kListed) {
+      if (left > 0) entry = tile.list[tile.blocks - left];
+    }
+  }
+};
+
+}  // namespace jaxdnn

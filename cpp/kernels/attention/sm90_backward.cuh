@@ -1,0 +1,486 @@
+// The gradients of attention on Hopper's tensor cores, with five products for each block of scores, in one pass:
+//
+//   S^T = K Q^T     dP^T = V dO^T     P^T = 2^(scale S^T - log-sum-exp)     dS^T = P^T (dP^T - delta)
+//   dV += P^T dO    dK += dS^T Q      dQ += dS K
+//
+// The scheme is that of FlashAttention-3 (Shah et al., 2024); the order in which dQ is summed is not.
+//
+//   grid             at most one block a multiprocessor. Each takes tiles of 128 keys of one head
+//                    (core/tile_queue.cuh), and works for each of them through the queries that see it: kTileM at a
+//                    time, of all heads that share the keys. So dK and dV stay in registers until they are whole
+//   warp groups      two consumers of 64 keys each, then the producer, of which one thread starts the copies, one of
+//                    another warp takes tiles, and the other two warps add to dQ, of every second block of queries each
+//
+//                        tensor cores | dP | dV     | dQ | dK      | S of the next block | ...
+//                        arithmetic   | P  | dS     |    | dQ out  |
+//
+//                    Scores are transposed, so that P^T and dS^T are operands in registers: an accumulator's columns
+//                    are queries, whose numbers are read from shared memory. dS^T goes to shared memory, too: dQ is a
+//                    sum over the keys of both consumers. Each has half of its columns, or of 128 queries
+//   dQ               sums in float32 in scratch memory, as fragments (`QuerySums`). TMA adds to them, from shared
+//                    memory. Until that is known to be done takes longer than a block's products: two are under way.
+//                    attention/sm90/backward_query.cuh scales and rounds what they are in the end
+//   order            tiles add to a block of queries in the order of their keys: the first one stores, the others wait
+//                    until as many as see less keys have added, which a counter says. As all tiles go through the
+//                    queries from the last block to the first, and are taken in the order of their keys, those who
+//                    follow each other are at different blocks, and nobody waits for long. Under a causal mask this has
+//                    the longest tiles first
+//   no deadlock      a tile waits for tiles of the same head and smaller keys alone, which come before it in the order
+//                    in which tiles are taken. Of all tiles that are taken and not finished the first waits for none,
+//                    and its block works on it: what a block takes while it works on a tile comes after that one. This
+//                    needs no number of blocks to be resident
+//   masks            hide weights, in blocks that an edge cuts; blocks that it hides are not visited, and not counted.
+//                    Rows that aren't there have the log-sum-exp infinity (attention/sm90/backward_rows.cuh)
+//
+//   barriers         full[stage]   of the rings of keys (1 stage: K, V) and queries (2: Q, dO, numbers): 1 arrival
+//                    empty[stage]  a lane of each consuming warp: 8
+//                    named 1       256 threads: dS^T is in shared memory
+//                    named 2, 3    288 threads, the consumers and a warp that adds: its dQ is in shared memory
+//                    named 4 .. 7  160 threads, such a warp and each consumer: it has been read
+//   shared memory    | K, V | Q, dO, log-sum-exp and delta: 2 stages | dS^T, twice | dQ, twice | barriers | tiles |
+//                    dS^T alternates: who writes it again has since met who read it, at named barrier 1
+//   registers        of a consumer's thread 240: (d + dv) / 2 for dK and dV, kTileM / 2 for each of S and dP, and
+//                    kTileM / 4 for each of P and dS
+//
+// Bytes: those of Q, K, V, out, dO and the gradients, once; for each tile again those of Q and dO, and 8 d for each
+// query in and out of the float32 sums, from the L2 cache. Flops: 4 (d + dv) + 2 d for each query and key that it sees,
+// of which a multiprocessor does 4096 a clock. Shared memory is read as fast as the tensor cores compute where 64
+// queries are multiplied by 64 keys, and with it what the tensor cores wait for arithmetic is what bounds it.
+#pragma once
+
+#include "attention/sm90/backward_call.cuh"
+#include "attention/sm90/fragment_row.cuh"
+#include "core/vector.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/warp.cuh"
+
+namespace jaxdnn {
+
+/// The work of one block: which tiles, and its rings.
+template <class Config>
+struct AttentionBackwardBlock {
+  using Call = AttentionSm90Backward<Config>;
+  using Tile = AttentionBackwardTile<Config>;
+  using Sight = AttentionSight<Config>;
+
+  const Call& call;
+  unsigned shared;
+  typename Call::Keys keys;
+  typename Call::Queries queries;
+  TileOrder order;
+  typename Call::Queue queue;
+
+  __device__ __forceinline__ AttentionBackwardBlock(const Call& call, unsigned shared)
+      : call(call),
+        shared(shared),
+        keys(shared, shared + Call::kBarriersAt),
+        queries(shared + Call::kQueriesAt, shared + Call::kQueryBarriersAt),
+        order{static_cast<unsigned>(call.batches * call.key_heads), static_cast<unsigned>(call.key_blocks()),
+              static_cast<unsigned>(call.swizzle)},
+        queue{shared + Call::kQueueAt, call.counter, order.rows * order.columns} {}
+
+  /// Visits the heads that share a tile's keys, and which of their blocks of queries see the tile.
+  template <class Visit>
+  __device__ __forceinline__ void each_head(const Tile& tile, const Visit& visit) const {
+    for (int i = 0; i < call.group; ++i) {
+      const int head = tile.head * call.group + i;
+      const Sight sight(call, tile.element * call.key_heads * call.group + head);
+      visit(sight, head, sight.first_query_block(tile.block), sight.end_query_block(tile.block));
+    }
+  }
+
+  /// Visits these blocks, of one head after the other, each from its last block to its first.
+  template <class Visit>
+  __device__ __forceinline__ void each_block(const Tile& tile, const Visit& visit) const {
+    each_head(tile, [&](const Sight& sight, int head, int first, int end) {
+      for (int block = end - 1; block >= first; --block) visit(sight, head, block);
+    });
+  }
+
+  template <bool kWarp, class Visit>
+  __device__ __forceinline__ void each_tile(const Visit& visit) const {
+    for (TileWalk<typename Call::Queue, kWarp> walk(queue, blockIdx.x); walk.on_a_tile(); walk.advance()) {
+      visit(Tile(call, order, walk.index));
+    }
+  }
+
+  /// Starts the copies of all tiles; by one thread. Keys and values are copied even where nobody sees them, so that the
+  /// producer is at most one tile ahead of the consumers, as the ring of tiles asks.
+  __device__ __forceinline__ void load() const {
+    StageWriter<typename Call::Keys> to_keys{keys};
+    StageWriter<typename Call::Queries> to_queries{queries};
+    each_tile<false>([&](const Tile& tile) {
+      const int first = tile.block * Call::kTileN;
+      to_keys.fill([&](unsigned stage, unsigned full) {
+        Call::KeyTile::load(call.key, stage, full, first, tile.head, tile.element * call.key_batched);
+        Call::ValueTile::load(call.value, stage + Call::kValuesAt, full, first, tile.head,
+                              tile.element * call.value_batched);
+      });
+      each_block(tile, [&](const Sight& sight, int head, int block) {
+        const int query = block * Call::kTileM;
+        to_queries.fill([&](unsigned stage, unsigned full) {
+          Call::QueryTile::load(call.query, stage, full, query, head, tile.element * call.query_batched);
+          if constexpr (Config::kOut) {
+            Call::DOutTile::load(call.d_out, stage + Call::kDOutAt, full, query, head,
+                                 tile.element * call.d_out_batched);
+          }
+          const long long row = static_cast<long long>(sight.batch) * call.query_blocks() * Call::kTileM + query;
+          ptx::cp_async_bulk_load(stage + Call::kRowsAt, call.rows + 2 * row, Call::kRowsBytes, full);
+        });
+      });
+      queue.ask();  // not before: others wait for what is taken
+    });
+  }
+
+  /// Adds what consumers leave in one of two buffers to the sums in global memory, in the order of the keys; by a warp,
+  /// which takes every second step. So the next one's sums leave while this one's are waited for.
+  __device__ __forceinline__ void add(int buffer) const {
+    using Sums = typename Call::Sums;
+    const unsigned staged = shared + Call::kSumsAt + buffer * Sums::kBytes;
+    const bool leads = threadIdx.x % 32 == 0;
+    int turn = buffer;
+    release(buffer);
+    each_tile<true>([&](const Tile& tile) {
+      each_block(tile, [&](const Sight& sight, int, int block) {
+        turn ^= 1;
+        if (turn == 0) return;
+        const int rank = tile.block - sight.first_key_block(block);
+        const long long index = static_cast<long long>(sight.batch) * call.query_blocks() + block;
+        if (leads && rank > 0) {
+          while (ptx::ld_acquire(call.contributions + index) != rank) {
+          }
+          ptx::fence_proxy_async_global();
+        }
+        __syncwarp();
+        ptx::barrier_sync(Call::kSumsFull + buffer, Call::kSumsFullThreads);
+        if (leads) {
+          float* const sums = call.query_sums + index * (Sums::kBytes / 4);
+          if (rank == 0) {
+            ptx::cp_async_bulk_store(sums, staged, Sums::kBytes);
+          } else {
+            ptx::cp_reduce_async_bulk_add(sums, staged, Sums::kBytes);
+          }
+          ptx::cp_async_bulk_commit_group();
+          ptx::cp_async_bulk_wait_group_read<0>();
+        }
+        __syncwarp();
+        release(buffer);
+        if (leads) {
+          ptx::cp_async_bulk_wait_group<0>();
+          ptx::fence_proxy_async_global();
+          ptx::red_release_add(call.contributions + index, 1);
+        }
+      });
+    });
+  }
+
+ private:
+  /// Lets both consumers write to a buffer of sums.
+  __device__ __forceinline__ void release(int buffer) const {
+#pragma unroll
+    for (int consumer = 0; consumer < Call::kConsumers; ++consumer) {
+      ptx::barrier_arrive(Call::kSumsEmpty + 2 * buffer + consumer, Call::kSumsEmptyThreads);
+    }
+  }
+};
+
+/// The work of one warp group that multiplies, with 64 of a tile's keys. A thread has two of them, 8 apart, as
+/// ptx/wgmma.cuh says: element i of an accumulator of scores is of key i / 2 % 2, and of query i / 4 * 8 + i % 2 after
+/// the thread's first one.
+template <class Config>
+struct AttentionBackwardConsumer {
+  using Call = AttentionSm90Backward<Config>;
+  using T = typename Config::T;
+  using Tile = AttentionBackwardTile<Config>;
+  using Sight = AttentionSight<Config>;
+  using Sums = typename Call::Sums;
+  static constexpr int kScores = Config::kTileM / 2, kSteps = Config::kTileM / 16;
+  static constexpr ptx::WgmmaType kType = wgmma_type<T>();
+
+  const AttentionBackwardBlock<Config>& block;
+  const int consumer;
+  const unsigned base;     // of shared memory, as descriptors count
+  const unsigned rows_at;  // shared addresses: of the numbers of the thread's first query, in stage 0;
+  const unsigned line_at;  // of where it writes gradients of scores;
+  const unsigned sums_at;  // and of where it leaves sums
+  StageReader<typename Call::Keys> keys;
+  StageReader<typename Call::Queries> queries;
+  unsigned buffer = 0;  // of gradients of scores, and of sums
+
+  float d_keys[Config::kHeadSize / 2], d_values[Config::kValueSize / 2];
+
+  __device__ __forceinline__ AttentionBackwardConsumer(const AttentionBackwardBlock<Config>& block, int consumer)
+      : block(block),
+        consumer(consumer),
+        base(block.shared / 16),
+        rows_at(block.shared + Call::kQueriesAt + Call::kRowsAt + threadIdx.x % 4 * 16),
+        line_at(block.shared + Call::kWeightsAt + (consumer * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16) * 128 +
+                (threadIdx.x % 32 / 16 ^ threadIdx.x % 8) * 16),
+        sums_at(block.shared + Call::kSumsAt + Sums::vector(consumer, 0, threadIdx.x % 128)),
+        keys{block.keys},
+        queries{block.queries} {}
+
+  /// Computes and writes all tiles.
+  __device__ __forceinline__ void consume() {
+    block.template each_tile<true>([&](const Tile& tile) {
+#pragma unroll
+      for (int i = 0; i < Config::kHeadSize / 2; ++i) d_keys[i] = 0;
+#pragma unroll
+      for (int i = 0; i < Config::kValueSize / 2; ++i) d_values[i] = 0;
+      keys.wait();
+      int left = 0;  // blocks of queries
+      block.each_head(tile, [&](const Sight&, int, int first, int end) { left += end > first ? end - first : 0; });
+      float scores[kScores];
+      start_scores(scores, left > 0);
+      ptx::wgmma_wait_group<0>();
+      ptx::warpgroup_fence_operand(scores);
+      block.each_block(tile, [&](const Sight& sight, int, int query_block) {
+        step(scores, sight, tile.block * Call::kTileN, query_block, --left > 0);
+      });
+      __syncwarp();  // where no query sees the keys, no multiply has had the lanes meet since each saw them arrive
+      keys.release();
+      keys.advance();
+      if constexpr (Call::kDKey) store(block.call.d_key, tile, d_keys, block.call.scale, block.call.head_size);
+      if constexpr (!is_same<typename Config::DValue, void>) {
+        store(block.call.d_value, tile, d_values, 1.0f, block.call.value_size);
+      }
+    });
+  }
+
+ private:
+  /// Of the thread's first key, in the tile.
+  __device__ __forceinline__ int own_key() const {
+    return consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16 + threadIdx.x % 32 / 4;
+  }
+
+  /// The descriptor of a tile at an address in shared memory, `offset` after which, as descriptors count, it is used.
+  template <class Vectors>
+  __device__ __forceinline__ unsigned long long descriptor(int at, unsigned offset) const {
+    return Vectors::descriptor(0) + (base + at / 16 + offset);
+  }
+  /// What to add for the stage of queries.
+  __device__ __forceinline__ unsigned stage() const {
+    return stage_offset(queries.position.stage, Call::Queries::kStageStride);
+  }
+
+  /// One block of queries, whose scores have been started, and the keys from `first_key` on; starts the scores of the
+  /// next block, if there is one.
+  __device__ __forceinline__ void step(float (&scores)[kScores], const Sight& sight, int first_key, int query_block,
+                                       bool more) {
+    using Q = typename Call::QueryTile;
+    using DOut = typename Call::DOutTile;
+    float gradients[kScores];
+    Vector<T, 8> weights[kSteps];
+    if constexpr (Config::kOut) {
+      start_products<typename Call::ValueTile, DOut>(gradients, Call::kValuesAt, Call::kDOutAt);
+      ptx::wgmma_commit_group();
+    }
+    weigh(scores);
+    if (!sight.whole(query_block, first_key + consumer * 64, 64)) mask(scores, sight, first_key, query_block);
+    if constexpr (Call::kDValue) {
+      pack(weights, scores);
+      start_sums<DOut>(d_values, weights, Call::kDOutAt);
+    }
+    if constexpr (Config::kOut) {
+      ptx::wgmma_wait_group<Call::kDValue>();
+      ptx::warpgroup_fence_operand(gradients);
+    }
+    differentiate(scores, gradients);
+    Vector<T, 8> d_scores[kSteps];
+    pack(d_scores, scores);
+    float d_query[Sums::kNumbers];
+    if constexpr (Call::kDQuery) {
+      share(d_scores);
+      start_query_sums(d_query);
+    }
+    if constexpr (Call::kDKey) start_sums<Q>(d_keys, d_scores, 0);
+    ptx::wgmma_wait_group<Call::kDQuery + Call::kDKey>();  // until weights are free
+    queries.advance();
+    start_scores(scores, more);
+    if constexpr (Call::kDQuery) {
+      ptx::wgmma_wait_group<1 + Call::kDKey>();
+      ptx::warpgroup_fence_operand(d_query);
+      hand_over(d_query);
+    }
+    ptx::wgmma_wait_group<1>();
+    ptx::warpgroup_fence_operand(d_keys);
+    ptx::warpgroup_fence_operand(d_values);
+    queries.release_previous();
+    ptx::wgmma_wait_group<0>();
+    ptx::warpgroup_fence_operand(scores);
+  }
+
+  /// Waits for the next block of queries, if there is one, and starts its scores; else those of what lies there, which
+  /// nobody uses: the compiler follows multiplies of a loop only where each of its rounds has them.
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores], bool there) const {
+    if (there) queries.wait();
+    start_products<typename Call::KeyTile, typename Call::QueryTile>(scores, 0, 0);
+    ptx::wgmma_commit_group();
+  }
+
+  /// Products of own keys, or values, and a block's queries, or their cotangents, which lie there in their stages.
+  template <class A, class B>
+  __device__ __forceinline__ void start_products(float (&products)[kScores], int a_at, int b_at) const {
+    const unsigned long long a = descriptor<A>(a_at, consumer * A::vectors(4));
+    const unsigned long long b = descriptor<B>(Call::kQueriesAt + b_at, stage());
+    ptx::warpgroup_fence_operand(products);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < A::kSize / 16; ++i) {
+      ptx::Wgmma<Config::kTileM>::template mma_async<kType, kType, false, false>(products, a + A::elements(i),
+                                                                                 b + B::elements(i), i > 0);
+    }
+  }
+
+  /// Adds products of weights, or of gradients, and a block's vectors, which lie `at` in the stage.
+  template <class Vectors, int kCount>
+  __device__ __forceinline__ void start_sums(float (&sums)[kCount], const Vector<T, 8> (&weights)[kSteps],
+                                             int at) const {
+    const unsigned long long vectors = descriptor<Vectors>(Call::kQueriesAt + at, stage());
+    ptx::warpgroup_fence_operand(sums);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      ptx::WgmmaRs<2 * kCount>::template mma_async<kType, true>(sums, weights[i].words, vectors + Vectors::vectors(i),
+                                                                true);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// The gradient of a block's queries: of the rows, or the columns, that this warp group has.
+  __device__ __forceinline__ void start_query_sums(float (&sums)[Sums::kNumbers]) const {
+    using Weights = typename Call::WeightTile;
+    using Keys = typename Call::KeyTile;
+    const unsigned rows = Sums::kByRows ? consumer * Weights::elements(4) : 0;
+    const unsigned columns = Sums::kByRows ? 0 : consumer * Keys::elements(Sums::kColumns / 16);
+    const unsigned long long a = descriptor<Weights>(Call::kWeightsAt, rows + stage_offset(buffer, Weights::kBytes));
+    const unsigned long long b = descriptor<Keys>(0, columns);
+    ptx::warpgroup_fence_operand(sums);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Call::kTileN / 16; ++i) {
+      ptx::Wgmma<Sums::kColumns>::template mma_async<kType, kType, true, true>(sums, a + Weights::vectors(i),
+                                                                               b + Keys::vectors(i), i > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// For each four elements of an accumulator of scores: `change(element, log-sum-exp, delta)` of its query.
+  template <class Change>
+  __device__ __forceinline__ void each_score(const Change& change) const {
+    const unsigned rows = rows_at + queries.position.stage * Call::Queries::kStageStride;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 4) {
+      unsigned row[4];
+      ptx::ld_shared<16>(row, rows + i * 16);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) change(i + j, ptx::mov_f32(row[j % 2 * 2]), ptx::mov_f32(row[j % 2 * 2 + 1]));
+    }
+  }
+
+  /// Makes weights of the products of keys and queries. What a function of scores does to them, it does here.
+  __device__ __forceinline__ void weigh(float (&scores)[kScores]) const {
+    const float scale = block.call.scale * 1.4426950408889634f;
+    each_score([&](int i, float log_sum_exp, float) {
+      scores[i] = ptx::ex2_approx_ftz(ptx::fma_rn(scores[i], scale, -log_sum_exp));
+    });
+  }
+
+  /// Makes gradients of scores of weights, and of their gradients. That of a function of scores follows here.
+  __device__ __forceinline__ void differentiate(float (&weights)[kScores], const float (&gradients)[kScores]) const {
+    each_score([&](int i, float, float delta) { weights[i] *= (Config::kOut ? gradients[i] : 0.0f) - delta; });
+  }
+
+  /// Makes weights zero that the mask hides.
+  __device__ __forceinline__ void mask(float (&weights)[kScores], const Sight& sight, int first_key,
+                                       int query_block) const {
+    const int column = query_block * Config::kTileM + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = first_key + own_key() + 8 * r, first = sight.first_query(key), end = sight.end_query(key);
+      const unsigned count = key < sight.key_length && end > first ? end - first : 0;
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        const unsigned seen = static_cast<unsigned>(column + i / 2 * 8 + i % 2 - first);
+        if (seen >= count) weights[i / 2 * 4 + 2 * r + i % 2] = 0;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void pack(Vector<T, 8> (&packed)[kSteps], const float (&numbers)[kScores]) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = numbers[8 * i + j];
+      packed[i].pack(values);
+    }
+  }
+
+  /// Writes the gradients of own keys' scores to where both warp groups read them, and waits for the other's.
+  __device__ __forceinline__ void share(const Vector<T, 8> (&d_scores)[kSteps]) const {
+    const unsigned line = line_at + buffer * Call::WeightTile::kBytes;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      ptx::stmatrix_x4((line ^ i % 4 * 32) + i / 4 * Call::WeightTile::kChunkBytes, d_scores[i].words);
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(Call::kWeightsThere, Call::kConsumers * 128);
+  }
+
+  /// Leaves a block's sums to the warp that adds them.
+  __device__ __forceinline__ void hand_over(const float (&d_query)[Sums::kNumbers]) {
+    ptx::barrier_sync(Call::kSumsEmpty + 2 * buffer + consumer, Call::kSumsEmptyThreads);
+#pragma unroll
+    for (int i = 0; i < Sums::kNumbers / 4; ++i) {
+      unsigned words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[j] = ptx::mov_b32(d_query[4 * i + j]);
+      ptx::st_shared<16>(sums_at + buffer * Sums::kBytes + Sums::vector(0, i, 0), words);
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_arrive(Call::kSumsFull + buffer, Call::kSumsFullThreads);
+    buffer ^= 1;
+  }
+
+  template <class Result, int kCount>
+  __device__ __forceinline__ void store(const HeadsAddress<Result>& to, const Tile& tile, const float (&sums)[kCount],
+                                        float factor, int columns) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = tile.block * Call::kTileN + own_key() + 8 * r;
+      store_fragment_row(to.vector(tile.element, tile.head, key), sums, r, factor, columns,
+                         key < block.call.key_length);
+    }
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void attention_sm90_backward(const AttentionSm90Backward<Config>& call) {
+  using Call = AttentionSm90Backward<Config>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const AttentionBackwardBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
+  constexpr unsigned kProducer = Call::kConsumers * 128;
+  const bool takes = threadIdx.x == kProducer + 32;
+  if (threadIdx.x == 0) {
+    block.queue.init();
+    block.keys.init(4 * Call::kConsumers);
+    block.queries.init(4 * Call::kConsumers);
+  }
+  __syncthreads();
+
+  const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
+  if (group == Call::kConsumers) {
+    ptx::setmaxnreg_dec<24>();
+    const int warp = ptx::shfl_sync_idx(threadIdx.x / 32 % 4);
+    if (warp == 0 && threadIdx.x % 32 == 0) block.load();
+    if (takes) block.queue.take_others(block.queue.take());
+    if (Call::kDQuery && warp >= 2) block.add(warp - 2);
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    AttentionBackwardConsumer<Config>(block, group).consume();
+  }
+}
+
+}  // namespace jaxdnn

@@ -1,0 +1,47 @@
+// What a function makes of a warp's scores: a strip of 16 rows, fragment by fragment (core/fragment.cuh).
+//
+// A function has Epilogue, Operands and kLongEpilogue, as that header wants them. Of kFetched columns at once a thread
+// has what the function loads in registers. Those of the first ones are fetched when the caller says so, which may be
+// ahead of the wait for the scores.
+#pragma once
+
+#include "core/fragment.cuh"
+
+namespace jaxdnn {
+
+/// What the functions in a `Config` have besides.
+struct StripFunctionDefaults {
+  static constexpr int kAccumulators = 1;
+  static constexpr bool kLongEpilogue = false;
+};
+
+template <class Function, int kFetched>
+struct StripFunction {
+  FragmentOperands<typename Function::Operands, kFetched> values;
+
+  /// Starts to load for the first columns. `first` is the thread's first element of the strip.
+  __device__ __forceinline__ void fetch(const OperandAddress* addresses, const FragmentCoordinate& first) {
+    values.fetch(addresses, first);
+  }
+
+  /// Hands `use` the number and the result of each of the thread's scores.
+  template <int kScores, class Use>
+  __device__ __forceinline__ void apply(const float (&scores)[kScores], const OperandAddress* addresses,
+                                        const FragmentCoordinate& first, const Use& use) {
+    constexpr int kAtOnce = kFetched / kFragmentColumns;
+#pragma unroll
+    for (int fragment = 0; fragment < kScores / 8; ++fragment) {
+      const FragmentCoordinate at = first.to_the_right(fragment * kFragmentColumns);
+      if (fragment > 0 && fragment % kAtOnce == 0) values.fetch(addresses, at);
+      Fragment results[1];
+      apply_to_fragment<Function>(scores, 8 * fragment, values, fragment % kAtOnce, addresses, at, results);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) use(8 * fragment + i, results[0][i]);
+    }
+  }
+};
+
+template <int kFetched>
+struct StripFunction<void, kFetched> {};
+
+}  // namespace jaxdnn

@@ -1,0 +1,168 @@
+"""A function of scores, as attention's kernels for the tensor cores apply it (cpp/kernels/attention/strip.cuh)."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxdnn.engines.attention.problem import Attention, Band, Mask
+from jaxdnn.engines.product.affine import term_parameters
+from jaxdnn.engines.product.element_epilogue import ctype, operand_type
+from jaxdnn.engines.product.length import is_long
+from jaxdnn.engines.product.problem import EpilogueOperand, identity
+from jaxdnn.engines.unit import Parameter, struct_text
+from jaxdnn.plan import Scalar
+from jaxdnn.pointwise import AffineLoad, Index, Output, Program, functor
+from jaxdnn.pointwise.builder import Builder
+from jaxdnn.pointwise.cuda import register_type
+from jaxdnn.pointwise.program import Argument, Instruction
+
+LOADED = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bfloat16", "float16", "float32")
+_DEFAULTS = ("jaxdnn::StripFunctionDefaults", {"LongEpilogue": False})
+
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    """A program over scores, of which there are so many columns, and what it loads.
+
+    Attributes:
+      name: of the call's field that has the operands' addresses, without `_operands`.
+    """
+
+    name: str
+    program: Program
+    operands: tuple[EpilogueOperand, ...]
+    columns: int
+
+    @property
+    def config(self) -> str:
+        """The name of what it is compiled as."""
+        return f"{self.name.title()}Function"
+
+    def text(self) -> str:
+        """Its definition."""
+        emitted = functor(self.program, self.name.title(), approximate=True)
+        operands = ", ".join(
+            operand_type(operand, ctype(operand.dtype), self._lie(operand), "jaxdnn::") for operand in self.operands
+        )
+        types = {"Epilogue": f"jaxdnn::{emitted.name}", "Operands": f"jaxdnn::TypeList<{operands}>"}
+        constants = {"LongEpilogue": is_long(self.program)}
+        definition = struct_text(self.config, types, constants, _DEFAULTS)
+        return f"namespace jaxdnn {{\n{emitted.source}}}  // namespace jaxdnn\n{definition}"
+
+    def parameters(self) -> list[Parameter]:
+        """Where its operands lie."""
+        return [
+            parameter
+            for i, operand in enumerate(self.operands)
+            for parameter in place_parameters(f"{self.name}{i}", operand, f"{self.name}_operands[{i}]", "const ")
+        ]
+
+    def registers(self, columns: int) -> int:
+        """Of a thread, for what it loads of a strip of so many columns."""
+        return sum(self._registers(operand, columns) for operand in self.operands if not operand.gathered)
+
+    def _registers(self, operand: EpilogueOperand, columns: int) -> int:
+        rows = 2 if operand.broadcast in ("column", "full") else 1
+        if operand.broadcast not in ("row", "full"):
+            return rows
+        # A pair is a word, or two; what is single has one for itself.
+        words = 2 if np.dtype(operand.dtype).itemsize == 4 or self._lie(operand) != "pairs" else 1
+        return rows * words * columns // 8
+
+    def _lie(self, operand: EpilogueOperand) -> str:
+        """How neighbouring columns lie."""
+        if operand.gathered:
+            return "table"
+        if operand.column_stride > 1 or operand.terms[2]:
+            return "strided"
+        return "pairs" if operand.pairs and self.columns % 2 == 0 else "single"
+
+
+def score_function(problem: Attention) -> ScoreFunction | None:
+    """What becomes of scaled products; None where scores are products but for a factor, which keeps their order."""
+    if problem.score is None and problem.scale > 0:
+        return None
+    program = problem.score or identity(1, "float32", "float32")
+    return ScoreFunction("score", program, problem.operands, problem.key_length)
+
+
+def counted_band(mask: Mask) -> Band:
+    """The band, if it counts coordinates; what counts positions that are arrays is part of `mask_function`."""
+    return mask.band if mask.query_positions is None and mask.key_positions is None else Band()
+
+
+def mask_function(problem: Attention) -> ScoreFunction | None:
+    """Which keys are visible, but for what `counted_band` and lengths say; None if that is all there is."""
+    mask, builder = problem.mask, Builder()
+    arguments = list(mask.program.operands if mask.program else ())
+    operands, allowed = list(mask.operands), list[int]()
+
+    def load(place: EpilogueOperand) -> int:
+        arguments.append(Argument(f"operand{len(operands)}", place.dtype))
+        operands.append(place)
+        where = AffineLoad(len(arguments) - 1, ((), (), ()))  # as the place says, which says all
+        return builder.add(Instruction("operand", place.dtype, (), where))
+
+    if mask.program is not None:
+        values = list[int]()
+        for one in mask.program.instructions:
+            values.append(builder.add(replace(one, arguments=tuple(values[argument] for argument in one.arguments))))
+        allowed.append(values[mask.program.outputs[0].value])
+    if mask.query_segments is not None and mask.key_segments is not None:
+        of_query, of_key = load(mask.query_segments), load(mask.key_segments)
+        allowed.append(builder.operation("eq", of_query, of_key))
+        allowed.append(builder.operation("ge", of_query, builder.literal(0, builder.dtype(of_query))))
+    if counted_band(mask) != mask.band:
+        places = (mask.query_positions, mask.key_positions)
+        of_query, of_key = (
+            builder.add(Instruction("index", "int32", (), Index(1 + i))) if place is None else load(place)
+            for i, place in enumerate(places)
+        )
+        if mask.query_offset is not None:
+            of_query = builder.operation("add", of_query, load(mask.query_offset))
+        distance = builder.operation("sub", of_key, of_query)
+        for comparison, bound in (("ge", mask.band.left and -mask.band.left), ("le", mask.band.right)):
+            if bound is not None:
+                limit = max(-(2**31), min(bound, 2**31 - 1))
+                allowed.append(builder.operation(comparison, distance, builder.literal(limit, "int32")))
+    if not allowed:
+        return None
+    visible = functools.reduce(lambda a, b: builder.operation("and", a, b), allowed)
+    instructions, outputs = builder.finish((Output(visible, "bool", (0, 1, 2)),))
+    program = Program((), tuple(arguments), instructions, outputs, 3, None, "which keys are visible")
+    return ScoreFunction("mask", program, tuple(operands), problem.key_length)
+
+
+def function_reason(function: ScoreFunction, dtype: str) -> str | None:
+    """Why a program can't be applied to fragments, or None; `dtype` is what it has to return."""
+    program = function.program
+    if program.outputs[0].dtype != dtype:
+        return f"a function of scores returns {program.outputs[0].dtype}, and its kernel wants {dtype}"
+    if unknown := {operand.dtype for operand in function.operands} - set(LOADED):
+        return f"a function of scores loads {' and '.join(sorted(unknown))}; it takes {', '.join(LOADED)}"
+    computed = register_type(program.instructions[program.outputs[0].value].dtype)
+    if computed in ("double", "int64", "uint64"):
+        return f"a function of scores is computed as a {computed}, and its registers have 32 bits"
+    return None
+
+
+def place_types(places: Mapping[str, EpilogueOperand]) -> dict[str, str]:
+    """The types of a `Config` that say which arrays there are, by the fields of the call."""
+    return {
+        name.title().replace("_", ""): operand_type(place, ctype(place.dtype), "single", "jaxdnn::")
+        for name, place in places.items()
+    }
+
+
+def place_parameters(name: str, place: EpilogueOperand, field: str = "", const: str = "") -> list[Parameter]:
+    """An array of numbers, with those strides that are used."""
+    field = field or name
+    found = [Parameter(f"{const}{ctype(place.dtype)}*", name, f"{field}.data", place.buffer)]
+    for axis in ("row_stride", "column_stride", "batch_stride"):
+        if stride := getattr(place, axis):
+            # Neighbouring columns are so in the code; any other stride is a number.
+            argument = stride if (axis, stride) == ("column_stride", 1) else Scalar("int64", stride)
+            found.append(Parameter("long long", f"{name}_{axis}", f"{field}.{axis}", argument))
+    return found + term_parameters(name, field, place)

@@ -1,0 +1,1 @@
+"""Attention on any GPU, by ordinary arithmetic."""

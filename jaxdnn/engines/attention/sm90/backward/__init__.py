@@ -1,0 +1,1 @@
+"""The backward pass: its knobs, and its launches."""

@@ -1,0 +1,77 @@
+"""Knobs of attention's backward kernel for Hopper (cpp/kernels/attention/sm90_backward.cuh), and which fit a call."""
+
+from dataclasses import dataclass
+
+from jaxdnn.engines.attention.problem import Attention
+from jaxdnn.engines.attention.sm90.knobs import TILE_QUEUE
+from jaxdnn.engines.base import check_least
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
+
+TILE_N = 128
+TILES = (64, 128)
+THREADS = 384
+SIZES = (32, 64, 96, 128)  # of vectors: columns of a multiply whose other operand is in registers
+REGISTERS = 240  # of a thread; what the numbers below leave takes addresses and rows' numbers
+_LEAST_LEFT = 16
+
+
+@dataclass(frozen=True)
+class AttentionSm90BackwardKnobs:
+    """How attention's backward pass is cut into tiles; cpp/kernels/attention/sm90_backward.cuh draws it.
+
+    Attributes:
+      tile_m: queries of a block; a tile is 128 keys.
+      swizzle: of the rasterization: key heads that are worked through together, for the L2 cache.
+    """
+
+    tile_m: int = 64
+    swizzle: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "swizzle")
+        if self.tile_m not in TILES:
+            raise ValueError(f"AttentionSm90BackwardKnobs: tile_m is {self.tile_m}; expected one of {TILES}")
+
+
+def padded_size(size: int) -> int:
+    """Of a vector in shared memory and in accumulators."""
+    return next(one for one in SIZES if size <= one)
+
+
+def sums_bytes(problem: Attention, knobs: AttentionSm90BackwardKnobs) -> int:
+    """Of the float32 sums of a block of queries' gradient."""
+    return knobs.tile_m * chunks(problem.head_size) * CHUNK * 4
+
+
+def chunks(size: int) -> int:
+    """Boxes of a vector."""
+    return -(-padded_size(size) // CHUNK)
+
+
+def backward_shared_memory(problem: Attention, knobs: AttentionSm90BackwardKnobs) -> int:
+    """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
+    backward = problem.backward
+    assert backward is not None
+    key, value = chunks(problem.head_size), chunks(problem.value_head_size)
+    vectors = knobs.tile_m * DEPTH_BYTES * (key + (value if backward.d_out is not None else 0))
+    stage = -(-(vectors + knobs.tile_m * 8) // 1024) * 1024
+    query_sums = 0
+    if backward.d_query is not None:
+        query_sums = 2 * (TILE_N * DEPTH_BYTES * (knobs.tile_m // CHUNK) + sums_bytes(problem, knobs))
+    barriers = 16 * (1 + 2)
+    return TILE_N * DEPTH_BYTES * (key + value) + 2 * stage + query_sums + barriers + TILE_QUEUE
+
+
+def backward_knobs_reason(
+    problem: Attention, knobs: AttentionSm90BackwardKnobs, shared_memory_limit: int
+) -> str | None:
+    """Why the knobs don't fit the call, or None."""
+    sums = (padded_size(problem.head_size) + padded_size(problem.value_head_size)) // 2
+    held = sums + knobs.tile_m // 2 * 2 + knobs.tile_m // 4
+    if held > REGISTERS - _LEAST_LEFT:
+        return f"a thread would hold {held} numbers; expected at most {REGISTERS - _LEAST_LEFT}"
+    if knobs.tile_m == 128 and chunks(problem.head_size) > 1:
+        return "128 queries at once are for head sizes up to 64"
+    if (needed := backward_shared_memory(problem, knobs)) > shared_memory_limit:
+        return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return None

@@ -1,0 +1,199 @@
+"""The unit and the launches of attention's backward pass on Hopper."""
+
+from math import ceil
+
+from jaxdnn.engines.attention.function import place_parameters
+from jaxdnn.engines.attention.lists import band_parameters, mask_places
+from jaxdnn.engines.attention.problem import Attention, Backward, Heads
+from jaxdnn.engines.attention.sm90.backward.knobs import (
+    THREADS,
+    TILE_N,
+    AttentionSm90BackwardKnobs,
+    backward_shared_memory,
+    padded_size,
+    sums_bytes,
+)
+from jaxdnn.engines.attention.sm90.unit import numbers_of_batch, vectors
+from jaxdnn.engines.product.element_epilogue import ctype, operand_type
+from jaxdnn.engines.product.problem import EpilogueOperand
+from jaxdnn.engines.unit import Parameter, arguments, entry_text, includes, numbers, struct_text
+from jaxdnn.plan import Launch, Plan, Scalar, Scratch
+
+ROWS_THREADS, ROWS = 256, 16  # of attention/sm90/backward_rows.cuh
+SINKS_SHARED = 64  # bytes, of attention/sm90/backward_sinks.cuh
+_ROWS, _CONTRIBUTIONS, _QUERY_SUMS = Scratch(0), Scratch(1), Scratch(2)
+# The members of a struct in attention/sm90/backward_call.cuh, which a `Config` states only where it differs.
+DEFAULTS = ("jaxdnn::AttentionSm90BackwardDefaults", {"Left": False, "Right": False, "Out": True})
+
+
+def backward_plan(problem: Attention, knobs: AttentionSm90BackwardKnobs, sm_count: int) -> Plan:
+    """What one call does."""
+    return _Statement(problem, knobs, sm_count).plan()
+
+
+def backward_places(problem: Attention) -> dict[str, EpilogueOperand]:
+    """What the kernels read and write besides vectors, by the fields of their calls; those that are there."""
+    assert problem.backward is not None
+    found = {"d_log_sum_exp": problem.backward.d_log_sum_exp, "d_sinks": problem.backward.d_sinks}
+    shared = numbers_of_batch(problem) | mask_places(problem)
+    return shared | {name: place for name, place in found.items() if place is not None}
+
+
+class _Statement:
+    """A call, and what its kernels share."""
+
+    def __init__(self, problem: Attention, knobs: AttentionSm90BackwardKnobs, sm_count: int) -> None:
+        assert problem.backward is not None
+        self.problem, self.knobs, self.sm_count = problem, knobs, sm_count
+        self.backward: Backward = problem.backward
+        self.places = backward_places(problem)
+        self.batches = problem.batch * problem.query_heads
+        self.blocks = ceil(problem.query_length / knobs.tile_m)
+
+    def plan(self) -> Plan:
+        problem, knobs, backward = self.problem, self.knobs, self.backward
+        parts = [self.rows(), self.main()]
+        if backward.d_query is not None:
+            parts.append(self.query(backward.d_query))
+        if backward.d_sinks is not None:
+            parts.append(self.sinks())
+        widths = {knobs.tile_m} | ({knobs.tile_m} if backward.d_query is None else {self.query_columns()})
+        held = {padded_size(problem.head_size), padded_size(problem.value_head_size)}
+        text = [
+            "".join(f"JAXDNN_WGMMA({width});\n" for width in sorted(widths))
+            + "".join(f"JAXDNN_WGMMA_RS({width});\n" for width in sorted(held)),
+            self.config(),
+            "static_assert(jaxdnn::AttentionSm90Backward<Config>::kSharedBytes == "
+            + f"{backward_shared_memory(problem, knobs)}, "
+            + '"the plan and the kernel disagree about shared memory");\n',
+            *(text for _, text, _ in parts),
+        ]
+        unit = includes(header for header, _, _ in parts) + "\n" + "\n".join(text)
+        blocks = self.batches * self.blocks
+        sums = [blocks * sums_bytes(problem, knobs)] if backward.d_query is not None else []
+        scratch = (blocks * knobs.tile_m * 8, (blocks + 1) * 4, *sums)
+        return Plan(unit, "sm_90a", tuple(launch for _, _, launch in parts), scratch)
+
+    def query_columns(self) -> int:
+        """Of a warp group's part, which has 64 rows."""
+        return sums_bytes(self.problem, self.knobs) // (2 * 64 * 4)
+
+    def config(self) -> str:
+        problem, backward = self.problem, self.backward
+        types = {"T": ctype(problem.query.dtype)}
+        for name, place in self.places.items():
+            types[name.title().replace("_", "")] = operand_type(place, ctype(place.dtype), "single", "jaxdnn::")
+        for name in ("d_query", "d_key", "d_value"):
+            if (heads := getattr(backward, name)) is not None:
+                types[name.title().replace("_", "")] = ctype(heads.dtype)
+        constants = {
+            "Left": problem.mask.band.left is not None,
+            "Right": problem.mask.band.right is not None,
+            "Out": backward.d_out is not None,
+            "TileM": self.knobs.tile_m,
+            "HeadSize": padded_size(problem.head_size),
+            "ValueSize": padded_size(problem.value_head_size),
+        }
+        return struct_text("Config", types, constants, DEFAULTS)
+
+    def main(self) -> tuple[str, str, Launch]:
+        problem, knobs, backward = self.problem, self.knobs, self.backward
+        tiles = ceil(problem.key_length / TILE_N) * problem.batch * problem.key_heads
+        found = [
+            vectors(problem, "query", problem.query, knobs.tile_m),
+            vectors(problem, "key", problem.key, TILE_N),
+            vectors(problem, "value", problem.value, TILE_N),
+            *([] if backward.d_out is None else [vectors(problem, "d_out", backward.d_out, knobs.tile_m)]),
+            Parameter("const float*", "rows", "rows", _ROWS),
+            *([] if backward.d_query is None else [Parameter("float*", "query_sums", "query_sums", _QUERY_SUMS)]),
+            Parameter("unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
+            Parameter("unsigned*", "counter", "counter", Scratch(1, self.batches * self.blocks * 4)),
+            *heads_parameters("d_key", backward.d_key),
+            *heads_parameters("d_value", backward.d_value),
+            *self.place_parameters("query_offset", "query_lengths", "key_lengths"),
+            *numbers(batches=problem.batch, key_heads=problem.key_heads, group=problem.group),
+            *numbers(query_length=problem.query_length, key_length=problem.key_length),
+            *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=knobs.swizzle),
+            *self.batched(),
+            *band_parameters(problem.mask.band),
+            Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
+        ]
+        shared = backward_shared_memory(problem, knobs)
+        return self.part("attention_sm90_backward", found, min(tiles, self.sm_count), THREADS, shared)
+
+    def rows(self) -> tuple[str, str, Launch]:
+        problem, backward = self.problem, self.backward
+        found = [
+            *heads_parameters("out", problem.out),
+            *heads_parameters("d_out", backward.d_out),
+            *self.place_parameters("log_sum_exp", "d_log_sum_exp", "query_lengths"),
+            Parameter("float*", "rows", "rows", _ROWS),
+            Parameter("unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
+            *numbers(query_heads=problem.query_heads, query_length=problem.query_length),
+            *numbers(query_blocks=self.blocks, value_size=problem.value_head_size),
+        ]
+        grid = self.batches * self.blocks * (self.knobs.tile_m // ROWS)
+        return self.part("attention_sm90_backward_rows", found, grid, ROWS_THREADS)
+
+    def query(self, d_query: Heads) -> tuple[str, str, Launch]:
+        problem = self.problem
+        found = [
+            *heads_parameters("d_query", d_query),
+            Parameter("const float*", "query_sums", "query_sums", _QUERY_SUMS),
+            Parameter("const unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
+            *numbers(query_heads=problem.query_heads, query_length=problem.query_length),
+            *numbers(query_blocks=self.blocks, head_size=problem.head_size),
+            Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
+        ]
+        return self.part("attention_sm90_backward_query", found, self.batches * self.blocks, 256)
+
+    def sinks(self) -> tuple[str, str, Launch]:
+        found = [
+            *self.place_parameters("sinks", "d_sinks"),
+            Parameter("const float*", "rows", "rows", _ROWS),
+            *numbers(batches=self.batches),
+            *numbers("long long", batch_rows=self.blocks * self.knobs.tile_m),
+        ]
+        return self.part("attention_sm90_backward_sinks", found, self.batches, 256, SINKS_SHARED)
+
+    def part(
+        self, kernel: str, found: list[Parameter], grid: int, threads: int, shared: int = 0
+    ) -> tuple[str, str, Launch]:
+        """A kernel's header, its entry point and its launch."""
+        name = kernel.removeprefix("attention_")
+        header = f"attention/{name}.cuh" if name == "sm90_backward" else f"attention/{name.replace('_', '/', 1)}.cuh"
+        call = "jaxdnn::" + kernel.title().replace("_", "") + "<Config>"
+        text = entry_text(kernel, call, f"{threads}, 1" if threads == THREADS else str(threads), found)
+        launch = Launch(kernel, arguments(found), (grid, 1, 1), (threads, 1, 1), shared_memory=shared)
+        return header, text, launch
+
+    def place_parameters(self, *names: str) -> list[Parameter]:
+        return [
+            parameter
+            for name in names
+            if name in self.places
+            for parameter in place_parameters(name, self.places[name])
+        ]
+
+    def batched(self) -> list[Parameter]:
+        """Which arrays serve the whole batch."""
+        if self.problem.batch == 1:
+            return []
+        problem, d_out = self.problem, self.backward.d_out
+        read = {"query": problem.query, "key": problem.key, "value": problem.value}
+        read |= {} if d_out is None else {"d_out": d_out}
+        return numbers("int", **{f"{name}_batched": int(bool(heads.batch_stride)) for name, heads in read.items()})
+
+
+def heads_parameters(name: str, heads: Heads | None) -> list[Parameter]:
+    """Where vectors lie, if they are there."""
+    if heads is None:
+        return []
+    strides = {"row": heads.length_stride, "head": heads.head_stride, "batch": heads.batch_stride or 0}
+    return [
+        Parameter(f"{ctype(heads.dtype)}*", name, f"{name}.data", heads.buffer),
+        *(
+            Parameter("long long", f"{name}_{axis}", f"{name}.{axis}", Scalar("int64", stride))
+            for axis, stride in strides.items()
+        ),
+    ]

@@ -1,0 +1,230 @@
+"""The unit and the launches of attention's gradients on Hopper as two kernels: one has tiles of queries, the other one
+tiles of keys.
+"""
+
+from collections.abc import Iterable
+from math import ceil
+
+from jaxdnn.engines.attention.function import place_parameters
+from jaxdnn.engines.attention.lists import band_parameters
+from jaxdnn.engines.attention.problem import Attention, Backward, Heads
+from jaxdnn.engines.attention.sm90.backward.unit import (
+    ROWS,
+    ROWS_THREADS,
+    SINKS_SHARED,
+    backward_places,
+    heads_parameters,
+)
+from jaxdnn.engines.attention.sm90.gradients.knobs import (
+    KEY_GRADIENT_THREADS,
+    KEY_TILE,
+    AttentionSm90GradientKnobs,
+    gradient_size,
+    key_shared_memory,
+    query_shared_memory,
+)
+from jaxdnn.engines.attention.sm90.knobs import value_size
+from jaxdnn.engines.attention.sm90.unit import TILE_COUNTERS, vectors
+from jaxdnn.engines.product.element_epilogue import ctype, operand_type
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, includes, joined, numbers, struct_text
+from jaxdnn.plan import Counter, Launch, Plan, Scalar, Scratch
+
+_ROWS = Scratch(0)
+_SEEN_BY = ("query_offset", "query_lengths", "key_lengths")  # numbers of a batch that the mask has
+# The members of structs in attention/sm90/gradient_call.cuh and backward_call.cuh, which a `Config` states only where
+# it differs.
+DEFAULTS = ("jaxdnn::AttentionSm90GradientDefaults", {"Left": False, "Right": False})
+ROWS_DEFAULTS = "jaxdnn::AttentionSm90BackwardDefaults", {}
+
+
+def gradient_plan(problem: Attention, knobs: AttentionSm90GradientKnobs, sm_count: int) -> Plan:
+    """What one call does: numbers of rows, then the kernels of those gradients that are asked for."""
+    assert problem.backward is not None
+    return _Statement(problem, problem.backward, knobs, sm_count).plan()
+
+
+class _Statement:
+    """A call, and what its kernels share."""
+
+    def __init__(
+        self, problem: Attention, backward: Backward, knobs: AttentionSm90GradientKnobs, sm_count: int
+    ) -> None:
+        assert backward.d_out is not None
+        self.problem, self.backward, self.knobs, self.sm_count = problem, backward, knobs, sm_count
+        self.d_out: Heads = backward.d_out
+        self.places = backward_places(problem)
+        self.batches = problem.batch * problem.query_heads
+        # Numbers of rows are there for whole tiles of both kernels.
+        self.rows = max(ceil(problem.query_length / tile) * tile for tile in (knobs.query_tile, knobs.query_block))
+
+    def plan(self) -> Plan:
+        knobs, backward = self.knobs, self.backward
+        stages, widths, sums = [self.row_numbers()], set(), set()
+        if backward.d_query is not None:
+            stages.append(self.query_gradient(backward.d_query))
+            widths.add(knobs.key_block)
+            sums.add(gradient_size(self.problem))
+        if backward.d_key is not None or backward.d_value is not None:
+            stages.append(self.key_gradient())
+            widths.add(knobs.query_block)
+            sums |= {gradient_size(self.problem), value_size(self.problem)}
+        if backward.d_sinks is not None:
+            stages.append(self.sinks())
+        whole = joined(stages)
+        text = [f"JAXDNN_WGMMA({n});\n" for n in sorted(widths)] + [f"JAXDNN_WGMMA_RS({n});\n" for n in sorted(sums)]
+        unit = includes(whole.headers) + "\n" + "".join(text) + whole.text
+        return Plan(unit, "sm_90a", whole.launches, (self.batches * self.rows * 8,))
+
+    def row_numbers(self) -> Stage:
+        """Both kernels need these."""
+        names = ("log_sum_exp", "d_log_sum_exp", "query_lengths")
+        found = [
+            *heads_parameters("out", self.problem.out),
+            *heads_parameters("d_out", self.d_out),
+            *self.place_parameters(names),
+            Parameter("float*", "rows", "rows", _ROWS),
+            *numbers(query_heads=self.problem.query_heads, query_length=self.problem.query_length),
+            *numbers(query_blocks=self.rows // ROWS, value_size=self.problem.value_head_size),
+        ]
+        types = {"T": ctype(self.problem.query.dtype)} | self.place_types((*names, "sinks", "d_sinks"))
+        text = struct_text("RowsConfig", types, {"TileM": ROWS}, ROWS_DEFAULTS)
+        return self.small("rows", text, found, self.batches * (self.rows // ROWS), ROWS_THREADS)
+
+    def sinks(self) -> Stage:
+        found = [
+            *self.place_parameters(("sinks", "d_sinks")),
+            Parameter("const float*", "rows", "rows", _ROWS),
+            *numbers(batches=self.batches),
+            *numbers("long long", batch_rows=self.rows),
+        ]
+        return self.small("sinks", "", found, self.batches, 256, SINKS_SHARED)
+
+    def small(
+        self, name: str, text: str, found: list[Parameter], grid: int, threads: int, shared_memory: int = 0
+    ) -> Stage:
+        """One of the kernels that the backward pass as one kernel has, too."""
+        kernel = f"attention_sm90_backward_{name}"
+        call = f"jaxdnn::AttentionSm90Backward{name.title()}<RowsConfig>"
+        launch = Launch(kernel, arguments(found), (grid, 1, 1), (threads, 1, 1), shared_memory=shared_memory)
+        text = f"\n{text}\n{entry_text(kernel, call, str(threads), found)}"
+        return Stage((f"attention/sm90/backward_{name}.cuh",), text, (launch,))
+
+    def query_gradient(self, d_query: Heads) -> Stage:
+        """The kernel whose tiles are of queries."""
+        problem, knobs = self.problem, self.knobs
+        constants = {
+            "Turns": knobs.turns,
+            "TileM": knobs.query_tile,
+            "TileN": knobs.key_block,
+            "KeyStages": knobs.key_stages,
+            "ValueStages": knobs.value_stages,
+        }
+        found = [
+            *self.parameters(knobs.query_tile, knobs.key_block, knobs.query_swizzle),
+            *heads_parameters("d_query", d_query),
+        ]
+        return self.stage(
+            "attention_sm90_query_gradient",
+            ({"DQuery": ctype(d_query.dtype)}, constants),
+            found,
+            (ceil(problem.query_length / knobs.query_tile) * self.batches, 1),
+            (knobs.query_threads, query_shared_memory(problem, knobs)),
+        )
+
+    def key_gradient(self) -> Stage:
+        """The kernel whose tiles are of keys."""
+        problem, knobs, backward = self.problem, self.knobs, self.backward
+        wanted = {"DKey": backward.d_key, "DValue": backward.d_value}
+        types = {name: ctype((heads or problem.key).dtype) for name, heads in wanted.items()}
+        constants = {"TileM": knobs.query_block, "Stages": knobs.query_stages, "Cluster": knobs.cluster}
+        found = [
+            *self.parameters(knobs.query_block, KEY_TILE, knobs.key_swizzle),
+            *heads_parameters("d_key", backward.d_key),
+            *heads_parameters("d_value", backward.d_value),
+            *numbers(key_heads=problem.key_heads),
+        ]
+        tiles = ceil(problem.key_length / (KEY_TILE * knobs.cluster)) * problem.batch * problem.key_heads
+        return self.stage(
+            "attention_sm90_key_gradient",
+            (types, constants),
+            found,
+            (tiles, knobs.cluster),
+            (KEY_GRADIENT_THREADS, key_shared_memory(problem, knobs)),
+        )
+
+    def stage(
+        self,
+        kernel: str,
+        stated: tuple[dict[str, str], dict[str, int]],
+        found: list[Parameter],
+        clusters: tuple[int, int],
+        block: tuple[int, int],
+    ) -> Stage:
+        """A kernel: its own types and constants, how many clusters' tiles and blocks of one, its threads and memory."""
+        (types, constants), (tiles, cluster), (threads, shared_memory) = stated, clusters, block
+        at_once = self.sm_count // cluster
+        counter = Counter(TILE_COUNTERS) if tiles > at_once else Scalar("int32", -1)
+        found = [*found, Parameter("int", "counter", "counter", counter)]
+        name = kernel.title().replace("_", "")
+        config, call = f"{name}Config", f"jaxdnn::{name}<{name}Config>"
+        band = self.problem.mask.band
+        types = {"T": ctype(self.problem.query.dtype)} | self.place_types(_SEEN_BY) | types
+        constants = {
+            "Left": band.left is not None,
+            "Right": band.right is not None,
+            "HeadSize": gradient_size(self.problem),
+            "ValueSize": value_size(self.problem),
+        } | constants
+        text = (
+            f"\n{struct_text(config, types, constants, DEFAULTS)}\n"
+            + f"static_assert({call}::kSharedBytes == {shared_memory}, "
+            + '"the plan and the kernel disagree about shared memory");\n'
+            + f"static_assert(jaxdnn::kTileCounters == {TILE_COUNTERS});\n\n"
+            + entry_text(kernel, call, f"{threads}, 1", found)
+        )
+        launch = Launch(
+            kernel,
+            arguments(found),
+            grid=(min(tiles, at_once) * cluster, 1, 1),
+            block=(threads, 1, 1),
+            cluster=(cluster, 1, 1),
+            shared_memory=shared_memory,
+        )
+        return Stage((f"attention/{kernel.removeprefix('attention_')}.cuh",), text, (launch,))
+
+    def parameters(self, queries: int, keys: int, swizzle: int) -> list[Parameter]:
+        """What both kernels have: operands, by so many queries and keys, and the numbers of the call."""
+        problem = self.problem
+        read = {"query": problem.query, "d_out": self.d_out, "key": problem.key, "value": problem.value}
+        batched = {f"{name}_batched": int(bool(heads.batch_stride)) for name, heads in read.items()}
+        return [
+            *(
+                vectors(problem, name, heads, queries if name in ("query", "d_out") else keys)
+                for name, heads in read.items()
+            ),
+            Parameter("const float*", "rows", "rows", _ROWS),
+            *self.place_parameters(_SEEN_BY),
+            *numbers(batch_rows=self.rows, batches=problem.batch, query_heads=problem.query_heads, group=problem.group),
+            *numbers(query_length=problem.query_length, key_length=problem.key_length),
+            *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=swizzle),
+            *(numbers("int", **batched) if problem.batch > 1 else []),
+            *band_parameters(problem.mask.band),
+            Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
+        ]
+
+    def place_types(self, names: Iterable[str]) -> dict[str, str]:
+        """The types of those that are there."""
+        return {
+            name.title().replace("_", ""): operand_type(place, ctype(place.dtype), "single", "jaxdnn::")
+            for name in names
+            if (place := self.places.get(name)) is not None
+        }
+
+    def place_parameters(self, names: Iterable[str]) -> list[Parameter]:
+        """Where those are that are there."""
+        return [
+            parameter
+            for name in names
+            if (place := self.places.get(name)) is not None
+            for parameter in place_parameters(name, place)
+        ]

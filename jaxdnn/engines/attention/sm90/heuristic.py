@@ -1,0 +1,223 @@
+"""Which knobs of attention's kernels for Hopper to try, best first.
+
+The tiles are those of FlashAttention-3 and -4 for the H100; of those that fit a call, the one comes first that a model
+of its time prefers (benchmarks/results/attention_kernels.md). A few queries, as a decoder has them, take as long as
+memory takes to deliver keys and values: those of the heads that share keys are rows of one tile, the ring of stages is
+deep, and keys are split where tiles are too few to draw all of memory's bandwidth.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import ceil
+
+from jaxdnn.device import Target
+from jaxdnn.engines.attention.combine import partial_bytes
+from jaxdnn.engines.attention.function import mask_function, score_function
+from jaxdnn.engines.attention.problem import Attention, Band
+from jaxdnn.engines.attention.sm90.backward.knobs import TILES as BACKWARD_TILES
+from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs, backward_knobs_reason
+from jaxdnn.engines.attention.sm90.gradients.knobs import (
+    KEY_TILE,
+    AttentionSm90GradientKnobs,
+    key_knobs_reason,
+    query_knobs_reason,
+)
+from jaxdnn.engines.attention.sm90.knobs import (
+    MOST_SPLITS,
+    AttentionSm90Knobs,
+    held_registers,
+    knobs_reason,
+    most_heads,
+    tile_count,
+)
+
+SHORT = ((64, 128), (64, 80), (64, 64))
+TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
+QUERIES = ((1, True), (2, False), (1, False))  # stages, and whether they are in registers
+# With a function of scores, or dropout, for which three warp groups have few registers to spare.
+WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
+# Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
+# need so many (benchmarks/results/attention_kernels.md).
+MOST_HELD = {1: 216, 2: 199, 3: 144}
+OF_MASK, OF_DROPOUT, OF_BOTH = 16, 44, 30
+WIDEST_DROPOUT = 112
+# The time of a block of 128 keys by queries of a tile, measured at head size 64; of other blocks, a fixed part; and of
+# a tile besides its blocks, in blocks.
+BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
+BLOCK_START = 0.15
+TILE_START = 1.3
+DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stages, where copies take longest
+# FlashAttention-3's for the H100 (`hopper/heuristics.h`): heads are packed where that leaves at most this part of the
+# tiles, and keys are not split where 0.8 of the multiprocessors have a tile, which then draw the whole bandwidth.
+PACKED = 0.9
+ALONE = 1 / 0.8
+COMBINE_BYTES = 10_000_000  # what memory delivers during a launch, of 2.5 us
+BLOCKS = (128, 112, 96, 80, 64)  # that gradients stream: wide multiplies read shared memory less often
+
+
+def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
+    """Knobs that work for the call."""
+    tiles, queries = _tiles(problem)
+    found: dict[tuple[int, int], AttentionSm90Knobs] = {}
+    for (tile_m, tile_n), (query_stages, in_registers) in product(tiles, queries):
+        knobs = _packed(problem, AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers))
+        knobs = replace(_deepest(problem, knobs, target), swizzle=swizzle(problem, knobs.heads, target))
+        if knobs_reason(problem, knobs, target.shared_memory) is None:
+            found.setdefault((tile_m, tile_n), knobs)
+    fitting = [knobs for knobs in found.values() if _held(problem, knobs) <= MOST_HELD[knobs.consumers]]
+    fitting = fitting or [min(found.values(), key=lambda knobs: _held(problem, knobs))]
+    for knobs in sorted(fitting, key=lambda knobs: time(problem, knobs, target.sm_count)):
+        if (parts := splits(problem, knobs, target)) > 1:
+            yield replace(knobs, splits=parts)
+        yield knobs
+
+
+def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
+    """About, in blocks of 128 x 128."""
+    band = problem.mask.band
+    together = BLOCK[knobs.tile_m * knobs.blocks] / knobs.blocks  # blocks of a multiprocessor are as its warp groups
+    block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128)
+    times: list[float] = []
+    queries = knobs.tile_m // knobs.heads
+    for query in range(0, problem.query_length, queries):
+        last = min(query + queries, problem.query_length) - 1
+        first_key = 0 if band.left is None else max(0, query - band.left)
+        end_key = problem.key_length if band.right is None else min(problem.key_length, last + band.right + 1)
+        blocks = max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
+        times.append(blocks * block + TILE_START * together)
+    # The last tiles to be taken are the shortest of a causal mask, and as long as all of a full one.
+    return sum(times) / len(times) * tile_count(problem, knobs) / sm_count + (times[0] + times[-1]) / 4
+
+
+def _tiles(problem: Attention) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, bool]]]:
+    """Of queries and keys, and where queries may be."""
+    score, mask = score_function(problem), mask_function(problem)
+    if score is None and mask is None and problem.dropout is None:
+        return (*TILES, *SHORT), QUERIES
+    # Functions leave no registers for queries, nor for the addresses of a second tile of them.
+    queries = QUERIES[-1:]
+    if problem.query_length <= SHORT[0][0]:
+        return SHORT, queries
+    if score is not None or problem.dropout is not None:
+        widest = WIDEST_DROPOUT if problem.dropout is not None else WITH_FUNCTIONS[0][1]
+        return [tile for tile in WITH_FUNCTIONS if tile[1] <= widest], queries
+    return [TILES[0], *WITH_FUNCTIONS], queries
+
+
+def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
+    """Registers of a thread."""
+    score = score_function(problem)
+    held = held_registers(problem, knobs) + (score.registers(knobs.tile_n) if score is not None else 0)
+    if mask_function(problem) is not None:
+        held += OF_MASK + (OF_BOTH if problem.dropout is not None else 0)
+    return held + (OF_DROPOUT if problem.dropout is not None else 0)
+
+
+def backward_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90BackwardKnobs]:
+    """Knobs that work for the call; large blocks are read less often."""
+    heads = backward_swizzle(problem, target)
+    for tile_m in sorted(BACKWARD_TILES, reverse=problem.query_length > BACKWARD_TILES[0]):
+        knobs = AttentionSm90BackwardKnobs(tile_m, heads)
+        if backward_knobs_reason(problem, knobs, target.shared_memory) is None:
+            yield knobs
+
+
+def gradient_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90GradientKnobs]:
+    """Knobs that work for the call: the best of both kernels, then others of one."""
+    first = AttentionSm90GradientKnobs(
+        query_tile=64 if problem.query_length <= 64 else 128,
+        query_swizzle=swizzle(problem, 1, target),
+        cluster=2 if problem.key_length > KEY_TILE and target.sm_count > 1 else 1,
+        key_swizzle=gradient_swizzle(problem, target),
+    )
+    of_queries = [
+        one
+        for block in BLOCKS
+        for stages in (2, 1)
+        if not query_knobs_reason(
+            problem, one := replace(first, key_block=block, value_stages=stages), target.shared_memory
+        )
+    ]
+    of_keys = [
+        one
+        for block in BLOCKS
+        if not key_knobs_reason(problem, one := replace(first, query_block=block), target.shared_memory)
+    ]
+    best = of_queries[0]
+    yield from (replace(one, query_block=of_keys[0].query_block) for one in of_queries)
+    yield from (replace(best, query_block=one.query_block) for one in of_keys[1:])
+
+
+def gradient_swizzle(problem: Attention, target: Target) -> int:
+    """Key heads whose queries, with their cotangents, fit in the L2 cache."""
+    vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size)
+    fitting = target.l2_bytes // (problem.group * problem.query_length * vectors)
+    return 1 << (max(1, fitting).bit_length() - 1)
+
+
+def backward_swizzle(problem: Attention, target: Target) -> int:
+    """Key heads whose queries, with their cotangents and the float32 sums of their gradients, fit in the L2 cache.
+
+    Under a band eight times as many: that tiles of a head wait for each other costs more than what the cache misses.
+    """
+    vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size) + 4 * problem.head_size
+    fitting = max(1, target.l2_bytes // (problem.group * problem.query_length * vectors))
+    return (1 if problem.mask.band == Band() else 8) << (fitting.bit_length() - 1)
+
+
+def _packed(problem: Attention, knobs: AttentionSm90Knobs) -> AttentionSm90Knobs:
+    """With rows of several heads in a tile, if that leaves few enough tiles."""
+    packed = replace(knobs, heads=most_heads(problem, knobs.tile_m))
+    return packed if tile_count(problem, packed) <= PACKED * tile_count(problem, knobs) else knobs
+
+
+def _deepest(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> AttentionSm90Knobs:
+    """With as many stages as fit, where keys are read for one tile alone, and copies take longest."""
+    few = knobs.consumers == 1 and tile_count(problem, knobs) == problem.batch * problem.key_heads
+    choices = (replace(knobs, blocks=n, stages=stages) for n, stages in (DEEP if few else ()))
+    return next((one for one in choices if knobs_reason(problem, one, target.shared_memory) is None), knobs)
+
+
+def swizzle(problem: Attention, heads: int, target: Target) -> int:
+    """Tiles of the heads whose keys and values fit in the L2 cache: a power of two of those that share them."""
+    size = problem.key.itemsize * problem.key_length * (problem.head_size + problem.value_head_size)
+    fitting = max(1, target.l2_bytes // size)
+    return ceil(problem.group / heads) << (fitting.bit_length() - 1)
+
+
+def splits(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> int:
+    """How many parts of the keys take the least time.
+
+    All tiles together take as long as memory takes to deliver their keys; and a multiprocessor, which works through its
+    tiles, as long as it takes to draw theirs. Where each element of the batch has a length of its own, multiprocessors
+    that work through several parts end apart, half a part on average. Time counts as the bytes that memory delivers
+    meanwhile.
+    """
+    tiles, blocks = tile_count(problem, knobs), most_blocks(problem, knobs)
+    slots = target.sm_count * knobs.blocks
+    if tiles >= slots and problem.query_length * knobs.heads > knobs.tile_m:
+        return 1  # tiles of one head see more keys or fewer, and are taken by whoever is free
+    block = problem.key.itemsize * knobs.tile_n * (problem.head_size + problem.value_head_size)
+
+    def cost(splits: int) -> float:
+        parts, part = ceil(tiles * splits / slots), ceil(blocks / splits)
+        drawn = slots / ALONE  # by all, while one draws a block
+        apart = part / 2 if parts > 1 and problem.mask.key_lengths is not None else 0
+        time = (max(tiles * blocks, parts * part * drawn) + apart * drawn) * block
+        return time if splits == 1 else time + COMBINE_BYTES + 2 * sum(partial_bytes(problem, splits))
+
+    return min(range(1, min(blocks, MOST_SPLITS) + 1), key=cost)
+
+
+def most_blocks(problem: Attention, knobs: AttentionSm90Knobs) -> int:
+    """Blocks of keys that a tile sees at most."""
+    mask, seen = problem.mask, problem.key_length
+    positions = mask.query_positions or mask.key_positions  # which no number of keys bounds
+    left, right, queries = mask.band.left, mask.band.right, min(problem.query_length, knobs.tile_m // knobs.heads)
+    if right is not None and not positions:
+        if left is not None:  # as many as there are, and the rest of the block that the first is in
+            seen = min(seen, max(1, left + right + queries) + knobs.tile_n - 1)
+        if mask.query_offset is None:
+            seen = min(seen, max(1, right + problem.query_length))
+    return ceil(seen / knobs.tile_n)

@@ -1,0 +1,132 @@
+"""Knobs of attention's kernel for Hopper (cpp/kernels/attention/sm90.cuh), and which of them fit a call."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from jaxdnn.engines.attention.function import mask_function, score_function
+from jaxdnn.engines.attention.problem import Attention
+from jaxdnn.engines.base import check_least, check_powers_of_two
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
+
+TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
+MOST_CONSUMERS = 3
+MOST_HEADS = 64  # rows of a warp group
+MOST_SPLITS = 128  # for the counts of blocks and splits to multiply in 31 bits
+STRIP = 16  # rows, of one head, that a function of scores is applied to
+# Keys of a block: columns of a multiply that ptx/wgmma.cuh has, by 16 of which values are multiplied.
+TILE_WIDTHS = (64, 80, 96, 112, 128, 160, 176, 192, 224, 256)
+VALUE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256)  # columns of a multiply of weights, which are in registers
+# Registers of a thread for scores, weights and sums, by consumers; what is left takes addresses and rows' numbers.
+FETCH = 16  # what their queries take besides, while they are fetched
+REGISTERS = {1: 216, 2: 216, 3: 128}
+
+
+@dataclass(frozen=True)
+class AttentionSm90Knobs:
+    """How attention is cut into tiles; cpp/kernels/attention/sm90.cuh draws it.
+
+    Attributes:
+      tile_m: rows of a tile, 64 for each warp group that multiplies.
+      tile_n: keys of a block.
+      query_stages: tiles of queries in flight: 2 hides the loads of the next one.
+      query_in_registers: whether consumers keep their queries there, and read them from shared memory once.
+      stages: blocks of keys, and of values, in flight.
+      swizzle: of the rasterization: rows of tiles that are worked through together, for the L2 cache.
+      heads: query heads whose queries are rows of one tile, of a group that shares its keys.
+      splits: parts of a tile's keys, whose results a second kernel combines.
+      blocks: of a multiprocessor at a time, of 64 rows each: one's softmax runs behind the other's multiplies.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    query_stages: int = 1
+    query_in_registers: bool = False
+    stages: int = 2
+    swizzle: int = 1
+    heads: int = 1
+    splits: int = 1
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "tile_m", "tile_n", "query_stages", "stages", "swizzle", "splits", "blocks")
+        check_powers_of_two(self, "heads")
+        for name, greatest in (("heads", MOST_HEADS), ("splits", MOST_SPLITS)):
+            if getattr(self, name) > greatest:
+                raise ValueError(f"AttentionSm90Knobs: {name} is {getattr(self, name)}; expected at most {greatest}")
+        if self.tile_m not in (most := tuple(64 * (i + 1) for i in range(MOST_CONSUMERS))):
+            raise ValueError(f"AttentionSm90Knobs: tile_m is {self.tile_m}; expected one of {most}")
+        if self.blocks > MOST_CONSUMERS - self.consumers and self.blocks > 1:
+            raise ValueError(f"AttentionSm90Knobs: blocks is {self.blocks}; expected 1, or 2 of 64 rows")
+        if self.tile_n not in TILE_WIDTHS:
+            raise ValueError(f"AttentionSm90Knobs: tile_n is {self.tile_n}; expected one of {TILE_WIDTHS}")
+
+    @property
+    def consumers(self) -> int:
+        return self.tile_m // 64
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+def head_size(problem: Attention) -> int:
+    """Elements of a query that are multiplied: 16 at once."""
+    return ceil(problem.head_size / 16) * 16
+
+
+def value_size(problem: Attention) -> int:
+    """Columns of results."""
+    return next(size for size in VALUE_SIZES if problem.value_head_size <= size)
+
+
+def tile_count(problem: Attention, knobs: AttentionSm90Knobs) -> int:
+    """Tiles of queries, for each of which there are all splits."""
+    along_queries = ceil(problem.query_length / (knobs.tile_m // knobs.heads))
+    return along_queries * problem.batch * problem.key_heads * ceil(problem.group / knobs.heads)
+
+
+def shared_memory(problem: Attention, knobs: AttentionSm90Knobs) -> int:
+    """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
+    chunks, value_chunks = (ceil(size / CHUNK) for size in (head_size(problem), value_size(problem)))
+    blocks = knobs.stages * knobs.tile_n * (chunks + value_chunks)
+    barriers = 16 * (knobs.query_stages + 2 * knobs.stages)
+    return DEPTH_BYTES * (knobs.query_stages * knobs.tile_m * chunks + blocks) + barriers + TILE_QUEUE
+
+
+def shared_memory_of_block(knobs: AttentionSm90Knobs, limit: int) -> int:
+    """What each of a multiprocessor's blocks may have, where one may have `limit`; the system takes 1 KiB for each."""
+    return (limit + 1024) // knobs.blocks - 1024
+
+
+def held_registers(problem: Attention, knobs: AttentionSm90Knobs) -> int:
+    """Of a thread, for scores, weights and sums."""
+    return knobs.tile_n // 2 + knobs.tile_n // 4 + value_size(problem) // 2
+
+
+def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_limit: int) -> str | None:
+    """Why the knobs don't fit the call, or None."""
+    if knobs.heads > (most := most_heads(problem, knobs.tile_m)):
+        return f"a tile would have rows of {knobs.heads} heads; expected at most {most}, which share keys and a mask"
+    if knobs.splits > 1 and knobs.splits > (blocks := ceil(problem.key_length / knobs.tile_n)):
+        return f"keys would be split in {knobs.splits}, and there are {blocks} blocks of them"
+    held = held_registers(problem, knobs)
+    if knobs.query_in_registers:
+        held += head_size(problem) // 4 + FETCH
+    if held > (most := REGISTERS[knobs.consumers * knobs.blocks]):
+        groups = knobs.consumers * knobs.blocks
+        return f"a thread of {groups} warp groups would hold {held} numbers; expected at most {most}"
+    if (needed := shared_memory(problem, knobs)) > (limit := shared_memory_of_block(knobs, shared_memory_limit)):
+        return f"it would use {needed} bytes of shared memory, and a block has {limit}"
+    return None
+
+
+def most_heads(problem: Attention, tile_m: int) -> int:
+    """How many heads may have rows in one tile: those that share keys, if they have one mask, which is arithmetic."""
+    mask, group = problem.mask, problem.group
+    places = [place for place in (mask.query_offset, mask.query_lengths, mask.key_lengths) if place is not None]
+    differ = any(place.batch_stride or any(term.divisor % group for term in place.terms[0]) for place in places)
+    if differ or mask_function(problem):
+        return 1
+    functions = problem.dropout is not None or score_function(problem) is not None
+    most = min(1 << (group - 1).bit_length(), tile_m // STRIP if functions else MOST_HEADS)
+    return 1 << most.bit_length() - 1

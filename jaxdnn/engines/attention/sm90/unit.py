@@ -1,0 +1,150 @@
+"""The unit and the launches of attention on Hopper."""
+
+from jaxdnn.engines.attention.combine import combine_stage, partial_attention
+from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types, score_function
+from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
+from jaxdnn.engines.attention.problem import Attention, Dropout, Heads
+from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, head_size, shared_memory, tile_count, value_size
+from jaxdnn.engines.product.element_epilogue import ctype
+from jaxdnn.engines.product.problem import EpilogueOperand
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, MAP_DTYPE, PROMOTE_128, SWIZZLE
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
+from jaxdnn.plan import Counter, Launch, Plan, Scalar, TensorMap
+
+TILE_COUNTERS = 1024  # of core/tile_queue.cuh
+# The members of a struct in attention/sm90.cuh, which a `Config` states only where it differs.
+DEFAULTS = ("jaxdnn::AttentionSm90Defaults", {"Left": False, "Right": False, "Heads": 1, "Blocks": 1})
+
+
+def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
+    """What the kernel reads and writes besides vectors and for its mask, by the fields of its call."""
+    found = {
+        "sinks": problem.sinks,
+        "log_sum_exp": problem.log_sum_exp,
+        "seeds": problem.dropout and problem.dropout.seeds,
+    }
+    return {name: operand for name, operand in found.items() if operand is not None}
+
+
+def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
+    """What one call does."""
+    lists = block_lists(problem, knobs.tile_m, knobs.tile_n)
+    listing = Stage() if lists is None else joined([Stage(text=lists.function.text()), lists.stage(0)])
+    stages = [listing, attention_stage(problem, knobs, sm_count, lists)]
+    if knobs.splits > 1:
+        scratch = len(listing.scratch)
+        stages[1] = attention_stage(partial_attention(problem, scratch), knobs, sm_count, lists)
+        stages.append(combine_stage(problem, knobs.splits, scratch))
+    return joined(stages).plan("sm_90a")
+
+
+def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int, lists: BlockLists | None) -> Stage:
+    """Attention to keys, or to each split of them; then each has results, one after the other."""
+    band, places = counted_band(problem.mask), numbers_of_batch(problem)
+    types = {"T": ctype(problem.query.dtype), "Out": ctype(problem.out.dtype)}
+    types |= place_types(places | mask_places(problem))
+    score = score_function(problem)
+    functions = [one for one in (score, lists and lists.function) if one is not None]
+    types |= {function.name.title(): function.config for function in functions}
+    constants = {
+        "Left": band.left is not None,
+        "Right": band.right is not None,
+        "TileM": knobs.tile_m,
+        "TileN": knobs.tile_n,
+        "QueryStages": knobs.query_stages,
+        "QueryInRegisters": knobs.query_in_registers,
+        "Stages": knobs.stages,
+        "Heads": knobs.heads,
+        "Blocks": knobs.blocks,
+        "HeadSize": head_size(problem),
+        "ValueSize": value_size(problem),
+    }
+    shared = shared_memory(problem, knobs)
+    tiles, blocks = tile_count(problem, knobs) * knobs.splits, sm_count * knobs.blocks
+    found = [
+        vectors(problem, "query", problem.query, knobs.tile_m // knobs.heads, knobs.heads),
+        vectors(problem, "key", problem.key, knobs.tile_n),
+        vectors(problem, "value", problem.value, knobs.tile_n),
+        Parameter(f"{ctype(problem.out.dtype)}*", "out", "out", problem.out.buffer),
+        *numbers(
+            "long long",
+            out_row=problem.out.length_stride,
+            out_head=problem.out.head_stride,
+            out_batch=problem.out.batch_stride or 0,
+        ),
+        *(parameter for name, place in places.items() for parameter in place_parameters(name, place)),
+        *(parameter for function in functions for parameter in function.parameters()),
+        *mask_parameters(problem),
+        *(lists.parameters(0) if lists is not None else ()),
+        *numbers(batches=problem.batch, group=problem.group),
+        *numbers(value_size=problem.value_head_size, swizzle=knobs.swizzle),
+        *(numbers(splits=knobs.splits) if knobs.splits > 1 else []),
+        *batched(problem),
+        *dropped(problem.dropout),
+        Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
+        Parameter("int", "counter", "counter", Counter(TILE_COUNTERS) if tiles > blocks else Scalar("int32", -1)),
+    ]
+    call = "jaxdnn::AttentionSm90<Config>"
+    text = [
+        "".join(f"JAXDNN_WGMMA{kind}({columns});\n" for kind, columns in multiplies(problem, knobs)),
+        *([] if score is None else [score.text()]),
+        struct_text("Config", types, constants, DEFAULTS),
+        f"static_assert({call}::kSharedBytes == {shared}, "
+        + '"the plan and the kernel disagree about shared memory");\n'
+        + f"static_assert(jaxdnn::kTileCounters == {TILE_COUNTERS});\n",
+        entry_text("attention_sm90", call, f"{knobs.threads}, {knobs.blocks}", found),
+    ]
+    launch = Launch(
+        "attention_sm90",
+        arguments(found),
+        grid=(min(tiles, blocks), 1, 1),
+        block=(knobs.threads, 1, 1),
+        shared_memory=shared,
+    )
+    return Stage(("attention/sm90.cuh",), "\n" + "\n".join(text), (launch,))
+
+
+def multiplies(problem: Attention, knobs: AttentionSm90Knobs) -> list[tuple[str, int]]:
+    """The instructions of scores, and of sums of values."""
+    of_scores = ("_RS" if knobs.query_in_registers else "", knobs.tile_n)
+    return list(dict.fromkeys([of_scores, ("_RS", value_size(problem))]))
+
+
+def vectors(problem: Attention, name: str, heads: Heads, box: int, together: int = 1) -> Parameter:
+    """The tensor map of queries, keys, values or results' cotangents, by `box` of them, of each of so many heads."""
+    size = problem.value_head_size if name in ("value", "d_out") else problem.head_size
+    queries = name in ("query", "d_out")
+    length, count = (problem.query_length, problem.query_heads) if queries else (problem.key_length, problem.key_heads)
+    dimensions = (size, length, count, problem.batch if heads.batch_stride else 1)
+    # A dimension of one element may have any stride; TMA wants multiples of 16 bytes, and the array's may be none.
+    strides = zip(dimensions[1:], (heads.length_stride, heads.head_stride, heads.batch_stride or 0), strict=True)
+    tensor_map = TensorMap(
+        buffer=heads.buffer,
+        dtype=MAP_DTYPE[heads.dtype],
+        dimensions=dimensions,
+        strides=tuple(stride * heads.itemsize if extent > 1 else DEPTH_BYTES for extent, stride in strides),
+        box=(CHUNK, box, together, 1),
+        element_strides=(1, 1, 1, 1),
+        swizzle=SWIZZLE[DEPTH_BYTES],
+        l2_promotion=PROMOTE_128,
+    )
+    return map_parameter(name, name, tensor_map)
+
+
+def batched(problem: Attention) -> list[Parameter]:
+    """Which arrays serve the whole batch."""
+    if problem.batch == 1:
+        return []
+    query, key, value = (int(bool(heads.batch_stride)) for heads in (problem.query, problem.key, problem.value))
+    return numbers(query_batched=query, key_batched=key, value_batched=value)
+
+
+def dropped(dropout: Dropout | None) -> list[Parameter]:
+    """Which random bits have a weight kept, and its factor."""
+    if dropout is None:
+        return []
+    # As a number of 64 bits, since a scalar of 32 has a sign.
+    return [
+        *numbers("long long", threshold=dropout.threshold),
+        Parameter("float", "kept", "kept", Scalar("float32", dropout.factor)),
+    ]
