@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from jaxdnn.bench.timing import geometric_mean
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 FRAMEWORKS = ROOT / "docs/frameworks.md"
+RING = ROOT / "docs/attention.md"
 MEASURED = ROOT / "benchmarks/README.md"
 PUBLIC = {name: one for name, one in sorted(vars(jaxdnn).items()) if not name.startswith("_") and callable(one)}
 FUNCTIONS = [name for name, one in PUBLIC.items() if not (isinstance(one, type) and issubclass(one, Exception))]
@@ -63,6 +65,19 @@ def test_explain_prints_what_readme_shows(monkeypatch, capsys):
     for statement in ast.parse("\n".join(line[4:] for line in session.splitlines())).body:
         exec(compile(ast.Interactive([statement]), "README.md", "single"), variables)
     assert capsys.readouterr().out == shown
+
+
+def test_the_ring_computes_what_one_device_does():
+    variables = {}
+    exec(compile(re.search(r"```python\n(.*?)```", RING.read_text(), re.DOTALL)[1], RING.name, "exec"), variables)
+    arrays = [variables[name] for name in ("query", "key", "value")]
+
+    def loss(*arrays):
+        return jnp.sum(jaxdnn.dot_product_attention(*arrays, is_causal=True) ** 2)
+
+    expected = jax.jit(jax.grad(loss, (0, 1, 2)))(*arrays)
+    for found, want in zip(variables["gradients"], expected, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
 
 
 def code_of_frameworks():

@@ -78,7 +78,15 @@ def test_public_names():
     source = "import jaxdnn; print(*sorted(name for name in vars(jaxdnn) if not name.startswith('_')))"
     names = set(run_python(source).split())
     functions = {"NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain", "export_checks"}
-    functions |= {"gated_linear_unit", "layer_norm", "matmul", "options", "rms_norm"}
+    functions |= {
+        "combine_attention",
+        "dot_product_attention",
+        "gated_linear_unit",
+        "layer_norm",
+        "matmul",
+        "options",
+        "rms_norm",
+    }
     modules = {
         "api_boundary",
         "config",

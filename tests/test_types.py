@@ -40,6 +40,14 @@ def norms(x: Array, scale: Array, flag: bool) -> None:
     assert_type(jaxdnn.rms_norm(x, residual=x, return_statistics=True), tuple[Array, Array, Array])
 
 
+def attention(x: Array) -> None:
+    assert_type(jaxdnn.dot_product_attention(x, x, x, is_causal=True), Array)
+    assert_type(jaxdnn.dot_product_attention(x, x, x, score_mod=lambda s, b, h, q, k: s), Array)
+    part = jaxdnn.dot_product_attention(x, x, x, segment_ids=(x, x), return_residual=True)
+    assert_type(part, tuple[Array, Array])
+    assert_type(jaxdnn.combine_attention(part, part), tuple[Array, Array])
+
+
 @jaxdnn.options(engine="xla", knobs=None)
 def decorated(x: Array) -> Array:
     return x
@@ -57,6 +65,7 @@ MISTAKES = {
     "jaxdnn.options(autotune='yes')": "reportArgumentType",
     "jaxdnn.options(fallback='no')": "reportArgumentType",
     "jaxdnn.rms_norm(x, eps=1e-6)": "reportCallIssue",
+    "jaxdnn.dot_product_attention(x, x, x, causal_alignment='end')": "reportArgumentType",
     "jaxdnn.matmul(x, x, bias=x)": "reportCallIssue",
     "jaxdnn.matmul(x, x).no_array": "reportAttributeAccessIssue",
 }

@@ -34,6 +34,10 @@ def rms_norm(x, scale):
     return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * scale
 
 
+def attention(query, key, value):
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", query, key) / 2), value)
+
+
 X, W, BIAS = ((8, 12), DATA), ((12, 16), COLUMNS), ((16,), P("b"))
 NUMBERS = {"dimension_numbers": (((2,), (2,)), ((0,), (0,)))}
 
@@ -59,6 +63,11 @@ OPS = {
         functools.partial(jaxdnn.dot_general, **NUMBERS),
         functools.partial(jax.lax.dot_general, **NUMBERS),
         [((4, 6, 8), DATA), ((4, 10, 8), P("a", "b"))],
+    ),
+    "dot_product_attention": (
+        jaxdnn.dot_product_attention,
+        attention,
+        [((4, 3, 2, 4), DATA), ((4, 5, 2, 4), DATA), ((4, 5, 2, 4), DATA)],
     ),
     "rms_norm": (jaxdnn.rms_norm, rms_norm, [X, ((12,), WHOLE)]),
     "layer_norm": (jaxdnn.layer_norm, layer_norm, [X, ((12,), WHOLE), ((12,), WHOLE)]),

@@ -19,7 +19,7 @@ HOST = device.Target("cpu", "avx2", "CPU", 8)
 TARGETS = {"cpu": [HOST], "cuda": [device._NAMED[80], device._NAMED[90]], "any": [HOST]}
 
 # The engines that serve an op: the folder of that name.
-FAMILIES = {"matmul": "product", "epilogue": "pointwise", "norm": "norm"}
+FAMILIES = {"matmul": "product", "epilogue": "pointwise", "norm": "norm", "attention": "attention"}
 
 
 @functools.cache

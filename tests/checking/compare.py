@@ -32,6 +32,11 @@ def engines(op: str, on: str | None = None) -> list[str]:
 needs_native = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
 
 
+def served(cases: Iterable[Any], on: str | None = None) -> list[Any]:
+    """The cases of whose op a kernel of ours serves some, here or on the platform `on`."""
+    return [case for case in cases if engines(case.op, on) != ["xla"]]
+
+
 def runs(rows: Iterable[Any], on: str | None = None) -> list[Any]:
     """Every case with every engine that serves its op here, as parameters of a test; a row may say more of its case.
 
@@ -39,8 +44,8 @@ def runs(rows: Iterable[Any], on: str | None = None) -> list[Any]:
     """
     tuples = [row if isinstance(row, tuple) else (row,) for row in rows]
     every = [(*row, engine) for row in tuples for engine in engines(row[0].op, on)]
-    served = [pytest.param(*values, id="-".join(map(str, values))) for values in every]
-    return served if on else [*served, *absent(tuples)]
+    found = [pytest.param(*values, id="-".join(map(str, values))) for values in every]
+    return found if on else [*found, *absent(tuples)]
 
 
 def absent(rows: Iterable[tuple[Any, ...]]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ rounds through the `Rounding`, which leaves exact values exact or perturbs them 
 tolerance (see tolerance.py). Derivatives of all orders are JAX's derivatives of these functions.
 """
 
+import functools
 from math import prod
 from typing import Any
 
@@ -72,3 +73,70 @@ def matmul(case: Any, rounding: Any, a: Any, *arrays: Any) -> Any:
     else:
         epilogue = EPILOGUES[case.epilogue] if case.epilogue else lambda acc: acc
     return rounding.epilogue(epilogue, acc, arrays[count:], case.multiplied)
+
+
+def _sum_of(there: Any) -> Any:
+    """The sum of values by weights, of which those that aren't there are no terms of gradients either."""
+
+    def weigh(weights: Any, value: Any) -> Any:
+        terms = weights[..., None] * jnp.swapaxes(value, 1, 2)[:, :, None]
+        return jnp.sum(jnp.where(there[..., None], terms, 0), 3)
+
+    return weigh
+
+
+def attention(
+    case: Any,
+    rounding: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    sinks: Any = None,
+    **operands: Any,
+) -> tuple[Any, ...]:
+    """Scaled dot-product attention (arXiv:1706.03762), with all scores at once."""
+    query, key, value = (array if array.ndim == 4 else array[None] for array in (query, key, value))
+    key, value = (jnp.repeat(array, case.heads // max(1, case.key_heads), 2) for array in (key, value))
+    shape = case.scores
+
+    def dot(numbers: str) -> Any:
+        return lambda a, b: jnp.einsum(numbers, a, b)
+
+    score = rounding.product(dot("btnh,bsnh->bnts"), query, key, case.size, case.input_unit)
+    score = rounding.each(score * (1.0 if case.size == 0 else case.size**-0.5))
+    if bias is not None:
+        wide = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+        score = rounding.each(score + rounding.broadcast(wide, shape))
+    if case.soft_cap is not None:
+        score = rounding.each(score / case.soft_cap)
+        # The derivative is made of the hyperbolic tangent as it was rounded, which is close to one.
+        tanh = jnp.tanh(jax.lax.stop_gradient(score))
+        off = (rounding.each(tanh) - tanh) / jnp.maximum(1 - tanh * tanh, case.unit)
+        score = rounding.each(case.soft_cap * jnp.tanh(score + off))
+    if case.score_mod:
+        score = rounding.each(case.modified(score, *(rounding.each(operand) for operand in operands.values())))
+        score = rounding.looked_up_by(score, score.size)
+    there = jnp.asarray(case.visible())
+    score = jnp.where(there, score, -jnp.inf)
+    wide_sinks = None if sinks is None else rounding.broadcast(sinks[None, :, None], shape[:3])
+    every = [jnp.max(score, -1, initial=-jnp.inf), *([] if wide_sinks is None else [wide_sinks])]
+    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, every))
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
+    weights = rounding.each(jnp.exp(rounding.each(score - largest[..., None])))
+    weights = jnp.where(there, weights, 0)
+    total = case.keys * rounding.mean(weights, (3,)) if case.keys else jnp.zeros(shape[:3])
+    if wide_sinks is not None:
+        total = total + rounding.each(jnp.exp(rounding.each(wide_sinks - largest)))
+    nothing = total == 0
+    total = rounding.each(jnp.where(nothing, 1, total))
+    log_sum_exp = jnp.where(nothing, -jnp.inf, rounding.each(largest + jnp.log(total)))
+    kept = weights * case.kept() if case.dropout else weights
+    # A row that is NaN says nothing of values that it doesn't see, as zero times NaN would.
+    weigh = _sum_of(there) if case.data == "nan" else dot("bnts,bsnd->bntd")
+    weighted = rounding.product(weigh, kept, value, max(1, case.keys), case.input_unit)
+    # The total's cotangent is a sum over results as they were stored, of values as they were multiplied.
+    totals = rounding.derivative(jnp.broadcast_to(total[..., None], weighted.shape), case.input_unit)
+    out = rounding.each(weighted / totals)
+    results = tuple(jnp.swapaxes(result, 1, 2) for result in (out, log_sum_exp)[: len(case.outputs)])
+    return results if case.batch is not None else tuple(result[0] for result in results)

@@ -13,7 +13,7 @@ import jaxdnn
 from checking.calls import TARGETS
 from jaxdnn import __main__ as commands
 from jaxdnn import _native, device, doctor
-from jaxdnn.bench import report
+from jaxdnn.bench import FAMILIES, report
 from jaxdnn.engines.table import ENGINES
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +78,8 @@ def row(**changes):
         "xla_microseconds": 4.0,
         "speedup": 2.0,
         "limit_gb_per_second": 200.0,
+        "error": 0.001,
+        "xla_error": 0.002,
     }
     return report.Row(**(values | changes))
 
@@ -120,8 +122,26 @@ def test_geometric_means_are_by_call_and_dtype():
 def test_bench_measures_a_case(capsys):
     assert commands.main(["bench", "norm", "--only", r"^rms_norm forward +\d+ x 1024 +float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.search(r"rms_norm forward +\d+ x 1024 float32 .* us .* GB/s, \d+% of limit .* us .* x  \w+$", lines[2])
+    assert re.search(r"rms_norm forward +\d+ x 1024 float32 .* us .* GB/s, \d+% of limit .* us .* x +\w+$", lines[2])
     assert lines[-1].startswith("all")
+
+
+def test_bench_compares_attention_with_float64(capsys):
+    command = [
+        "bench",
+        "attention",
+        "--shapes",
+        "1x64x2x16",
+        "--dtypes",
+        "float32",
+        "--only",
+        "^attention forward .*32",
+    ]
+    assert commands.main(command) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if re.match("attention forward .* us ", line))
+    errors = re.findall(r"\d\.\de-\d\d", line)
+    assert len(errors) == 2
+    assert all(0 < float(error) < 1e-5 for error in errors)
 
 
 def test_columns_stand_under_their_headers():
@@ -134,11 +154,16 @@ def test_columns_stand_under_their_headers():
 
 def test_bench_of_shapes_and_dtypes_of_ones_own(capsys):
     """Each family takes the shapes that have its number of sizes."""
-    command = ["bench", "--shapes", "8x32", "8x16x32", "--dtypes", "float16", "--only", "^(rms_norm forward|matmul) +8"]
+    named = "^(rms_norm|matmul|attention)( forward)? +8"
+    command = ["bench", "--shapes", "8x32", "8x16x32", "8x4x2x16", "--dtypes", "float16", "--only", named]
     assert commands.main(command) == 0
     _, _, *lines = capsys.readouterr().out.splitlines()
     measured = [re.match(r"(\S+(?: \S+)*) +(\d+ x .*?) +float16 ", line) for line in lines if " us " in line]
-    assert [one.groups() for one in measured] == [("rms_norm forward", "8 x 32"), ("matmul", "8 x 16 x 32")]
+    assert [one.groups() for one in measured] == [
+        ("rms_norm forward", "8 x 32"),
+        ("matmul", "8 x 16 x 32"),
+        ("attention forward", "8 x 4 x 2 x 16"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +177,7 @@ def test_bench_of_nothing_is_an_error_that_lists_the_cases(capsys, arguments):
     assert said.out == ""
     assert {"layer_norm", "rms_norm", "matmul", "bias"} <= set(said.err.split())
     assert re.search(r"\b\d+ x \d+\b", said.err), said.err
-    assert len(said.err.splitlines()) < 10
+    assert len(said.err.splitlines()) == 1 + 3 * len(FAMILIES)
 
 
 def test_bench_of_no_pattern(capsys):

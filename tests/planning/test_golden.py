@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from checking.calls import TARGETS, calls_of, refusal
-from checking.cases import BF16, F16, F32, F64, TABLE, NormCase
+from checking.cases import BF16, F16, F32, F64, TABLE, AttentionCase, NormCase
 from checking.cases.dtypes import E4M3
 from checking.cases.matmul import product
 from jaxdnn.engines.table import ENGINES
@@ -41,6 +41,12 @@ PLANNED = [
     product((4096, 128, 64), (4096, 64, 128), BF16),
     product((1000, 1000), (1000, 1000), F16, epilogue="largest"),
     product((512, 512), (512, 512), F64),
+    AttentionCase(2, 8192, 8192, 16, 16, 128, 128, BF16),
+    AttentionCase(2, 8192, 8192, 32, 8, 128, 128, BF16, causal=True, residual=True),
+    AttentionCase(16, 1024, 1024, 32, 32, 64, 64, F16, window=(256, 0), lengths="query key"),
+    AttentionCase(2, 512, 8192, 128, 128, 192, 128, BF16, causal=True, alignment="bottom_right"),
+    AttentionCase(1, 4096, 4096, 8, 4, 256, 256, BF16, soft_cap=50.0),
+    AttentionCase(2, 1, 32_768, 32, 8, 128, 128, BF16, lengths="key"),
 ]
 
 

@@ -10,13 +10,14 @@ from jax import export
 
 import jaxdnn
 from checking.cases import TABLE
-from checking.compare import as_tuple, needs_native, platform, runs
+from checking.compare import as_tuple, platform, runs, served
 from checking.subprocesses import run_python
 from jaxdnn import _native
 from jaxdnn.device import gpus
 
 ALLOWED = jaxdnn.export_checks()
 each_case = pytest.mark.parametrize("case", TABLE.plain, ids=str)
+each_served_case = pytest.mark.parametrize("case", served(TABLE.plain, "cuda"), ids=str)
 
 # Another process: it imports jaxdnn for the handlers, and reads nothing but files.
 CONSUMER = """
@@ -63,8 +64,7 @@ def test_reload_in_another_process(case, engine, tmp_path):
         np.testing.assert_allclose(results[f"r{i}"], array, rtol=1e-6, atol=1e-6, err_msg=f"result {i}")
 
 
-@needs_native
-@each_case
+@pytest.mark.parametrize("case", served(TABLE.plain), ids=str)
 def test_the_safety_check_must_be_waived(case):
     """JAX guarantees compatibility for its own custom calls alone, and says how to allow others."""
     with pytest.raises(ValueError, match="jaxdnn_"):
@@ -89,7 +89,7 @@ def module(function, *arguments, platforms=("cuda",)):
 
 
 @needs_compiler
-@each_case
+@each_served_case
 @pytest.mark.parametrize(("target", "arch"), [("sm_80", "sm_80"), ("sm_90", "sm_90a")])
 def test_a_named_target_needs_no_gpu(target, arch, case):
     def gradient(*arrays):
@@ -110,7 +110,7 @@ def test_a_named_target_needs_no_gpu(target, arch, case):
 
 
 @needs_compiler
-@each_case
+@each_served_case
 def test_one_program_for_both_platforms(case):
     with jaxdnn.options(target="sm_90"):
         text = module(case.call, *types(case), platforms=("cpu", "cuda"))
@@ -119,7 +119,7 @@ def test_one_program_for_both_platforms(case):
 
 
 @pytest.mark.skipif(not isinstance(gpus(), str), reason="there is a GPU, which then is the target")
-@each_case
+@each_served_case
 def test_without_a_target_the_reference_is_exported(case):
     assert "jaxdnn_cuda" not in module(case.call, *types(case))
     with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.NoEngineError, match='target="sm_90"'):
@@ -153,7 +153,7 @@ def test_symbolic_shapes(cases, shapes):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), got, want)
 
 
-@each_unsized
+@pytest.mark.parametrize(("cases", "shapes"), [row for row in TABLE.unsized if served(row[0])])
 def test_symbolic_shapes_are_named_as_the_reason(cases, shapes):
     with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.NoEngineError, match="symbolic"):
         export.export(jax.jit(cases[0].call))(*unsized(cases[0], shapes))

@@ -8,7 +8,7 @@ import pytest
 import jaxdnn
 from checking.calls import expected_native_calls, native_calls
 from checking.cases import TABLE
-from checking.compare import as_tuple, assert_close, needs_native, runs
+from checking.compare import as_tuple, assert_close, runs, served
 from checking.transforms import forward, primals, vjp, with_cotangents
 
 each_case = pytest.mark.parametrize("case", TABLE.plain, ids=str)
@@ -66,8 +66,7 @@ def test_other_options_trace_again(case):
         assert traces.after_a_call() == 2
 
 
-@needs_native
-@each_case
+@pytest.mark.parametrize("case", served(TABLE.plain), ids=str)
 def test_option_inside_a_jitted_function(case):
     def both(first, *others):
         with jaxdnn.options(engine="xla"):

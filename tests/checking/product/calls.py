@@ -1,7 +1,7 @@
 """Products of matrices as an engine sees them, made directly: their plans, how to run one, and what is right."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +131,12 @@ def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
 
 def run(plan: Plan, product: Product, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of a plan, on the default device; a reduced one without the dimensions that are gone."""
-    types = tuple(result_types(product))
-    results = jax.jit(lambda *operands: _plan_p.bind(*operands, plan=plan, types=types))(*arrays)
+    return run_plan(plan, result_types(product), arrays)
+
+
+def run_plan(plan: Plan, types: Iterable[Any], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of a plan, which have shapes and dtypes, on the default device."""
+    results = jax.jit(lambda *operands: _plan_p.bind(*operands, plan=plan, types=tuple(types)))(*arrays)
     return [np.asarray(result) for result in results]
 
 

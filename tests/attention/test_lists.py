@@ -1,0 +1,63 @@
+"""Lists of the blocks of scores that are visible: what is in them, by running the text of their kernels on the CPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from checking.attention import problems
+from checking.attention.calls import MASKED, arrays
+from checking.emulation.plans import Emulated
+from jaxdnn.engines.attention.lists import block_lists
+from jaxdnn.engines.unit import includes
+from jaxdnn.plan import Plan, Result, Scratch
+
+
+@pytest.fixture(scope="module")
+def listing(tmp_path_factory):
+    """The kernels that write lists, by themselves: what is scratch memory of a plan are their results."""
+    plans = []
+    for one, by_key in ((MASKED[name], by_key) for name in MASKED for by_key in (False, True)):
+        lists = block_lists(one.problem, 64, 48, by_key=by_key)
+        stage = lists.stage(0)
+        launches = tuple(
+            replace(launch, arguments=tuple(Result(a.index) if isinstance(a, Scratch) else a for a in launch.arguments))
+            for launch in stage.launches
+        )
+        unit = includes(stage.headers) + lists.function.text() + stage.text
+        plans.append((lists, Plan(unit, "sm_90a", launches), stage.scratch))
+    return plans, Emulated([plan for _, plan, _ in plans], tmp_path_factory.mktemp("lists"))
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("name", MASKED)
+def test_lists_have_what_is_visible(name, by_key, listing):
+    one, number = MASKED[name], 2 * [*MASKED].index(name) + by_key
+    plans, emulated = listing
+    lists, _, (seen, written) = plans[number]
+    operands = arrays(one)
+    run = problems.Run(one.problem, operands, [])
+    visible = run.visible()
+    found = [np.zeros(seen, "uint8"), np.zeros(written // 4, "int32")]
+    emulated.run(number, operands, found)
+
+    b, n, t = one.problem.batch, one.problem.query_heads, one.problem.query_length
+    visible = visible.reshape(b, n, t, -1)[: b if lists.by_element else 1, : n if lists.by_head else 1]
+    lengths = np.full((b, n), t)
+    if one.problem.mask.query_lengths is not None:
+        lengths = run.load(one.problem.mask.query_lengths)[:, 0, 0].reshape(b, n)
+    some, every = (np.zeros((*visible.shape[:2], *lists.blocks), bool) for _ in range(2))
+    for at in np.ndindex(some.shape):
+        block = visible[at[:2]][64 * at[2] : lengths[at[:2]]][:64, 48 * at[3] :][:, :48]
+        some[at], every[at] = block.any(), block.size > 0 and block.shape[1] == 48 and block.all()
+    got = found[0].reshape(some.shape)
+    assert not np.any(some & (got == 0)), "a block that is visible is left out"
+    assert not np.any(~every & (got == 2)), "a block that is not wholly visible is said to be"
+    # Extremes of segments and positions leave some open.
+    exact = np.mean(got == np.where(every, 2, np.where(some, 1, 0)))
+    assert exact == 1 if one.problem.mask.program is not None else exact > 0.8
+    of_each = lists.blocks[not by_key]
+    states = (np.swapaxes(got, 2, 3) if by_key else got).reshape(-1, of_each)
+    for line, of_line in zip(found[1].reshape(-1, 1 + of_each), states, strict=True):
+        wanted = [2 * i + int(of_line[i] == 1) for i in reversed(range(of_each)) if of_line[i]]
+        assert [line[0], *line[1 : 1 + line[0]]] == [len(wanted), *wanted]
