@@ -1,9 +1,9 @@
-"""Trains a small residual network on real handwritten digits, once with jaxdnn's ops and once with plain JAX.
+"""Trains a small transformer on real handwritten digits, once with jaxdnn's ops and once with plain JAX.
 
-The network is a mixer: an 8 x 8 image is cut into 16 patches of 2 x 2 pixels, and each block mixes across the patches,
-then across the features. Both halves of a block add their result to a residual stream which the next half normalizes,
-so that one call of a norm does both: `y, stream = rms_norm(update, scale, residual=stream)`. The hidden layer of each
-half is a matmul whose kernel adds the bias and applies the activation: `matmul(y, weight, bias, epilogue=...)`.
+An 8 x 8 image is cut into 16 patches of 2 x 2 pixels. Each block attends across the patches, `dot_product_attention`,
+and then mixes the features. Both halves of a block add their result to a residual stream which the next half
+normalizes, so that one call of a norm does both: `y, stream = rms_norm(update, scale, residual=stream)`. The hidden
+layer is a matmul whose kernel adds the bias and applies the activation: `matmul(y, weight, bias, epilogue=...)`.
 
 The two trainings start from the same weights and see the same batches, a step of one after a step of the other, so that
 their losses and their step times compare. What ran on which engine, the accuracy on held-out digits and the step times
@@ -32,7 +32,7 @@ from sklearn.model_selection import train_test_split
 
 import jaxdnn
 
-PATCHES, PIXELS, CLASSES = 16, 4, 10
+PATCHES, PIXELS, CLASSES, HEADS = 16, 4, 10, 4
 
 
 class Layers(NamedTuple):
@@ -41,6 +41,7 @@ class Layers(NamedTuple):
     name: str
     layer_norm: Callable
     rms_norm: Callable
+    attention: Callable
     hidden: Callable
 
 
@@ -69,8 +70,8 @@ def plain_rms_norm(x, scale, *, residual=None, epsilon=1e-6):
     return y if residual is None else (y, x)
 
 
-JAXDNN = Layers("jaxdnn", jaxdnn.layer_norm, jaxdnn.rms_norm, hidden)
-PLAIN = Layers("plain JAX", plain_layer_norm, plain_rms_norm, plain_hidden)
+JAXDNN = Layers("jaxdnn", jaxdnn.layer_norm, jaxdnn.rms_norm, jaxdnn.dot_product_attention, hidden)
+PLAIN = Layers("plain JAX", plain_layer_norm, plain_rms_norm, jax.nn.dot_product_attention, plain_hidden)
 
 
 def initial_parameters(key: jax.Array, features: int, blocks: int) -> dict[str, Any]:
@@ -81,10 +82,9 @@ def initial_parameters(key: jax.Array, features: int, blocks: int) -> dict[str, 
 
     def block():
         return {
-            "patch_scale": jnp.ones(features),
-            "patch_in": dense(PATCHES, 4 * PATCHES),
-            "patch_bias": jnp.zeros(4 * PATCHES),
-            "patch_out": dense(4 * PATCHES, PATCHES),
+            "attention_scale": jnp.ones(features),
+            "attention_in": dense(features, 3 * features),
+            "attention_out": dense(features, features),
             "feature_scale": jnp.ones(features),
             "feature_in": dense(features, 2 * features),
             "feature_bias": jnp.zeros(2 * features),
@@ -93,7 +93,7 @@ def initial_parameters(key: jax.Array, features: int, blocks: int) -> dict[str, 
 
     return {
         "embedding": dense(PIXELS, features),
-        "position": 0.1 * jax.random.normal(next(keys), (PATCHES, features)),
+        "position": jax.random.normal(next(keys), (PATCHES, features)),
         "blocks": [block() for _ in range(blocks)],
         "scale": jnp.ones(features),
         "bias": jnp.zeros(features),
@@ -107,11 +107,11 @@ def logits(layers: Layers, parameters: dict[str, Any], patches: jax.Array) -> ja
     update = None
     for block in parameters["blocks"]:
         if update is None:
-            y = layers.rms_norm(stream, block["patch_scale"])
+            y = layers.rms_norm(stream, block["attention_scale"])
         else:
-            y, stream = layers.rms_norm(update, block["patch_scale"], residual=stream)
-        y = layers.hidden(y.swapaxes(-1, -2), block["patch_in"], block["patch_bias"])
-        update = (y @ block["patch_out"]).swapaxes(-1, -2)
+            y, stream = layers.rms_norm(update, block["attention_scale"], residual=stream)
+        heads = (y @ block["attention_in"]).reshape(*y.shape[:-1], 3 * HEADS, -1)
+        update = layers.attention(*jnp.split(heads, 3, -2)).reshape(y.shape) @ block["attention_out"]
 
         y, stream = layers.rms_norm(update, block["feature_scale"], residual=stream)
         update = layers.hidden(y, block["feature_in"], block["feature_bias"]) @ block["feature_out"]
@@ -179,10 +179,10 @@ def draw(path: Path, losses: dict[str, list[float]]) -> None:
 
 def main(arguments: list[str] | None = None) -> float:
     """Trains, prints and draws; returns the held-out accuracy."""
-    parser = argparse.ArgumentParser(description="Trains a small residual network on handwritten digits.")
+    parser = argparse.ArgumentParser(description="Trains a small transformer on handwritten digits.")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--features", type=int, default=64, help=f"a multiple of {HEADS}, the number of heads")
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate; it falls to zero along a cosine")
     parser.add_argument("--picture", type=Path, default=Path(__file__).with_suffix(".png"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdnn.bench import matmul, norm, report, timing
+from jaxdnn.bench import attention, matmul, norm, report, timing
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
@@ -40,6 +40,7 @@ _FLOATS = ("float32", "bfloat16", "float16")
 FAMILIES = {
     "norm": Family(norm.cases, ("rows", "columns"), _FLOATS),
     "matmul": Family(matmul.cases, ("m", "n", "k"), (*_FLOATS, "float8_e4m3fn")),
+    "attention": Family(attention.cases, ("batch", "length", "heads", "head_size"), _FLOATS),
 }
 
 
@@ -151,4 +152,6 @@ def _row(case: timing.Case, device: str, limit: float) -> report.Row:
         xla_microseconds=measured.xla * 1e6,
         speedup=measured.xla / measured.jaxdnn,
         limit_gb_per_second=limit / 1e9,
+        error=measured.error,
+        xla_error=measured.xla_error,
     )

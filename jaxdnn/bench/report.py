@@ -18,7 +18,8 @@ class Row:
     """One measured case.
 
     Where memory alone is the bound, the rate is of the bytes that must move, and the limit that of a copy in the same
-    run. Else it is of the operations that must be done, and the fraction of the limit is not a number.
+    run. Else it is of the operations that must be done, and the fraction of the limit is not a number. Nor are errors,
+    relative to float64, of what is not compared with it.
     """
 
     device: str
@@ -34,17 +35,21 @@ class Row:
     xla_microseconds: float
     speedup: float
     limit_gb_per_second: float
+    error: float
+    xla_error: float
 
     def __str__(self) -> str:
         rate = _rate(self.rate, self.unit, self.fraction_of_limit)
-        times = f"{self.microseconds:,.1f} us", f"{self.xla_microseconds:,.1f} us"
+        times = [f"{time:,.1f} us" for time in (self.microseconds, self.xla_microseconds)]
+        errors = ["" if math.isnan(error) else f"{error:.1e}" for error in (self.error, self.xla_error)]
+        speedup = _times(self.speedup)
         return _LINE.format(
-            self.call, self.shape, self.dtype, times[0], rate, times[1], _times(self.speedup), self.engine
-        )
+            self.call, self.shape, self.dtype, times[0], rate, times[1], speedup, *errors, self.engine
+        ).rstrip()
 
 
-_LINE = "{:<29} {:>19} {:<13} {:>12}  {:<27} {:>12} {:>8}  {}"
-HEADER = _LINE.format("call", "shape", "dtype", "jaxdnn", "rate", "XLA", "speedup", "engine")
+_LINE = "{:<38} {:>24} {:<13} {:>12}  {:<25} {:>12} {:>8} {:>8} {:>8}  {}"
+HEADER = _LINE.format("call", "shape", "dtype", "jaxdnn", "rate", "XLA", "speedup", "error", "XLA's", "engine")
 
 
 def _times(speedup: float) -> str:
@@ -73,7 +78,7 @@ def means(rows: Sequence[Row]) -> list[str]:
             for column in ("rate", "fraction_of_limit", "speedup")
         )
         rate = _rate(rate, group[0].unit, fraction)
-        return _LINE.format(call, "geometric mean", dtype, "", rate, "", _times(speedup), "").rstrip()
+        return _LINE.format(call, "geometric mean", dtype, "", rate, "", _times(speedup), "", "", "").rstrip()
 
     return [mean(*name, group) for name, group in groups.items()]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.select import select
@@ -48,6 +49,7 @@ class Case:
       operands: from a random key, the arrays of one set.
       jaxdnn: the library.
       xla: what one writes without it.
+      sample: of one set of operands and an implementation's results, some of these, each with what it is in float64.
     """
 
     call: str
@@ -58,6 +60,7 @@ class Case:
     operands: Callable[[jax.Array], Sequence[jax.Array]]
     jaxdnn: Implementation
     xla: Implementation
+    sample: Callable[[Sequence[jax.Array], Any], Sequence[tuple[np.ndarray, np.ndarray]]] | None = None
 
     def __str__(self) -> str:
         return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"
@@ -65,11 +68,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Median seconds of one application of each implementation, and the engines that served jaxdnn's."""
+    """Median seconds of one application of each implementation, and how far their results are from float64.
+
+    Attributes:
+      jaxdnn, xla: seconds.
+      engines: that served jaxdnn's.
+      error, xla_error: the root mean square of the differences, of that of the results; of several arrays, the largest.
+        NaN where no results are sampled.
+    """
 
     jaxdnn: float
     xla: float
     engines: str
+    error: float
+    xla_error: float
 
 
 def measure(case: Case) -> Measurement:
@@ -84,7 +96,9 @@ def measure(case: Case) -> Measurement:
     sets = {"jaxdnn": prepared(case.jaxdnn), "xla": prepared(case.xla)}
     calls = {name: _over_sets(getattr(case, name).run, arrays) for name, arrays in sets.items()}
     seconds = {name: total / SETS for name, total in _interleaved_medians(calls).items()}
-    return Measurement(seconds["jaxdnn"], seconds["xla"], _engines(case.jaxdnn.run, sets["jaxdnn"][0]))
+    errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
+    engines = _engines(case.jaxdnn.run, sets["jaxdnn"][0])
+    return Measurement(seconds["jaxdnn"], seconds["xla"], engines, errors["jaxdnn"], errors["xla"])
 
 
 def copy_bandwidth() -> float:
@@ -100,21 +114,28 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
+def _error(case: Case, operands: Sequence[jax.Array], call: Callable[[], Sequence[Any]]) -> float:
+    if case.sample is None:
+        return math.nan
+    pairs = case.sample(operands, call()[0])
+    return max(float(np.linalg.norm(found - exact) / np.linalg.norm(exact)) for found, exact in pairs)
+
+
 def _engines(run: Callable[..., Any], arrays: Sequence[jax.Array]) -> str:
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
     calls = find_calls(run, *arrays)
     return " + ".join(dict.fromkeys(select(call.spec, call.signature, platform).engine for call in calls))
 
 
-def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> Callable[[], Any]:
+def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> Callable[[], Sequence[Any]]:
+    """The implementation's results of each set of operands."""
     if jax.default_backend() == "gpu":
         unrolled = jax.jit(lambda sets: [run(*arrays) for arrays in sets])
         return lambda: unrolled(sets)
     single = jax.jit(lambda *arrays: run(*arrays))
 
-    def one_by_one() -> None:
-        for arrays in sets:
-            jax.block_until_ready(single(*arrays))
+    def one_by_one() -> list[Any]:
+        return [jax.block_until_ready(single(*arrays)) for arrays in sets]
 
     return one_by_one
 
