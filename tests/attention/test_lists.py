@@ -18,7 +18,7 @@ def listing(tmp_path_factory):
     """The kernels that write lists, by themselves: what is scratch memory of a plan are their results."""
     plans = []
     for one, by_key in ((MASKED[name], by_key) for name in MASKED for by_key in (False, True)):
-        lists = block_lists(one.problem, 64, 48, by_key=by_key)
+        lists = block_lists(one.problem, 64, 48, by_key=by_key, ranked=by_key)
         stage = lists.stage(0)
         launches = tuple(
             replace(launch, arguments=tuple(Result(a.index) if isinstance(a, Scratch) else a for a in launch.arguments))
@@ -34,11 +34,11 @@ def listing(tmp_path_factory):
 def test_lists_have_what_is_visible(name, by_key, listing):
     one, number = MASKED[name], 2 * [*MASKED].index(name) + by_key
     plans, emulated = listing
-    lists, _, (seen, written) = plans[number]
+    lists, _, (seen, written, *_) = plans[number]
     operands = arrays(one)
     run = problems.Run(one.problem, operands, [])
     visible = run.visible()
-    found = [np.zeros(seen, "uint8"), np.zeros(written // 4, "int32")]
+    found = [np.zeros(seen, "uint8"), np.zeros(written // 4, "int32"), np.zeros(seen, "int32")][: 2 + by_key]
     emulated.run(number, operands, found)
 
     b, n, t = one.problem.batch, one.problem.query_heads, one.problem.query_length
@@ -61,3 +61,6 @@ def test_lists_have_what_is_visible(name, by_key, listing):
     for line, of_line in zip(found[1].reshape(-1, 1 + of_each), states, strict=True):
         wanted = [2 * i + int(of_line[i] == 1) for i in reversed(range(of_each)) if of_line[i]]
         assert [line[0], *line[1 : 1 + line[0]]] == [len(wanted), *wanted]
+    if by_key:
+        before = np.cumsum(got != 0, -1) - (got != 0)
+        np.testing.assert_array_equal(found[2].reshape(np.swapaxes(got, 2, 3).shape), np.swapaxes(before, 2, 3))

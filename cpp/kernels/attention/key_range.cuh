@@ -1,4 +1,4 @@
-// Which keys queries see by the band and by lengths: neighbouring ones.
+// Which keys queries see by the band and by lengths, and which queries see a key: neighbouring ones.
 #pragma once
 
 #include "core/epilogue_operands.cuh"
@@ -67,6 +67,16 @@ struct KeyRange {
   __device__ __forceinline__ int end_key(const AttentionMask<Config>& call, int query) const {
     const int end = Config::kRight ? query + offset + call.right + 1 : key_length;
     return end < key_length ? end : key_length;
+  }
+
+  /// The queries that see a key, if it is there; both ends grow with the key.
+  __device__ __forceinline__ int first_query(const AttentionMask<Config>& call, int key) const {
+    const int first = Config::kRight ? key - offset - call.right : 0;
+    return first > 0 ? first : 0;
+  }
+  __device__ __forceinline__ int end_query(const AttentionMask<Config>& call, int key) const {
+    const int end = Config::kLeft ? key - offset + call.left + 1 : query_length;
+    return end < query_length ? end : query_length;
   }
 };
 

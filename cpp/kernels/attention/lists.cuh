@@ -5,6 +5,7 @@
 //   attention_blocks   a warp for each block of kTileM queries by kTileN keys: whether no pair of them is visible, some
 //                      are, or all
 //   attention_lists    a warp for each list: of the blocks of keys that a block of queries sees, or the other way round
+//   attention_ranks    a warp for each block of queries: of each block of keys, how many before it the queries see
 //
 // A list is its length, and then 2 * block + (1 where not all is visible), from the last block to the first. There is
 // one for each batch, or for fewer, if the mask is the same for all elements, or heads.
@@ -223,6 +224,36 @@ __device__ __forceinline__ void attention_lists(const AttentionLists& call) {
     count += __popcll(found);
   }
   if (lane == 0) list[0] = count;
+}
+
+struct AttentionRanks {
+  static constexpr int kThreads = 256;
+
+  const Visible* seen = nullptr;
+  int* ranks = nullptr;  // [.., blocks of keys, blocks of queries]
+  unsigned rows = 0;     // blocks of queries in all
+  unsigned query_blocks = 0;
+  int key_blocks = 0;
+};
+
+__device__ __forceinline__ void attention_ranks(const AttentionRanks& call) {
+  const unsigned row = blockIdx.x * (AttentionRanks::kThreads / 32) + threadIdx.x / 32;
+  if (row >= call.rows) return;
+  const Visible* const seen = call.seen + static_cast<long long>(row) * call.key_blocks;
+  int* const ranks = call.ranks +
+                     static_cast<long long>(row / call.query_blocks) * call.key_blocks * call.query_blocks +
+                     row % call.query_blocks;
+  const int lane = threadIdx.x % 32;
+  int count = 0;
+  for (int first = 0; first < call.key_blocks; first += 32) {
+    const int block = first + lane;
+    const bool there = block < call.key_blocks;
+    const unsigned found = ptx::vote_sync_ballot(there && seen[block] != Visible::none);
+    if (there) {
+      ranks[static_cast<long long>(block) * call.query_blocks] = count + __popcll(found & ((1u << lane) - 1));
+    }
+    count += __popcll(found);
+  }
 }
 
 }  // namespace jaxdnn

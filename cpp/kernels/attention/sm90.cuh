@@ -48,7 +48,7 @@
 #pragma once
 
 #include "attention/dropout.cuh"
-#include "attention/sm90/call.cuh"
+#include "attention/sm90/block.cuh"
 #include "attention/sm90/fragment_row.cuh"
 #include "attention/strip.cuh"
 #include "core/vector.cuh"
@@ -57,71 +57,6 @@
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
-
-/// The work of one block: which tiles, and its rings.
-template <class Config>
-struct AttentionBlock {
-  using Call = AttentionSm90<Config>;
-
-  const Call& call;
-  typename Call::Queries queries;
-  typename Call::Keys keys;
-  typename Call::Values values;
-  TileOrder order;
-  typename Call::Queue queue;
-
-  __device__ __forceinline__ AttentionBlock(const Call& call, unsigned shared)
-      : call(call),
-        queries(shared, shared + Call::kBarriersAt),
-        keys(shared + Call::kKeysAt, shared + Call::kKeyBarriersAt),
-        values(shared + Call::kValuesAt, shared + Call::kValueBarriersAt),
-        order{static_cast<unsigned>(call.batches * call.query_heads / call.group * call.head_tiles()),
-              static_cast<unsigned>((call.query_length + Call::kQueries - 1) / Call::kQueries),
-              static_cast<unsigned>(call.swizzle)},
-        queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.splits} {}
-
-  template <bool kWarp>
-  __device__ __forceinline__ TileWalk<typename Call::Queue, kWarp> tiles() const {
-    return {queue, blockIdx.x};
-  }
-
-  __device__ __forceinline__ AttentionTile<Config> tile(unsigned index) const { return {call, order, index}; }
-
-  /// Starts the copies of all tiles; by one thread. Queries are copied even where they see nothing, so that the
-  /// producer is at most one tile ahead of the consumers, as the ring of tiles asks.
-  __device__ __forceinline__ void load() const {
-    ptx::prefetch_tensormap(call.query);
-    ptx::prefetch_tensormap(call.key);
-    ptx::prefetch_tensormap(call.value);
-    StageWriter<typename Call::Queries> to_queries{queries};
-    StageWriter<typename Call::Keys> to_keys{keys};
-    StageWriter<typename Call::Values> to_values{values};
-    for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
-      queue.ask();
-      const AttentionTile<Config> tile = this->tile(walk.index);
-      const int key_head = tile.head / call.group;
-      to_queries.fill([&](unsigned stage, unsigned full) {
-        Call::QueryTile::load(call.query, stage, full, tile.first_query, tile.head, tile.element * call.query_batched);
-      });
-      const auto load_values = [&](int block) {
-        to_values.fill([&](unsigned stage, unsigned full) {
-          Call::ValueTile::load(call.value, stage, full, block * Config::kTileN, key_head,
-                                tile.element * call.value_batched);
-        });
-      };
-      int before = -1;
-      for (KeyBlockWalk<Config> blocks(tile); blocks.on_a_block(); blocks.advance()) {
-        const int block = blocks.number();
-        to_keys.fill([&](unsigned stage, unsigned full) {
-          Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
-        });
-        if (before >= 0) load_values(before);
-        before = block;
-      }
-      if (before >= 0) load_values(before);
-    }
-  }
-};
 
 /// Turns at starting multiplies, in which the consumers take part as often as each other.
 template <bool kTurns, int kConsumers>
@@ -207,7 +142,7 @@ struct AttentionConsumer {
     begin(tile);
     queries.wait();
     if constexpr (Config::kQueryInRegisters) fetch_query();
-    KeyBlockWalk<Config> blocks(tile);
+    KeyBlockWalk<AttentionTile<Config>> blocks(tile);
     if (blocks.on_a_block()) {
       int number = blocks.number();
       const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
@@ -414,7 +349,9 @@ struct AttentionConsumer {
   }
 
   __device__ __forceinline__ void pack_weights(int number) {
-    if constexpr (kDropped) dropout.drop(scores, first_score.to_the_right(number * Config::kTileN));
+    if constexpr (kDropped) {
+      dropout.each_dropped<kScores>(first_score.to_the_right(number * Config::kTileN), [&](int i) { scores[i] = 0; });
+    }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float values[8];

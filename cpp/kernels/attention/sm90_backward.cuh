@@ -19,7 +19,8 @@
 //                    sum over the keys of both consumers. Each has half of its columns, or of 128 queries
 //   dQ               sums in float32 in scratch memory, as fragments (`QuerySums`). TMA adds to them, from shared
 //                    memory. Until that is known to be done takes longer than a block's products: two are under way.
-//                    attention/sm90/backward_query.cuh scales and rounds what they are in the end
+//                    attention/sm90/backward_query.cuh scales and rounds what they are in the end. Where they are
+//                    large, heads are computed in parts, one after the other, which have the same memory for them
 //   order            tiles add to a block of queries in the order of their keys: the first one stores, the others wait
 //                    until as many as see less keys have added, which a counter says. As all tiles go through the
 //                    queries from the last block to the first, and are taken in the order of their keys, those who
@@ -30,10 +31,18 @@
 //                    and its block works on it: what a block takes while it works on a tile comes after that one. This
 //                    needs no number of blocks to be resident
 //   masks            hide weights, in blocks that an edge cuts; blocks that it hides are not visited, and not counted.
-//                    Rows that aren't there have the log-sum-exp infinity (attention/sm90/backward_rows.cuh)
+//                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
+//                    the function is to be asked; and how many have less keys, a table. Rows that aren't there have the
+//                    log-sum-exp infinity (attention/sm90/backward_rows.cuh)
+//   scores           a function of them (attention/strip.cuh) is given scaled products. Its derivative is a factor of
+//                    the gradients, as the weights are: the product of both takes the scores' registers, and what the
+//                    function was given need not be kept. What it loads is fetched during the block before, as far as
+//                    there are registers
+//
+//   dropout          of weights, and of their gradients, by the same bits (attention/dropout.cuh), computed behind dP
 //
 //   barriers         full[stage]   of the rings of keys (1 stage: K, V) and queries (2: Q, dO, numbers): 1 arrival
-//                    empty[stage]  a lane of each consuming warp: 8
+//                    empty[stage]  a lane of each consuming warp: 8; of keys, and of the warps that add: 10
 //                    named 1       256 threads: dS^T is in shared memory
 //                    named 2, 3    288 threads, the consumers and a warp that adds: its dQ is in shared memory
 //                    named 4 .. 7  160 threads, such a warp and each consumer: it has been read
@@ -48,142 +57,16 @@
 // queries are multiplied by 64 keys, and with it what the tensor cores wait for arithmetic is what bounds it.
 #pragma once
 
-#include "attention/sm90/backward_call.cuh"
+#include "attention/dropout.cuh"
+#include "attention/sm90/backward_block.cuh"
 #include "attention/sm90/fragment_row.cuh"
+#include "attention/strip.cuh"
 #include "core/vector.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
-
-/// The work of one block: which tiles, and its rings.
-template <class Config>
-struct AttentionBackwardBlock {
-  using Call = AttentionSm90Backward<Config>;
-  using Tile = AttentionBackwardTile<Config>;
-  using Sight = AttentionSight<Config>;
-
-  const Call& call;
-  unsigned shared;
-  typename Call::Keys keys;
-  typename Call::Queries queries;
-  TileOrder order;
-  typename Call::Queue queue;
-
-  __device__ __forceinline__ AttentionBackwardBlock(const Call& call, unsigned shared)
-      : call(call),
-        shared(shared),
-        keys(shared, shared + Call::kBarriersAt),
-        queries(shared + Call::kQueriesAt, shared + Call::kQueryBarriersAt),
-        order{static_cast<unsigned>(call.batches * call.key_heads), static_cast<unsigned>(call.key_blocks()),
-              static_cast<unsigned>(call.swizzle)},
-        queue{shared + Call::kQueueAt, call.counter, order.rows * order.columns} {}
-
-  /// Visits the heads that share a tile's keys, and which of their blocks of queries see the tile.
-  template <class Visit>
-  __device__ __forceinline__ void each_head(const Tile& tile, const Visit& visit) const {
-    for (int i = 0; i < call.group; ++i) {
-      const int head = tile.head * call.group + i;
-      const Sight sight(call, tile.element * call.key_heads * call.group + head);
-      visit(sight, head, sight.first_query_block(tile.block), sight.end_query_block(tile.block));
-    }
-  }
-
-  /// Visits these blocks, of one head after the other, each from its last block to its first.
-  template <class Visit>
-  __device__ __forceinline__ void each_block(const Tile& tile, const Visit& visit) const {
-    each_head(tile, [&](const Sight& sight, int head, int first, int end) {
-      for (int block = end - 1; block >= first; --block) visit(sight, head, block);
-    });
-  }
-
-  template <bool kWarp, class Visit>
-  __device__ __forceinline__ void each_tile(const Visit& visit) const {
-    for (TileWalk<typename Call::Queue, kWarp> walk(queue, blockIdx.x); walk.on_a_tile(); walk.advance()) {
-      visit(Tile(call, order, walk.index));
-    }
-  }
-
-  /// Starts the copies of all tiles; by one thread. Keys and values are copied even where nobody sees them, so that the
-  /// producer is at most one tile ahead of the consumers, as the ring of tiles asks.
-  __device__ __forceinline__ void load() const {
-    StageWriter<typename Call::Keys> to_keys{keys};
-    StageWriter<typename Call::Queries> to_queries{queries};
-    each_tile<false>([&](const Tile& tile) {
-      const int first = tile.block * Call::kTileN;
-      to_keys.fill([&](unsigned stage, unsigned full) {
-        Call::KeyTile::load(call.key, stage, full, first, tile.head, tile.element * call.key_batched);
-        Call::ValueTile::load(call.value, stage + Call::kValuesAt, full, first, tile.head,
-                              tile.element * call.value_batched);
-      });
-      each_block(tile, [&](const Sight& sight, int head, int block) {
-        const int query = block * Call::kTileM;
-        to_queries.fill([&](unsigned stage, unsigned full) {
-          Call::QueryTile::load(call.query, stage, full, query, head, tile.element * call.query_batched);
-          if constexpr (Config::kOut) {
-            Call::DOutTile::load(call.d_out, stage + Call::kDOutAt, full, query, head,
-                                 tile.element * call.d_out_batched);
-          }
-          const long long row = static_cast<long long>(sight.batch) * call.query_blocks() * Call::kTileM + query;
-          ptx::cp_async_bulk_load(stage + Call::kRowsAt, call.rows + 2 * row, Call::kRowsBytes, full);
-        });
-      });
-      queue.ask();  // not before: others wait for what is taken
-    });
-  }
-
-  /// Adds what consumers leave in one of two buffers to the sums in global memory, in the order of the keys; by a warp,
-  /// which takes every second step. So the next one's sums leave while this one's are waited for.
-  __device__ __forceinline__ void add(int buffer) const {
-    using Sums = typename Call::Sums;
-    const unsigned staged = shared + Call::kSumsAt + buffer * Sums::kBytes;
-    const bool leads = threadIdx.x % 32 == 0;
-    int turn = buffer;
-    release(buffer);
-    each_tile<true>([&](const Tile& tile) {
-      each_block(tile, [&](const Sight& sight, int, int block) {
-        turn ^= 1;
-        if (turn == 0) return;
-        const int rank = tile.block - sight.first_key_block(block);
-        const long long index = static_cast<long long>(sight.batch) * call.query_blocks() + block;
-        if (leads && rank > 0) {
-          while (ptx::ld_acquire(call.contributions + index) != rank) {
-          }
-          ptx::fence_proxy_async_global();
-        }
-        __syncwarp();
-        ptx::barrier_sync(Call::kSumsFull + buffer, Call::kSumsFullThreads);
-        if (leads) {
-          float* const sums = call.query_sums + index * (Sums::kBytes / 4);
-          if (rank == 0) {
-            ptx::cp_async_bulk_store(sums, staged, Sums::kBytes);
-          } else {
-            ptx::cp_reduce_async_bulk_add(sums, staged, Sums::kBytes);
-          }
-          ptx::cp_async_bulk_commit_group();
-          ptx::cp_async_bulk_wait_group_read<0>();
-        }
-        __syncwarp();
-        release(buffer);
-        if (leads) {
-          ptx::cp_async_bulk_wait_group<0>();
-          ptx::fence_proxy_async_global();
-          ptx::red_release_add(call.contributions + index, 1);
-        }
-      });
-    });
-  }
-
- private:
-  /// Lets both consumers write to a buffer of sums.
-  __device__ __forceinline__ void release(int buffer) const {
-#pragma unroll
-    for (int consumer = 0; consumer < Call::kConsumers; ++consumer) {
-      ptx::barrier_arrive(Call::kSumsEmpty + 2 * buffer + consumer, Call::kSumsEmptyThreads);
-    }
-  }
-};
 
 /// The work of one warp group that multiplies, with 64 of a tile's keys. A thread has two of them, 8 apart, as
 /// ptx/wgmma.cuh says: element i of an accumulator of scores is of key i / 2 % 2, and of query i / 4 * 8 + i % 2 after
@@ -195,7 +78,10 @@ struct AttentionBackwardConsumer {
   using Tile = AttentionBackwardTile<Config>;
   using Sight = AttentionSight<Config>;
   using Sums = typename Call::Sums;
+  using ScoreSet = ScoreSetOf<Config::kTileM / 2>;
   static constexpr int kScores = Config::kTileM / 2, kSteps = Config::kTileM / 16;
+  static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
+  static constexpr bool kScored = Sight::kScored, kSloped = kResultsOf<typename Config::Score> == 2;
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
 
   const AttentionBackwardBlock<Config>& block;
@@ -207,6 +93,8 @@ struct AttentionBackwardConsumer {
   StageReader<typename Call::Keys> keys;
   StageReader<typename Call::Queries> queries;
   unsigned buffer = 0;  // of gradients of scores, and of sums
+  StripFunction<typename Config::Score, Config::kFetched> score;
+  Dropout dropout;
 
   float d_keys[Config::kHeadSize / 2], d_values[Config::kValueSize / 2];
 
@@ -230,20 +118,24 @@ struct AttentionBackwardConsumer {
       for (int i = 0; i < Config::kValueSize / 2; ++i) d_values[i] = 0;
       keys.wait();
       int left = 0;  // blocks of queries
-      block.each_head(tile, [&](const Sight&, int, int first, int end) { left += end > first ? end - first : 0; });
+      block.each_head(tile, [&](const Sight& sight) { left += sight.end > sight.first ? sight.end - sight.first : 0; });
       float scores[kScores];
       start_scores(scores, left > 0);
       ptx::wgmma_wait_group<0>();
       ptx::warpgroup_fence_operand(scores);
-      block.each_block(tile, [&](const Sight& sight, int, int query_block) {
-        step(scores, sight, tile.block * Call::kTileN, query_block, --left > 0);
+      block.each_head(tile, [&](const Sight& sight) {
+        if (kScored && sight.end > sight.first) fetch(sight, sight.end - 1);
+        if constexpr (kDropped) {
+          dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, sight.batch, block.call.threshold);
+        }
+        for (int i = sight.end - 1; i >= sight.first; --i) step(scores, sight, i, --left > 0);
       });
       __syncwarp();  // where no query sees the keys, no multiply has had the lanes meet since each saw them arrive
       keys.release();
       keys.advance();
       if constexpr (Call::kDKey) store(block.call.d_key, tile, d_keys, block.call.scale, block.call.head_size);
       if constexpr (!is_same<typename Config::DValue, void>) {
-        store(block.call.d_value, tile, d_values, 1.0f, block.call.value_size);
+        store(block.call.d_value, tile, d_values, kDropped ? block.call.kept : 1.0f, block.call.value_size);
       }
     });
   }
@@ -264,10 +156,9 @@ struct AttentionBackwardConsumer {
     return stage_offset(queries.position.stage, Call::Queries::kStageStride);
   }
 
-  /// One block of queries, whose scores have been started, and the keys from `first_key` on; starts the scores of the
-  /// next block, if there is one.
-  __device__ __forceinline__ void step(float (&scores)[kScores], const Sight& sight, int first_key, int query_block,
-                                       bool more) {
+  /// Block `i` of the queries that see the keys, whose scores have been started; starts the scores of the next block,
+  /// if there is one.
+  __device__ __forceinline__ void step(float (&scores)[kScores], const Sight& sight, int i, bool more) {
     using Q = typename Call::QueryTile;
     using DOut = typename Call::DOutTile;
     float gradients[kScores];
@@ -276,19 +167,32 @@ struct AttentionBackwardConsumer {
       start_products<typename Call::ValueTile, DOut>(gradients, Call::kValuesAt, Call::kDOutAt);
       ptx::wgmma_commit_group();
     }
-    weigh(scores);
-    if (!sight.whole(query_block, first_key + consumer * 64, 64)) mask(scores, sight, first_key, query_block);
-    if constexpr (Call::kDValue) {
-      pack(weights, scores);
-      start_sums<DOut>(d_values, weights, Call::kDOutAt);
+    const QueryBlock query_block = sight.block(i);
+    ScoreSet dropped;
+    if constexpr (kDropped) {
+      dropout.each_dropped_key<kScores>(first_score(sight, query_block.number), [&](int one) { dropped.add(one); });
     }
+    const bool whole = sight.whole(query_block, sight.first_key() + consumer * 64, 64);
+    const auto each_hidden = [&](const auto& hide) {
+      each_hidden_key(sight, block.call, scores, first_score(sight, query_block.number), hide);
+    };
+    if constexpr (kSloped) {
+      ScoreSet hidden;
+      if (!whole) each_hidden([&](int one) { hidden.add(one); });
+      weigh_with_slopes(scores, weights, hidden, dropped, sight, query_block.number);
+    } else {
+      weigh(scores, sight, query_block.number);
+      if (!whole) each_hidden([&](int one) { scores[one] = 0; });
+      if constexpr (Call::kDValue) pack(weights, scores, dropped);
+    }
+    if constexpr (Call::kDValue) start_sums<DOut>(d_values, weights, Call::kDOutAt);
     if constexpr (Config::kOut) {
       ptx::wgmma_wait_group<Call::kDValue>();
       ptx::warpgroup_fence_operand(gradients);
     }
-    differentiate(scores, gradients);
+    differentiate(scores, gradients, dropped);
     Vector<T, 8> d_scores[kSteps];
-    pack(d_scores, scores);
+    pack(d_scores, scores, ScoreSet{});
     float d_query[Sums::kNumbers];
     if constexpr (Call::kDQuery) {
       share(d_scores);
@@ -298,6 +202,7 @@ struct AttentionBackwardConsumer {
     ptx::wgmma_wait_group<Call::kDQuery + Call::kDKey>();  // until weights are free
     queries.advance();
     start_scores(scores, more);
+    if (kScored && i > sight.first) fetch(sight, i - 1);
     if constexpr (Call::kDQuery) {
       ptx::wgmma_wait_group<1 + Call::kDKey>();
       ptx::warpgroup_fence_operand(d_query);
@@ -306,6 +211,7 @@ struct AttentionBackwardConsumer {
     ptx::wgmma_wait_group<1>();
     ptx::warpgroup_fence_operand(d_keys);
     ptx::warpgroup_fence_operand(d_values);
+    __syncwarp();  // all lanes have read the rows' numbers of the stage
     queries.release_previous();
     ptx::wgmma_wait_group<0>();
     ptx::warpgroup_fence_operand(scores);
@@ -379,41 +285,73 @@ struct AttentionBackwardConsumer {
     }
   }
 
-  /// Makes weights of the products of keys and queries. What a function of scores does to them, it does here.
-  __device__ __forceinline__ void weigh(float (&scores)[kScores]) const {
-    const float scale = block.call.scale * 1.4426950408889634f;
+  /// Of the thread's first score with a block of queries.
+  __device__ __forceinline__ FragmentCoordinate first_score(const Sight& sight, int query_block) const {
+    return {sight.first_key() + own_key(), query_block * Config::kTileM + static_cast<int>(threadIdx.x % 4) * 2,
+            sight.batch, block.call.key_length, block.call.query_length};
+  }
+
+  /// Starts to load what the scores of block `i` are made of besides products.
+  __device__ __forceinline__ void fetch(const Sight& sight, int i) {
+    if constexpr (kScored) score.fetch(block.call.score_operands, first_score(sight, sight.block(i).number));
+  }
+
+  /// Makes weights of the products of keys and queries.
+  __device__ __forceinline__ void weigh(float (&scores)[kScores], const Sight& sight, int query_block) {
+    const float scale = (kScored ? 1.0f : block.call.scale) * 1.4426950408889634f;
+    if constexpr (kScored) {
+      scale_products(scores);
+      score.apply(scores, block.call.score_operands, first_score(sight, query_block),
+                  [&](int i, float result) { scores[i] = result; });
+    }
     each_score([&](int i, float log_sum_exp, float) {
       scores[i] = ptx::ex2_approx_ftz(ptx::fma_rn(scores[i], scale, -log_sum_exp));
     });
   }
 
-  /// Makes gradients of scores of weights, and of their gradients. That of a function of scores follows here.
-  __device__ __forceinline__ void differentiate(float (&weights)[kScores], const float (&gradients)[kScores]) const {
-    each_score([&](int i, float, float delta) { weights[i] *= (Config::kOut ? gradients[i] : 0.0f) - delta; });
+  /// Makes weights, in 16 bits, and of scores their products with the function's derivatives, which is all that is left
+  /// to know of both. Nothing moves a hidden score.
+  __device__ __forceinline__ void weigh_with_slopes(float (&scores)[kScores], Vector<T, 8> (&weights)[kSteps],
+                                                    const ScoreSet& hidden, const ScoreSet& dropped, const Sight& sight,
+                                                    int query_block) {
+    const unsigned rows = rows_at + queries.position.stage * Call::Queries::kStageStride;
+    unsigned row[4];
+    float fragment[8];
+    scale_products(scores);
+    score.apply(scores, block.call.score_operands, first_score(sight, query_block),
+                [&](int i, float score, float slope) {
+                  if (i % 4 == 0) ptx::ld_shared<16>(row, rows + i * 16);
+                  const float exponent = ptx::fma_rn(score, 1.4426950408889634f, -ptx::mov_f32(row[i % 2 * 2]));
+                  const float weight = ptx::ex2_approx_ftz(exponent);
+                  fragment[i % 8] = hidden.has(i) || dropped.has(i) ? 0 : weight;
+                  scores[i] = hidden.has(i) ? 0 : weight * slope;
+                  if (Call::kDValue && i % 8 == 7) weights[i / 8].pack(fragment);
+                });
   }
 
-  /// Makes weights zero that the mask hides.
-  __device__ __forceinline__ void mask(float (&weights)[kScores], const Sight& sight, int first_key,
-                                       int query_block) const {
-    const int column = query_block * Config::kTileM + threadIdx.x % 4 * 2;
+  __device__ __forceinline__ void scale_products(float (&products)[kScores]) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = first_key + own_key() + 8 * r, first = sight.first_query(key), end = sight.end_query(key);
-      const unsigned count = key < sight.key_length && end > first ? end - first : 0;
-#pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const unsigned seen = static_cast<unsigned>(column + i / 2 * 8 + i % 2 - first);
-        if (seen >= count) weights[i / 2 * 4 + 2 * r + i % 2] = 0;
-      }
-    }
+    for (int i = 0; i < kScores; ++i) products[i] *= block.call.scale;
   }
 
-  static __device__ __forceinline__ void pack(Vector<T, 8> (&packed)[kSteps], const float (&numbers)[kScores]) {
+  /// Makes gradients of scaled products of weights, with slopes, and of the weights' gradients.
+  __device__ __forceinline__ void differentiate(float (&weights)[kScores], const float (&gradients)[kScores],
+                                                const ScoreSet& dropped) const {
+    each_score([&](int i, float, float delta) {
+      float gradient = Config::kOut && !dropped.has(i) ? gradients[i] : 0;
+      if constexpr (kDropped) gradient *= block.call.kept;
+      weights[i] *= gradient - delta;
+    });
+  }
+
+  /// Those that are dropped are zero.
+  static __device__ __forceinline__ void pack(Vector<T, 8> (&packed)[kSteps], const float (&numbers)[kScores],
+                                              const ScoreSet& dropped) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float values[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = numbers[8 * i + j];
+      for (int j = 0; j < 8; ++j) values[j] = dropped.has(8 * i + j) ? 0 : numbers[8 * i + j];
       packed[i].pack(values);
     }
   }
@@ -465,7 +403,7 @@ __device__ __forceinline__ void attention_sm90_backward(const AttentionSm90Backw
   const bool takes = threadIdx.x == kProducer + 32;
   if (threadIdx.x == 0) {
     block.queue.init();
-    block.keys.init(4 * Call::kConsumers);
+    block.keys.init(4 * Call::kConsumers + (Call::kDQuery ? 2 : 0));
     block.queries.init(4 * Call::kConsumers);
   }
   __syncthreads();

@@ -15,7 +15,10 @@
 //                    The first hands probabilities, in 16 bits, to the second, which has the same part of the same
 //                    accumulator in each thread: both compute each number once. While one does arithmetic, the tensor
 //                    cores have the other's multiplies.
-//   queries          from the first block to the last, of those that one of the keys sees
+//   queries          from the first block to the last, of those that one of the keys sees; or those of a list, of all
+//                    keys of the cluster
+//   scores           as in attention/sm90_backward.cuh: where a function has a derivative, warp group 0 hands over its
+//                    products with probabilities. Both know which weights are dropped
 //
 //   barriers         full[stage]   of each of the rings of K, V (1 stage each), Q and dO: 1 arrival (the producer's)
 //                    empty[stage]  a lane of each consuming warp: 4 of K (warp group 0's) and V (1's); of Q and dO 8
@@ -108,8 +111,9 @@ struct KeyGradientBlock {
 };
 
 /// The probabilities of the blocks of queries that are in flight, which one warp group writes, and the other one reads.
-/// Those of a stage are overwritten when a later block has taken its place, for which the reader has let go of the
-/// stage.
+/// Those of a stage are overwritten when a later block has taken its place: the reader's warps arrive, having read, at
+/// the stage's `empty` barrier; the producer waits there, and arrives at its `full` one; the writer waits there. Each
+/// arrival releases, and each wait acquires, so that reads come before the next writes.
 template <class T, int kSteps>
 struct ProbabilityExchange {
   unsigned at;  // shared address
@@ -118,11 +122,11 @@ struct ProbabilityExchange {
     return at + ((stage * kSteps + step) * 128 + threadIdx.x % 128) * 16;
   }
 
-  __device__ __forceinline__ void write(int stage, const Vector<T, 8> (&found)[kSteps]) const {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) ptx::st_shared<16>(address(stage, i), found[i].words);
-    ptx::barrier_arrive(1 + stage, 256);
+  __device__ __forceinline__ void write(int stage, int step, const Vector<T, 8>& found) const {
+    ptx::st_shared<16>(address(stage, step), found.words);
   }
+  /// All are written.
+  __device__ __forceinline__ void hand_over(int stage) const { ptx::barrier_arrive(1 + stage, 256); }
 
   __device__ __forceinline__ void read(int stage, Vector<T, 8> (&found)[kSteps]) const {
     ptx::barrier_sync(1 + stage, 256);
@@ -155,7 +159,7 @@ struct KeyGradientRole<Config, true> {
   }
   static __device__ __forceinline__ const Addends& addends(const KeyGradientBlock<Config>& block) { return block.outs; }
   static __device__ __forceinline__ const HeadsAddress<Gradient>& result(const Call& call) { return call.d_value; }
-  static __device__ __forceinline__ float factor(const Call&) { return 1; }
+  static __device__ __forceinline__ float factor(const Call& call) { return Call::kDropped ? call.kept : 1; }
   static __device__ __forceinline__ int size(const Call& call) { return call.value_size; }
 };
 
@@ -190,6 +194,7 @@ struct KeyGradientConsumer {
   using Role = KeyGradientRole<Config, kValues>;
   using T = typename Config::T;
   static constexpr int kProducts = Config::kTileM / 2, kSums = Role::kSize / 2, kSteps = Config::kTileM / 16;
+  static constexpr bool kScored = Call::kScored, kDropped = Call::kDropped;
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
 
   const KeyGradientBlock<Config>& block;
@@ -204,6 +209,7 @@ struct KeyGradientConsumer {
   float products[kProducts], sums[kSums];
   float numbers[kProducts / 2];  // of queries
   Vector<T, 8> weights[kSteps];  // by which vectors are summed
+  StripFunction<typename Config::Score, kFragmentColumns> score;
 
   __device__ __forceinline__ explicit KeyGradientConsumer(const KeyGradientBlock<Config>& block)
       : block(block),
@@ -296,61 +302,95 @@ struct KeyGradientConsumer {
   __device__ __forceinline__ void finish_sums() {
     ptx::wgmma_wait_group<kPending>();
     ptx::warpgroup_fence_operand(sums);
+    if constexpr (!kValues) __syncwarp();  // all lanes have read the stage's probabilities
     addends.release();
     addends.advance();
   }
 
+  /// Of the thread's first score.
+  __device__ __forceinline__ FragmentCoordinate first_score(const KeyTileWalk<Config>& tile) const {
+    return {tile.first_key + first_row, tile.first_query() + lane % 4 * 2, tile.batch, block.call.key_length,
+            block.call.query_length};
+  }
+
   /// Makes probabilities, or the scores' gradients, of a block's products.
   __device__ __forceinline__ void weigh(const KeyTileWalk<Config>& tile) {
-    if constexpr (kValues) {
-#pragma unroll
-      for (int i = 0; i < kProducts; ++i) {
-        products[i] = ptx::ex2_approx_ftz(ptx::fma_rn(products[i], scale, -numbers[i / 4 * 2 + i % 2]));
-      }
-      if (tile.masked()) mask(tile);
-      pack();
-      exchange.write(factors.previous, weights);
+    ScoreSetOf<kProducts> dropped;
+    if constexpr (kDropped) {
+      block.call.dropout(tile.batch).template each_dropped_key<kProducts>(first_score(tile), [&](int i) {
+        dropped.add(i);
+      });
+    }
+    if constexpr (!kValues) {
+      differentiate(dropped);
+    } else if constexpr (kScored) {
+      weigh_with_slopes(tile, dropped);
     } else {
-      Vector<T, 8> probabilities[kSteps];
-      exchange.read(factors.previous, probabilities);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        float values[8];
-        probabilities[step].unpack(values);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const int i = step * 8 + j;
-          products[i] = values[j] * (products[i] - numbers[i / 4 * 2 + i % 2]);
-        }
+      for (int i = 0; i < kProducts; ++i) products[i] = probability(i, products[i]);
+      if (tile.masked()) {
+        each_hidden_key(tile, block.call, products, first_score(tile), [&](int i) { products[i] = 0; });
       }
       pack();
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) exchange.write(factors.previous, i, weights[i]);
+      exchange.hand_over(factors.previous);
+      if constexpr (kDropped) pack(dropped);
     }
   }
 
-  __device__ __forceinline__ void mask(const KeyTileWalk<Config>& tile) {
-    int first[2];
-    unsigned count[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = tile.first_key + first_row + 8 * r;
-      const int end = tile.end_query(key);
-      first[r] = tile.first_query(key);
-      count[r] = end > first[r] ? end - first[r] : 0;
-    }
-    const int column = tile.first_query() + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kProducts; ++i) {
-      const int r = i / 2 % 2;
-      if (static_cast<unsigned>(column + i / 4 * 8 + i % 2 - first[r]) >= count[r]) products[i] = 0;
-    }
+  __device__ __forceinline__ float probability(int i, float score) const {
+    return ptx::ex2_approx_ftz(ptx::fma_rn(score, scale, -numbers[i / 4 * 2 + i % 2]));
   }
 
-  __device__ __forceinline__ void pack() {
+  /// Hands over the products of probabilities and the derivatives of the function of scores, if these aren't one.
+  __device__ __forceinline__ void weigh_with_slopes(const KeyTileWalk<Config>& tile,
+                                                    const ScoreSetOf<kProducts>& dropped) {
+    const FragmentCoordinate at = first_score(tile);
+    ScoreSetOf<kProducts> hidden;
+    if (tile.masked()) each_hidden_key(tile, block.call, products, at, [&](int i) { hidden.add(i); });
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) products[i] *= block.call.scale;
+    float own[8], handed[8];
+    score.fetch(block.call.score_operands, at);
+    score.apply(products, block.call.score_operands, at, [&](int i, float score, auto... slope) {
+      const float found = probability(i, score);
+      own[i % 8] = hidden.has(i) || dropped.has(i) ? 0 : found;
+      handed[i % 8] = hidden.has(i) ? 0 : (found * ... * static_cast<float>(slope));
+      if (i % 8 < 7) return;
+      weights[i / 8].pack(own);
+      Vector<T, 8> packed;
+      packed.pack(handed);
+      exchange.write(factors.previous, i / 8, packed);
+    });
+    exchange.hand_over(factors.previous);
+  }
+
+  __device__ __forceinline__ void differentiate(const ScoreSetOf<kProducts>& dropped) {
+    Vector<T, 8> probabilities[kSteps];
+    exchange.read(factors.previous, probabilities);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      float values[8];
+      probabilities[step].unpack(values);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int i = step * 8 + j;
+        float product = dropped.has(i) ? 0 : products[i];
+        if constexpr (kDropped) product *= block.call.kept;
+        products[i] = values[j] * (product - numbers[i / 4 * 2 + i % 2]);
+      }
+    }
+    pack();
+  }
+
+  /// Those that are dropped are zero.
+  __device__ __forceinline__ void pack(const ScoreSetOf<kProducts>& dropped = {}) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float values[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = products[8 * i + j];
+      for (int j = 0; j < 8; ++j) values[j] = dropped.has(8 * i + j) ? 0 : products[8 * i + j];
       weights[i].pack(values);
     }
   }

@@ -16,7 +16,8 @@
 //                    multiplies. K[n] is needed longer than V[n]: with two stages of K and one of V, which is all that
 //                    fits at 256 elements, the next block is always on its way.
 //   keys             from the last block to the first, those cut by an edge of the mask peeled from the loop, as in the
-//                    forward kernel
+//                    forward kernel; or those of a list. Functions of scores, masks and dropout as in
+//                    attention/sm90_backward.cuh, but that scores aren't transposed
 //
 //   barriers         full[stage]   of each of the rings of Q with dO (1 stage), K and V: 1 arrival (the producer's)
 //                    empty[stage]  a lane of each consuming warp: 4 x kConsumers
@@ -115,7 +116,8 @@ struct QueryGradientBlock {
         Call::DOutTile::load(call.d_out, stage + Call::QueryTile::kBytes, full, tile.first_query, tile.head,
                              tile.element * call.d_out_batched);
       });
-      for (int block = tile.first_block + tile.blocks - 1; block >= tile.first_block; --block) {
+      for (KeyBlockWalk<Tile> blocks(tile); blocks.on_a_block(); blocks.advance()) {
+        const int block = blocks.number();
         to_keys.fill([&](unsigned stage, unsigned full) {
           Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
         });
@@ -136,6 +138,7 @@ struct QueryGradientConsumer {
   using T = typename Config::T;
   using Tile = typename QueryGradientBlock<Config>::Tile;
   static constexpr int kScores = Config::kTileN / 2, kSums = Config::kHeadSize / 2, kSteps = Config::kTileN / 16;
+  static constexpr bool kScored = Call::kScored, kDropped = Call::kDropped;
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
 
   const QueryGradientBlock<Config>& block;
@@ -152,6 +155,9 @@ struct QueryGradientConsumer {
   float log_sum_exp[2], delta[2];  // of a row
   int first_key[2];                // that a row sees
   unsigned key_count[2];
+  FragmentCoordinate first_score;  // of the thread, in the first block of keys
+  StripFunction<typename Config::Score, kFragmentColumns> score;
+  Dropout dropout;
 
   __device__ __forceinline__ QueryGradientConsumer(const QueryGradientBlock<Config>& block, int consumer)
       : block(block),
@@ -184,21 +190,26 @@ struct QueryGradientConsumer {
   __device__ __forceinline__ void compute(const Tile& tile) {
     begin(tile);
     queries.wait();
-    int number = tile.first_block + tile.blocks - 1;
-    if (number >= tile.first_block) {
+    KeyBlockWalk<Tile> blocks(tile);
+    if (blocks.on_a_block()) {
+      int number = blocks.number();
       const int first = tile.first_query + turns.consumer * 64;
       const int whole_from =
           (tile.first_key(block.call, tile.last_query(first, 64)) + Config::kTileN - 1) / Config::kTileN;
       const int whole_end = tile.end_key(block.call, first);  // in keys
       start_scores();
       start_cotangents();
-      differentiate<true>(number);
-      if constexpr (Config::kRight) {
-        while (number > tile.first_block && number * Config::kTileN > whole_end) step<true>(--number);
-      }
-      while (number > tile.first_block && number > whole_from) step<false>(--number);
-      if constexpr (Config::kLeft) {
-        while (number > tile.first_block) step<true>(--number);
+      differentiate(number, true);
+      if constexpr (Tile::kListed) {
+        for (blocks.advance(); blocks.on_a_block(); blocks.advance()) step(blocks.number(), blocks.partial());
+      } else {
+        if constexpr (Config::kRight) {
+          while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
+        }
+        while (number > tile.first_block && number > whole_from) step(--number, false);
+        if constexpr (Config::kLeft) {
+          while (number > tile.first_block) step(--number, true);
+        }
       }
     }
     __syncwarp();  // where there are no keys, no multiply has had the lanes meet since each saw the queries arrive
@@ -211,15 +222,14 @@ struct QueryGradientConsumer {
   }
 
   /// One more block of keys, before whose the gradients are in the registers.
-  template <bool kMasked>
-  __device__ __forceinline__ void step(int number) {
+  __device__ __forceinline__ void step(int number, bool masked) {
     turns.wait();
     start_sums();
     start_scores();
     finish_sums<1>();  // before the cotangents start, for which there are no registers sooner
     start_cotangents();
     turns.pass_on();
-    differentiate<kMasked>(number);
+    differentiate(number, masked);
   }
 
   __device__ __forceinline__ void begin(const Tile& tile) {
@@ -235,6 +245,9 @@ struct QueryGradientConsumer {
       first_key[r] = tile.first_key(block.call, query);
       key_count[r] = end > first_key[r] ? end - first_key[r] : 0;
     }
+    const Call& call = block.call;
+    first_score = {tile.first_query + first_row, lane % 4 * 2, tile.batch, call.query_length, call.key_length};
+    dropout = call.dropout(tile.batch);
   }
 
   __device__ __forceinline__ void start_scores() {
@@ -288,29 +301,41 @@ struct QueryGradientConsumer {
   }
 
   /// Makes gradients of the scores of a block, probabilities while the tensor cores are at their cotangents.
-  template <bool kMasked>
-  __device__ __forceinline__ void differentiate(int number) {
+  __device__ __forceinline__ void differentiate(int number, bool masked) {
+    const Call& call = block.call;
+    const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
+    ScoreSetOf<kScores> dropped;
+    if constexpr (kScored) score.fetch(call.score_operands, at);
+    if constexpr (kDropped) dropout.each_dropped<kScores>(at, [&](int i) { dropped.add(i); });
     ptx::wgmma_wait_group<1>();
     ptx::warpgroup_fence_operand(scores);
     keys.advance();  // the keys are needed once more
+    const auto probability = [&](int i, float score) {
+      return ptx::ex2_approx_ftz(ptx::fma_rn(score, scale, -log_sum_exp[i / 2 % 2]));
+    };
+    if constexpr (kScored) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      scores[i] = ptx::ex2_approx_ftz(ptx::fma_rn(scores[i], scale, -log_sum_exp[i / 2 % 2]));
+      for (int i = 0; i < kScores; ++i) scores[i] *= call.scale;
+      // Times the function's derivative, of which gradients are a multiple.
+      score.apply(scores, call.score_operands, at, [&](int i, float score, auto... slope) {
+        scores[i] = (probability(i, score) * ... * static_cast<float>(slope));
+      });
+    } else {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = probability(i, scores[i]);
     }
     ptx::wgmma_wait_group<0>();
     ptx::warpgroup_fence_operand(cotangents);
     values.release();
     values.advance();
-    const int column = number * Config::kTileN + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const int r = i / 2 % 2;
-      scores[i] *= cotangents[i] - delta[r];
-      if constexpr (kMasked) {
-        const unsigned seen = static_cast<unsigned>(column + i / 4 * 8 + i % 2 - first_key[r]);
-        if (seen >= key_count[r]) scores[i] = 0;
-      }
+      float cotangent = dropped.has(i) ? 0 : cotangents[i];
+      if constexpr (kDropped) cotangent *= call.kept;
+      scores[i] *= cotangent - delta[r];
     }
+    if (masked) mask(at);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float values[8];
@@ -320,11 +345,32 @@ struct QueryGradientConsumer {
     }
   }
 
-  __device__ __forceinline__ void store(const Tile& tile) const {
+  __device__ __forceinline__ void mask(const FragmentCoordinate& at) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int r = i / 2 % 2;
+      const unsigned seen = static_cast<unsigned>(at.column + i / 4 * 8 + i % 2 - first_key[r]);
+      if (seen >= key_count[r]) scores[i] = 0;
+    }
+    if constexpr (Tile::kListed) {
+      StripFunction<typename Config::Mask, kFragmentColumns> visible;
+      visible.fetch(block.call.mask_operands, at);
+      visible.apply(scores, block.call.mask_operands, at, [&](int i, bool sees) {
+        if (!sees) scores[i] = 0;
+      });
+    }
+  }
+
+  __device__ __forceinline__ void store(const Tile& tile) {
     const Call& call = block.call;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = tile.first_query + first_row + 8 * r;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        // A function may make infinities of queries that aren't there.
+        if (kScored && i / 2 % 2 == r && row >= tile.query_length) sums[i] = 0;
+      }
       store_fragment_row(call.d_query.vector(tile.element, tile.head, row), sums, r, call.scale, call.head_size,
                          row < call.query_length);
     }

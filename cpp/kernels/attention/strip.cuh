@@ -11,7 +11,7 @@ namespace jaxdnn {
 
 /// What the functions in a `Config` have besides.
 struct StripFunctionDefaults {
-  static constexpr int kAccumulators = 1;
+  static constexpr int kAccumulators = 1, kResults = 1;
   static constexpr bool kLongEpilogue = false;
 };
 
@@ -24,7 +24,7 @@ struct StripFunction {
     values.fetch(addresses, first);
   }
 
-  /// Hands `use` the number and the result of each of the thread's scores.
+  /// Hands `use` the number and the results, one or two, of each of the thread's scores.
   template <int kScores, class Use>
   __device__ __forceinline__ void apply(const float (&scores)[kScores], const OperandAddress* addresses,
                                         const FragmentCoordinate& first, const Use& use) {
@@ -33,15 +33,30 @@ struct StripFunction {
     for (int fragment = 0; fragment < kScores / 8; ++fragment) {
       const FragmentCoordinate at = first.to_the_right(fragment * kFragmentColumns);
       if (fragment > 0 && fragment % kAtOnce == 0) values.fetch(addresses, at);
-      Fragment results[1];
+      Fragment results[Function::kResults];
       apply_to_fragment<Function>(scores, 8 * fragment, values, fragment % kAtOnce, addresses, at, results);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) use(8 * fragment + i, results[0][i]);
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (Function::kResults == 1) {
+          use(8 * fragment + i, results[0][i]);
+        } else {
+          use(8 * fragment + i, results[0][i], results[1][i]);
+        }
+      }
     }
   }
 };
 
 template <int kFetched>
 struct StripFunction<void, kFetched> {};
+
+/// Some of a thread's scores.
+template <int kScores>
+struct ScoreSetOf {
+  unsigned words[(kScores + 31) / 32] = {};
+
+  __device__ __forceinline__ void add(int i) { words[i / 32] |= 1u << i % 32; }
+  __device__ __forceinline__ bool has(int i) const { return words[i / 32] >> i % 32 & 1; }
+};
 
 }  // namespace jaxdnn

@@ -13,13 +13,13 @@ from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import EpilogueOperand, identity
 from jaxdnn.engines.unit import Parameter, struct_text
 from jaxdnn.plan import Scalar
-from jaxdnn.pointwise import AffineLoad, Index, Output, Program, functor
+from jaxdnn.pointwise import AffineLoad, Index, Output, Program, Terms, functor
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.cuda import register_type
 from jaxdnn.pointwise.program import Argument, Instruction
 
 LOADED = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bfloat16", "float16", "float32")
-_DEFAULTS = ("jaxdnn::StripFunctionDefaults", {"LongEpilogue": False})
+_DEFAULTS = ("jaxdnn::StripFunctionDefaults", {"Results": 1, "LongEpilogue": False})
 
 
 @dataclass(frozen=True)
@@ -28,26 +28,51 @@ class ScoreFunction:
 
     Attributes:
       name: of the call's field that has the operands' addresses, without `_operands`.
+      prefix: of the names of what it is compiled as.
     """
 
     name: str
     program: Program
     operands: tuple[EpilogueOperand, ...]
     columns: int
+    prefix: str = ""
 
     @property
     def config(self) -> str:
         """The name of what it is compiled as."""
-        return f"{self.name.title()}Function"
+        return f"{self._struct}Function"
+
+    @property
+    def _struct(self) -> str:
+        return f"{self.prefix}{self.name.title()}"
+
+    def transpose(self, rows: int) -> "ScoreFunction":
+        """The function of transposed scores, of which there were so many rows."""
+        swapped = tuple(
+            replace(one, immediate=_transposed(one.immediate)) if isinstance(one.immediate, Index | AffineLoad) else one
+            for one in self.program.instructions
+        )
+        operands = tuple(
+            replace(
+                operand,
+                broadcast={"row": "column", "column": "row"}.get(operand.broadcast, operand.broadcast),
+                row_stride=operand.column_stride,
+                column_stride=operand.row_stride,
+                terms=_swapped(operand.terms),
+            )
+            for operand in self.operands
+        )
+        program = replace(self.program, instructions=swapped)
+        return replace(self, program=program, operands=operands, columns=rows, prefix="Transposed")
 
     def text(self) -> str:
         """Its definition."""
-        emitted = functor(self.program, self.name.title(), approximate=True)
+        emitted = functor(self.program, self._struct, approximate=True)
         operands = ", ".join(
             operand_type(operand, ctype(operand.dtype), self._lie(operand), "jaxdnn::") for operand in self.operands
         )
         types = {"Epilogue": f"jaxdnn::{emitted.name}", "Operands": f"jaxdnn::TypeList<{operands}>"}
-        constants = {"LongEpilogue": is_long(self.program)}
+        constants = {"Results": len(self.program.outputs), "LongEpilogue": is_long(self.program)}
         definition = struct_text(self.config, types, constants, _DEFAULTS)
         return f"namespace jaxdnn {{\n{emitted.source}}}  // namespace jaxdnn\n{definition}"
 
@@ -80,12 +105,71 @@ class ScoreFunction:
         return "pairs" if operand.pairs and self.columns % 2 == 0 else "single"
 
 
+def _swapped(terms: tuple[Terms, Terms, Terms]) -> tuple[Terms, Terms, Terms]:
+    batch, row, column = terms
+    return batch, column, row
+
+
+def _transposed(place: Index | AffineLoad) -> Index | AffineLoad:
+    if isinstance(place, AffineLoad):
+        return replace(place, terms=_swapped(place.terms))
+    return replace(place, dimension=(0, 2, 1)[place.dimension])
+
+
 def score_function(problem: Attention) -> ScoreFunction | None:
     """What becomes of scaled products; None where scores are products but for a factor, which keeps their order."""
     if problem.score is None and problem.scale > 0:
         return None
     program = problem.score or identity(1, "float32", "float32")
     return ScoreFunction("score", program, problem.operands, problem.key_length)
+
+
+def slope_function(problem: Attention, output: int = 0) -> ScoreFunction | None:
+    """The score, and where that isn't one, its derivative by the scaled product, or by what an array's gradient adds,
+    as `Backward.gradient` numbers them; None where scores are products.
+
+    `Backward.gradient` is linear in the cotangents of scores, which are one here.
+    """
+    if problem.score is None or problem.backward is None or problem.backward.gradient is None:
+        return None
+    builder, places = Builder(), dict[AffineLoad, EpilogueOperand]()
+    buffers = list(dict.fromkeys(one.buffer for one in (*problem.operands, *problem.backward.operands)))
+    dtypes = {one.buffer: one.dtype for one in (*problem.operands, *problem.backward.operands)}
+
+    def copied(program: Program, operands: tuple[EpilogueOperand, ...], output: int) -> int:
+        """The output of this number."""
+        loads, values = iter(operands), list[int]()
+        for one in program.instructions:
+            arguments = [values[argument] for argument in one.arguments]
+            match one.operation, one.immediate:
+                case "accumulator", 1:
+                    values.append(builder.literal(1, one.dtype))
+                case "operand", AffineLoad() as load:
+                    place = next(loads)
+                    load = replace(load, operand=buffers.index(place.buffer))
+                    places[load] = place
+                    values.append(builder.add(replace(one, arguments=tuple(arguments), immediate=load)))
+                case "convert", _:
+                    values.append(builder.convert(arguments[0], one.dtype))
+                case name, None:
+                    values.append(builder.operation(name, *arguments))
+                case _:
+                    values.append(builder.add(one))
+        return values[program.outputs[output].value]
+
+    gradient = problem.backward.gradient
+    found = [copied(problem.score, problem.operands, 0), copied(gradient, problem.backward.operands, output)]
+    if found[1] == builder.literal(1, problem.accumulator):
+        found.pop()
+    instructions, outputs = builder.finish(tuple(Output(one, problem.accumulator, (0, 1, 2)) for one in found))
+    program = replace(
+        problem.score,
+        operands=tuple(Argument(f"operand{i}", dtypes[buffer]) for i, buffer in enumerate(buffers)),
+        instructions=instructions,
+        outputs=outputs,
+    )
+    operands = tuple(places[load] for load in program.affine_loads)
+    return ScoreFunction("score", program, operands, problem.key_length)
 
 
 def counted_band(mask: Mask) -> Band:
@@ -138,13 +222,14 @@ def mask_function(problem: Attention) -> ScoreFunction | None:
 def function_reason(function: ScoreFunction, dtype: str) -> str | None:
     """Why a program can't be applied to fragments, or None; `dtype` is what it has to return."""
     program = function.program
-    if program.outputs[0].dtype != dtype:
-        return f"a function of scores returns {program.outputs[0].dtype}, and its kernel wants {dtype}"
+    if found := {output.dtype for output in program.outputs} - {dtype}:
+        return f"a function of scores returns {found.pop()}, and its kernel wants {dtype}"
     if unknown := {operand.dtype for operand in function.operands} - set(LOADED):
         return f"a function of scores loads {' and '.join(sorted(unknown))}; it takes {', '.join(LOADED)}"
-    computed = register_type(program.instructions[program.outputs[0].value].dtype)
-    if computed in ("double", "int64", "uint64"):
-        return f"a function of scores is computed as a {computed}, and its registers have 32 bits"
+    for output in program.outputs:
+        computed = register_type(program.instructions[output.value].dtype)
+        if computed in ("double", "int64", "uint64"):
+            return f"a function of scores is computed as a {computed}, and its registers have 32 bits"
     return None
 
 

@@ -13,7 +13,7 @@ from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers
 from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Index
 
-THREADS = 256  # of both kernels
+THREADS = 256  # of each kernel
 MOST_BOUND = 2**30  # of a band: more than any distance
 UNBOUNDED = 2**40  # of positions: more than any distance of theirs
 _DEFAULTS = ("jaxdnn::AttentionBlocksDefaults", {"Left": False, "Right": False, "Positions": False, "Function": False})
@@ -26,6 +26,8 @@ class BlockLists:
     Attributes:
       by_element, by_head: whether the mask, and with it the lists, differ between elements of the batch, and heads.
       by_key: whether there is one for each block of keys, of blocks of queries.
+      ranked: whether there is a table, too, of how many blocks of less keys the queries of each block see.
+      name: of their kernels' entry points, after those' own.
     """
 
     problem: Attention
@@ -35,6 +37,8 @@ class BlockLists:
     by_element: bool
     by_head: bool
     by_key: bool = False
+    ranked: bool = False
+    name: str = ""
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -57,7 +61,7 @@ class BlockLists:
         return self.blocks[self.by_key]
 
     def stage(self, scratch: int) -> Stage:
-        """What writes the lists, in the second of the scratch buffers from `scratch` on."""
+        """What writes the lists, in the second of the scratch buffers from `scratch` on, and ranks in the third."""
         of_queries, of_keys = self.blocks
         count = self.matrices * of_queries * of_keys
         lists, of_each = self.matrices * self.listed, self.blocks[not self.by_key]
@@ -72,19 +76,29 @@ class BlockLists:
             *numbers("unsigned", listed_stride=1 if self.by_key else of_keys),
             *numbers("unsigned", block_stride=of_keys if self.by_key else 1),
         ]
-        text = (
-            struct_text("Blocks", *self._config(), _DEFAULTS)
-            + entry_text("attention_blocks", "jaxdnn::AttentionBlocks<Blocks>", str(THREADS), found)
-            + entry_text("attention_lists", "jaxdnn::AttentionLists", str(THREADS), writing)
+        blocks = f"Blocks{self.name.title().replace('_', '')}"
+        kernels = [
+            ("attention_blocks", f"Blocks<{blocks}>", found, count),
+            ("attention_lists", "Lists", writing, lists),
+        ]
+        if self.ranked:
+            ranking = [
+                Parameter("const jaxdnn::Visible*", "seen", "seen", seen),
+                Parameter("int*", "ranks", "ranks", Scratch(scratch + 2)),
+                *numbers("unsigned", rows=self.matrices * of_queries, query_blocks=of_queries),
+                *numbers(key_blocks=of_keys),
+            ]
+            kernels.append(("attention_ranks", "Ranks", ranking, self.matrices * of_queries))
+        text = struct_text(blocks, *self._config(), _DEFAULTS) + "".join(
+            entry_text(kernel, f"jaxdnn::Attention{call}", str(THREADS), parameters, kernel + self.name)
+            for kernel, call, parameters, _ in kernels
         )
         launches = tuple(
-            Launch(name, arguments(parameters), (ceil(32 * warps / THREADS), 1, 1), (THREADS, 1, 1))
-            for name, parameters, warps in (
-                ("attention_blocks", found, count),
-                ("attention_lists", writing, lists),
-            )
+            Launch(kernel + self.name, arguments(parameters), (ceil(32 * warps / THREADS), 1, 1), (THREADS, 1, 1))
+            for kernel, _, parameters, warps in kernels
         )
-        return Stage(("attention/lists.cuh",), text, launches, (count, 4 * lists * (1 + of_each)))
+        sizes = (count, 4 * lists * (1 + of_each), *([4 * count] if self.ranked else []))
+        return Stage(("attention/lists.cuh",), text, launches, sizes)
 
     def parameters(self, scratch: int) -> list[Parameter]:
         """What a kernel that walks through the lists is told of them."""
@@ -92,7 +106,15 @@ class BlockLists:
         element = self.heads * self.listed if self.by_element else 0
         return [
             Parameter("const int*", "lists", "lists", Scratch(scratch + 1)),
+            *([Parameter("const int*", "ranks", "ranks", Scratch(scratch + 2))] if self.ranked else []),
             *numbers("long long", list_element=element, list_head=head),
+        ]
+
+    def seen_parameters(self, scratch: int) -> list[Parameter]:
+        """What a kernel is told that asks how much of a block is visible."""
+        return [
+            Parameter("const jaxdnn::Visible*", "seen", "seen", Scratch(scratch)),
+            *numbers("long long", seen_element=self.heads if self.by_element else 0, seen_head=int(self.by_head)),
         ]
 
     def _config(self) -> tuple[dict[str, str], dict[str, bool | int | str]]:
@@ -134,7 +156,9 @@ class BlockLists:
         return {name: place for name, place in found.items() if place is not None}
 
 
-def block_lists(problem: Attention, tile_m: int, tile_n: int, *, by_key: bool = False) -> BlockLists | None:
+def block_lists(
+    problem: Attention, tile_m: int, tile_n: int, *, by_key: bool = False, ranked: bool = False
+) -> BlockLists | None:
     """The lists that a call needs, if any."""
     function = mask_function(problem)
     if function is None:
@@ -149,7 +173,7 @@ def block_lists(problem: Attention, tile_m: int, tile_n: int, *, by_key: bool = 
             found.add((instruction.immediate.divisor, instruction.immediate.modulus))
     by_element = any(not modulus or heads % (divisor * modulus) for divisor, modulus in found)
     by_head = any(divisor % heads for divisor, _ in found)
-    return BlockLists(problem, function, tile_m, tile_n, by_element, by_head, by_key)
+    return BlockLists(problem, function, tile_m, tile_n, by_element, by_head, by_key, ranked)
 
 
 def mask_places(problem: Attention) -> dict[str, EpilogueOperand]:

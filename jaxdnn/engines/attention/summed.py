@@ -1,12 +1,16 @@
-"""Which batches of scores add to one element of an array that has not all of the batch's dimensions."""
+"""Sums over scores that load the same element of an array, which has not all of their dimensions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
-from jaxdnn.engines.product.element_epilogue import place_parameters
+from jaxdnn.engines.attention.problem import Attention, LoadGradient
+from jaxdnn.engines.product.affine import MAX_TERMS
+from jaxdnn.engines.product.element_epilogue import ctype, itemsize, place_parameters
 from jaxdnn.engines.product.problem import EpilogueOperand, dense_operand
-from jaxdnn.engines.unit import Parameter, numbers
+from jaxdnn.engines.product.reduce import reduce_stage
+from jaxdnn.engines.unit import Parameter, Stage, numbers
+from jaxdnn.plan import Result, Scratch
 from jaxdnn.pointwise import AffineLoad, Term, Terms
 
 
@@ -25,6 +29,68 @@ class Summed:
     def parameters(self) -> list[Parameter]:
         """The fields `summed` and `members` of a kernel's call."""
         return [*place_parameters("summed", "summed", self.batch), *numbers(members=self.members)]
+
+
+@dataclass(frozen=True)
+class LoadedSum:
+    """How the gradient of what scores load is cut: into tiles of the array, and the sum of each into parts.
+
+    Attributes:
+      batches: which add to one element.
+      owners, steps: tiles of the array; tiles of scores that add to one of them.
+      parts: arrays of sums, of which each has some of the steps; they are added up in the end.
+      elements: of one of these.
+    """
+
+    gradient: LoadGradient
+    batches: Summed
+    owners: int
+    steps: int
+    parts: int
+    elements: int
+
+    def stages(self, scratch: int, element: str, number: int) -> tuple[list[Parameter], tuple[str, list[Stage]]]:
+        """Where sums of the C++ type `element` go, and as what they are stored: what a kernel is told, and what follows
+        it. Parts are in the scratch buffer of this number.
+        """
+        place = self.gradient.place
+        buffer, stored, stages = place.buffer, ctype(place.dtype), list[Stage]()
+        if self.parts > 1:
+            assert isinstance(buffer, Result)
+            extents = (1, self.parts, self.elements)
+            reduction = f"jaxdnn::ReductionOf<jaxdnn::Reduction::sum, {element}>"
+            size = Stage(scratch=(self.parts * self.elements * itemsize(element),))
+            stages = [size, reduce_stage(reduction, Scratch(scratch), (buffer, stored), extents, number)]
+            buffer, stored = Scratch(scratch), element
+        found = [
+            Parameter(f"{stored}*", "d_loaded", "d_loaded.data", buffer),
+            *place_parameters("d_loaded", "d_loaded", place),
+            *self.batches.parameters(),
+            *numbers(parts=self.parts),
+            *numbers("long long", part_stride=self.elements if self.parts > 1 else 0),
+        ]
+        return found, (stored, stages)
+
+
+def loaded_sum(problem: Attention, gradient: LoadGradient, tile: tuple[int, int], least_tiles: int) -> LoadedSum:
+    """Cut into tiles of so many rows and columns of scores, in as many parts as make so many of them."""
+    place, lengths = gradient.place, (problem.query_length, problem.key_length)
+    of_batches = summed(place, problem.batch * problem.query_heads)
+    by = (bool(place.row_stride), bool(place.column_stride))
+    tiles = [ceil(length / size) for length, size in zip(lengths, tile, strict=True)]
+    owners = of_batches.count * prod(n for n, own in zip(tiles, by, strict=True) if own)
+    steps = of_batches.members * prod(n for n, own in zip(tiles, by, strict=True) if not own)
+    elements = of_batches.count * prod(n for n, own in zip(lengths, by, strict=True) if own)
+    return LoadedSum(gradient, of_batches, owners, steps, min(steps, ceil(least_tiles / owners)), elements)
+
+
+def summed_reason(places: Sequence[EpilogueOperand], batches: int) -> str | None:
+    """Why gradients that are sums can't be said to kernels, or None."""
+    if any(place.terms[1] or place.terms[2] for place in places):
+        return "a gradient of what scores load is a part of a row's or column's dimension"
+    if any(max(map(len, summed(place, batches).batch.terms)) > MAX_TERMS for place in places):
+        return f"a gradient is a sum over more than {MAX_TERMS} parts of the batch's dimensions"
+    return None
 
 
 def summed(place: EpilogueOperand, batches: int) -> Summed:

@@ -16,21 +16,27 @@ WINDOW = {"local_window_size": (40, 20)}
 RESIDUAL = {"return_residual": True}
 
 
-def call(sizes, heads=(2, 1), batch=1, dtype="bfloat16", lengths=False, **keywords):
+def call(sizes, heads=(2, 1), batch=1, dtype="bfloat16", **keywords):
     """The call of `dot_product_attention` for (queries, keys, head size, value's head size)."""
     queries, keys, size, value_size = sizes
     shapes = [(queries, heads[0], size), (keys, heads[1], size), (keys, heads[1], value_size)]
     arrays = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape in shapes]
-    arguments = ("sinks", "bias", "mask", "mask_mod_operands", "key_value_seq_lengths")
+    named = named_arrays(keywords, batch, queries, keys)
+    function = functools.partial(jaxdnn.dot_product_attention, **keywords)
+    (found,) = find_calls(lambda *vectors, **others: function(*vectors, **others), *arrays, **named)
+    return found
+
+
+def named_arrays(keywords, batch, queries, keys):
+    """Those of a call's keywords that are arrays, which this takes from them."""
+    arguments = ("sinks", "bias", "mask", "mask_mod_operands", "score_mod_operands", "key_value_seq_lengths")
     named = {name: keywords.pop(name) for name in arguments if name in keywords}
     for name in ("segment_ids", "positions"):
         if keywords.pop(name, False):
             named[name] = tuple(jax.ShapeDtypeStruct((batch, length), "int32") for length in (queries, keys))
-    if lengths:
+    if keywords.pop("lengths", False):
         named |= dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), jax.ShapeDtypeStruct((batch,), "int32"))
-    function = functools.partial(jaxdnn.dot_product_attention, **keywords)
-    (found,) = find_calls(lambda *vectors, **others: function(*vectors, **others), *arrays, **named)
-    return found
+    return named
 
 
 def operand(name, type_, lengths):

@@ -4,23 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
 
 from checking.cases.attention import philox
-from jaxdnn.pointwise import AffineLoad, Index
-
-_RENAMED = {"and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+from checking.pointwise.problems import Elements
 
 
-class Run:
+class Run(Elements):
     """One call: what `Attention`'s docstring says, for all scores at once."""
 
     def __init__(self, problem: Any, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        super().__init__((problem.batch * problem.query_heads, problem.query_length, problem.key_length), operands)
         self.problem = problem
-        self.operands = [np.ravel(array) for array in operands]
         self.results = [np.zeros(array.size, np.float64) for array in results]
-        self.extents = (problem.batch * problem.query_heads, problem.query_length, problem.key_length)
-        self.at = np.indices(self.extents)
 
     def forward(self) -> list[np.ndarray]:
         p = self.problem
@@ -127,43 +122,6 @@ class Run:
         return (bits >= dropout.threshold) * dropout.factor
 
     # ---- Programs and places -----------------------------------------------------------------------------------------
-
-    def program(self, program: Any, operands: Sequence[Any], accumulators: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs, in the program's dtypes."""
-        loads, values = iter(operands), []
-        for instruction in program.instructions:
-            arguments = [values[argument] for argument in instruction.arguments]
-            match instruction.operation, instruction.immediate:
-                case "accumulator", int(number):
-                    value = accumulators[number].astype(instruction.dtype)
-                case "operand", AffineLoad():
-                    value = self.load(next(loads), arguments)
-                case "index", Index(dimension, divisor, modulus):
-                    value = self.at[dimension] // divisor
-                    value = (value % modulus if modulus else value).astype(instruction.dtype)
-                case "literal", _:
-                    value = np.full(self.extents, instruction.literal)
-                case "convert", _:
-                    value = arguments[0].astype(instruction.dtype)
-                case name, _:
-                    value = np.asarray((_RENAMED.get(name) or getattr(lax, name))(*arguments))
-            values.append(value)
-        return [values[output.value] for output in program.outputs]
-
-    def offsets(self, place: Any, indices: Sequence[np.ndarray] = ()) -> np.ndarray:
-        """Where the element of each score lies."""
-        strides = (place.batch_stride, place.row_stride, place.column_stride)
-        found = sum(at * stride for at, stride in zip(self.at, strides, strict=True))
-        for at, terms in zip(self.at, place.terms, strict=True):
-            for term in terms:
-                coordinate = at // term.divisor
-                found = found + (coordinate % term.modulus if term.modulus else coordinate) * term.stride
-        for gathered, index in zip(place.gathered, indices, strict=True):
-            found = found + np.clip(index, 0, gathered.bound) * gathered.stride
-        return found
-
-    def load(self, place: Any, indices: Sequence[np.ndarray] = ()) -> np.ndarray:
-        return self.operands[place.buffer.index][self.offsets(place, indices)]
 
     def store(self, place: Any, values: np.ndarray, *, add: bool = False) -> None:
         self._put(self.results[place.buffer.index], self.offsets(place)[..., : values.shape[-1]], values, add)

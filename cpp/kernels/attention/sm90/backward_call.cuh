@@ -3,25 +3,36 @@
 #pragma once
 
 #include "attention/sm90/call.cuh"
+#include "attention/strip.cuh"
 
 namespace jaxdnn {
 
-/// What a `Config` has besides T, kTileM, kHeadSize and kValueSize.
-struct AttentionSm90BackwardDefaults {
-  static constexpr bool kLeft = false, kRight = false;  // whether there are these bounds of the band
-  static constexpr bool kOut = true;                    // whether results have a cotangent
-  // Numbers of a batch that the mask has, the sinks, and the log-sum-exp's cotangent: an EpilogueOperand, or none.
-  using QueryOffset = void;
-  using QueryLengths = void;
-  using KeyLengths = void;
+/// What a `Config` has besides T, kTileM, kTileN, kHeadSize and kValueSize. Functions are of transposed scores, of
+/// which a row is a key. Where there is a mask's, the blocks of queries of a tile are those of a list
+/// (attention/lists.cuh).
+struct AttentionSm90BackwardDefaults : AttentionMaskDefaults {
+  static constexpr int kTileN = 128;
+  static constexpr bool kOut = true;  // whether results have a cotangent
+  // What becomes of scaled products, a function of attention/strip.cuh with one or two results, the second one its
+  // derivative, if that isn't one; and of how many queries a thread has at once what it loads.
+  using Score = void;
+  static constexpr int kFetched = kFragmentColumns;
+  // The sinks, the log-sum-exp's cotangent and the seeds of dropout: an EpilogueOperand, or none.
   using Sinks = void;
   using DSinks = void;
   using DLogSumExp = void;
+  using Seeds = void;
   // Of the gradients' elements, or none where one is not asked for.
   using DQuery = void;
   using DKey = void;
   using DValue = void;
 };
+
+/// How many results a function has, if it is there.
+template <class Function>
+inline constexpr int kResultsOf = Function::kResults;
+template <>
+inline constexpr int kResultsOf<void> = 0;
 
 /// Where vectors lie. Strides count elements.
 template <class T>
@@ -53,24 +64,30 @@ struct QuerySums {
 };
 
 template <class Config>
-struct AttentionSm90Backward {
+struct AttentionSm90Backward : AttentionMask<Config> {
   using T = typename Config::T;
   const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr;
   const float* rows = nullptr;        // of each query the log-sum-exp, to the base of 2, and delta
-  float* query_sums = nullptr;        // for each batch and block of queries
+  float* query_sums = nullptr;        // for each batch and block of queries of this part
   unsigned* contributions = nullptr;  // to each of these
   unsigned* counter = nullptr;        // of the tiles that are taken
   HeadsAddress<typename Config::DKey> d_key;
   HeadsAddress<typename Config::DValue> d_value;
-  OperandAddress query_offset, query_lengths, key_lengths;
-  int batches = 0, key_heads = 0, group = 1;  // query heads that share a key head
-  int query_length = 0, key_length = 0, head_size = 0, value_size = 0;
+  OperandAddress seeds, score_operands[kOperandsOf<typename Config::Score>];
+  const int* lists = nullptr;  // of blocks of queries, for each block of keys; strides are of them
+  const int* ranks = nullptr;  // of each such block: how many blocks of less keys its queries see
+  long long list_element = 0, list_head = 0;
+  long long first_block = 0;      // of queries, of this part
+  int first_head = 0, heads = 0;  // of this part, among the key heads of all elements of the batch
+  int key_heads = 0, group = 1;   // query heads that share a key head
+  int head_size = 0, value_size = 0;
   int query_batched = 1, key_batched = 1, value_batched = 1, d_out_batched = 1;  // 0 when one array serves the batch
-  int left = 0, right = 0;                                                       // of the band
   float scale = 1;
+  unsigned threshold = 0;  // of dropout, and the factor of what is kept
+  float kept = 1;
   int swizzle = 1;  // key heads that are worked through together
 
-  static constexpr int kTileM = Config::kTileM, kTileN = 128, kConsumers = 2, kThreads = 384;
+  static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kConsumers = 2, kThreads = 384;
   static constexpr bool kDQuery = !is_same<typename Config::DQuery, void>;
   static constexpr bool kDKey = !is_same<typename Config::DKey, void>;
   static constexpr bool kDValue = Config::kOut && !is_same<typename Config::DValue, void>;
@@ -102,8 +119,8 @@ struct AttentionSm90Backward {
   static constexpr int kWeightsThere = 1, kSumsFull = 2, kSumsEmpty = 4;
   static constexpr int kSumsFullThreads = 288, kSumsEmptyThreads = 160;
 
-  __device__ __forceinline__ int query_blocks() const { return (query_length + kTileM - 1) / kTileM; }
-  __device__ __forceinline__ int key_blocks() const { return (key_length + kTileN - 1) / kTileN; }
+  __device__ __forceinline__ int query_blocks() const { return (this->query_length + kTileM - 1) / kTileM; }
+  __device__ __forceinline__ int key_blocks() const { return (this->key_length + kTileN - 1) / kTileN; }
 };
 
 /// Some keys of one head.
@@ -115,59 +132,110 @@ struct AttentionBackwardTile {
                                                    unsigned index) {
     const TilePosition at = order[index];
     block = at.column;
-    element = at.row / call.key_heads;
-    head = at.row - element * call.key_heads;
+    const int row = call.first_head + at.row;
+    element = row / call.key_heads;
+    head = row - element * call.key_heads;
   }
 };
 
-/// Of one query head: which of its blocks see which blocks of keys. Block m sees the keys from `first_key` of its first
-/// query to `end_key` of its last one, in whole blocks, and both grow with m: so that those who see a block of keys,
-/// and those that a block of queries sees, are neighbours.
+/// A block of queries, and whether some of them don't see some of a tile's keys, if a list says so.
+struct QueryBlock {
+  int number;
+  bool partial;
+};
+
+/// Of one query head: which of its blocks see a tile. By arithmetic, block m sees the keys from `first_key` of its
+/// first query to `end_key` of its last one, in whole blocks, and both grow with m: so that those who see a block of
+/// keys, and those that a block of queries sees, are neighbours.
 template <class Config>
-struct AttentionSight {
+struct AttentionSight : KeyRange<Config> {
   using Call = AttentionSm90Backward<Config>;
+  using Tile = AttentionBackwardTile<Config>;
+  static constexpr bool kListed = !is_same<typename Config::Mask, void>;
+  static constexpr bool kScored = !is_same<typename Config::Score, void>;
+
   const Call& call;
-  int batch, query_length, key_length, offset;  // batch: element * query heads + head
+  int head, batch, key_block;  // batch: element * query heads + head
+  int first = 0, end = 0;      // of the blocks; in a list, from its end
+  const int* last = nullptr;   // of a list
+  const int* ranks = nullptr;  // of the blocks of queries
 
-  __device__ __forceinline__ AttentionSight(const Call& call, int batch)
-      : call(call),
-        batch(batch),
-        query_length(number_of_batch<typename Config::QueryLengths>(call.query_lengths, batch, call.query_length)),
-        key_length(number_of_batch<typename Config::KeyLengths>(call.key_lengths, batch, call.key_length)),
-        offset(number_of_batch<typename Config::QueryOffset>(call.query_offset, batch, 0)) {}
-
-  /// The queries that see a key, if it is there; both grow with the key.
-  __device__ __forceinline__ int first_query(int key) const {
-    const int first = Config::kRight ? key - offset - call.right : 0;
-    return first > 0 ? first : 0;
-  }
-  __device__ __forceinline__ int end_query(int key) const {
-    const int end = Config::kLeft ? key - offset + call.left + 1 : query_length;
-    return end < query_length ? end : query_length;
-  }
-
-  /// The blocks of queries that see a block of keys.
-  __device__ __forceinline__ int first_query_block(int key_block) const {
-    return first_query(key_block * Call::kTileN) / Call::kTileM;
-  }
-  __device__ __forceinline__ int end_query_block(int key_block) const {
-    const int first = key_block * Call::kTileN, end = end_query(first + Call::kTileN - 1);
-    const bool seen = first < key_length && first_query(first) < query_length && end > 0;
-    return seen ? (end + Call::kTileM - 1) / Call::kTileM : 0;
+  __device__ __forceinline__ AttentionSight(const Call& call, const Tile& tile, int head)
+      : call(call), head(head), batch(tile.element * call.key_heads * call.group + head), key_block(tile.block) {
+    this->read(call, batch);
+    if constexpr (kListed) {
+      const long long number = tile.element * call.list_element + head * call.list_head + tile.block;
+      const int* const list = call.lists + number * (1 + call.query_blocks());
+      end = list[0];
+      last = list + end;
+      ranks = call.ranks + number * call.query_blocks();
+    } else {
+      const int first_key = tile.block * Call::kTileN, end_query = this->end_query(call, first_key + Call::kTileN - 1);
+      const int first_query = this->first_query(call, first_key);
+      first = first_query / Call::kTileM;
+      const bool seen = first_key < this->key_length && first_query < this->query_length && end_query > 0;
+      end = seen ? (end_query + Call::kTileM - 1) / Call::kTileM : 0;
+    }
   }
 
-  /// The first block of keys that a block of queries sees.
-  __device__ __forceinline__ int first_key_block(int query_block) const {
-    const int first = Config::kLeft ? query_block * Call::kTileM + offset - call.left : 0;
-    return first > 0 ? first / Call::kTileN : 0;
+  __device__ __forceinline__ QueryBlock block(int i) const {
+    if constexpr (kListed) {
+      const int entry = last[-i];
+      return {entry / 2, entry % 2 != 0};
+    } else {
+      return {i, false};
+    }
   }
 
-  /// Whether each of so many keys, from `key` on, is seen by each query of a block.
-  __device__ __forceinline__ bool whole(int query_block, int key, int keys) const {
-    const int first = query_block * Call::kTileM, last_key = key + keys - 1;
-    return last_key < key_length && first_query(last_key) <= first &&
-           (!Config::kLeft || key - offset + call.left >= first + Call::kTileM - 1);
+  __device__ __forceinline__ int first_key() const { return key_block * Call::kTileN; }
+
+  /// How many blocks of less keys a block of queries sees.
+  __device__ __forceinline__ int rank(int query_block) const {
+    if constexpr (kListed) {
+      return ranks[query_block];
+    } else {
+      const int first = Config::kLeft ? query_block * Call::kTileM + this->offset - call.left : 0;
+      return key_block - (first > 0 ? first / Call::kTileN : 0);
+    }
+  }
+
+  /// Whether each of so many keys, from `key` on, is seen by each query of a block. Queries that aren't there have no
+  /// weights, unless a function makes infinities of nothing.
+  __device__ __forceinline__ bool whole(const QueryBlock& block, int key, int keys) const {
+    if (kScored && (block.number + 1) * Call::kTileM > this->query_length) return false;
+    if constexpr (kListed) {
+      return !block.partial;
+    } else {
+      const int first = block.number * Call::kTileM, last_key = key + keys - 1;
+      return last_key < this->key_length && this->first_query(call, last_key) <= first &&
+             (!Config::kLeft || key - this->offset + call.left >= first + Call::kTileM - 1);
+    }
   }
 };
+
+/// Calls `hide` with the number of each of a thread's scores that the mask hides, of a strip of which rows are keys.
+/// `at` is the thread's first element.
+template <class Config, class Call, int kScores, class Hide>
+__device__ __forceinline__ void each_hidden_key(const KeyRange<Config>& range, const Call& call,
+                                                const float (&scores)[kScores], const FragmentCoordinate& at,
+                                                const Hide& hide) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = at.row + 8 * r, first = range.first_query(call, key), end = range.end_query(call, key);
+    const unsigned count = key < range.key_length && end > first ? end - first : 0;
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const unsigned seen = static_cast<unsigned>(at.column + i / 2 * 8 + i % 2 - first);
+      if (seen >= count) hide(i / 2 * 4 + 2 * r + i % 2);
+    }
+  }
+  if constexpr (!is_same<typename Config::Mask, void>) {
+    StripFunction<typename Config::Mask, kFragmentColumns> visible;
+    visible.fetch(call.mask_operands, at);
+    visible.apply(scores, call.mask_operands, at, [&](int i, bool sees) {
+      if (!sees) hide(i);
+    });
+  }
+}
 
 }  // namespace jaxdnn

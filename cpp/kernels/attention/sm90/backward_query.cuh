@@ -1,6 +1,6 @@
 // The gradient of queries, from the sums that attention/sm90_backward.cuh leaves: scaled, and rounded once.
 //
-//   grid             a block of queries of one head
+//   grid             a block of queries of one head of a part
 //   block            the two warp groups, each of which reads what one of that kernel wrote
 //
 // Bytes: the sums and the gradient, once. Memory bounds it.
@@ -16,6 +16,7 @@ struct AttentionSm90BackwardQuery {
   HeadsAddress<typename Config::DQuery> d_query;
   const float* query_sums = nullptr;
   const unsigned* contributions = nullptr;  // sums that nobody has added to are not there
+  int first_batch = 0;                      // of this part
   int query_heads = 1, query_length = 0, query_blocks = 0, head_size = 0;
   float scale = 1;
 
@@ -26,11 +27,12 @@ template <class Config>
 __device__ __forceinline__ void attention_sm90_backward_query(const AttentionSm90BackwardQuery<Config>& call) {
   using Sums = QuerySums<Config>;
   const int group = ptx::shfl_sync_idx(threadIdx.x / 128), thread = threadIdx.x % 128;
-  const int batch = blockIdx.x / call.query_blocks, block = blockIdx.x - batch * call.query_blocks;
+  const int in_part = blockIdx.x / call.query_blocks, block = blockIdx.x - in_part * call.query_blocks;
+  const int batch = call.first_batch + in_part;
   const int element = batch / call.query_heads, head = batch - element * call.query_heads;
   const float* const from = call.query_sums + static_cast<long long>(blockIdx.x) * (Sums::kBytes / 4);
   float sums[Sums::kNumbers];
-  const bool found = call.contributions[blockIdx.x] != 0;
+  const bool found = call.contributions[static_cast<long long>(batch) * call.query_blocks + block] != 0;
 #pragma unroll
   for (int i = 0; i < Sums::kNumbers; i += 4) {
     unsigned words[4] = {};

@@ -23,7 +23,8 @@ struct AttentionSm90BackwardRows {
   HeadsAddress<const T> out, d_out;
   OperandAddress log_sum_exp, d_log_sum_exp, query_lengths;
   float* rows = nullptr;
-  unsigned* contributions = nullptr;  // if there are any, and after them the counter of tiles: all become zero
+  unsigned* contributions = nullptr;  // if there are any, and after them the parts' counters of tiles: all become zero
+  int parts = 1;
   int query_heads = 1, query_length = 0, query_blocks = 0, value_size = 0;
 
   static constexpr int kThreads = 256, kLanes = 16, kRows = kThreads / kLanes;
@@ -82,7 +83,8 @@ __device__ __forceinline__ void attention_sm90_backward_rows(const AttentionSm90
     both.store(call.rows + 2 * index);
     if (call.contributions == nullptr) return;
     if (row % Config::kTileM == 0) call.contributions[index / Config::kTileM] = 0;
-    if (index == 0) call.contributions[static_cast<long long>(gridDim.x) * Call::kRows / Config::kTileM] = 0;
+    if (index < call.parts)
+      call.contributions[static_cast<long long>(gridDim.x) * Call::kRows / Config::kTileM + index] = 0;
   }
 }
 

@@ -176,10 +176,8 @@ struct AttentionTile : KeyRange<Config> {
 };
 
 /// A walk through the blocks of keys of a tile, from the last to the first.
-template <class Config>
+template <class Tile>
 struct KeyBlockWalk {
-  using Tile = AttentionTile<Config>;
-
   const Tile& tile;
   int left, entry;  // blocks that are left; in a list
 

@@ -1,24 +1,9 @@
 // Rows of accumulators to global memory.
 #pragma once
 
-#include "core/element.cuh"
-#include "core/vector.cuh"
-#include "ptx/warp.cuh"
+#include "core/fragment.cuh"
 
 namespace jaxdnn {
-
-/// One of two steps to transpose the words of four lanes: those whose number differs from the lane's in a bit go to the
-/// lane that differs in it.
-template <int kBit>
-__device__ __forceinline__ void exchange_words(unsigned (&words)[4]) {
-  const bool upper = threadIdx.x & kBit;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i & kBit) continue;
-    const unsigned got = ptx::shfl_sync_bfly(upper ? words[i] : words[i | kBit], kBit);
-    (upper ? words[i] : words[i | kBit]) = got;
-  }
-}
 
 /// Stores `columns`, a multiple of 8, of one of the two rows that a thread has of an accumulator (ptx/wgmma.cuh), times
 /// `factor`; by whole warps, and where the row is `there`. Each lane has pairs of columns: of 16 bits, after an
@@ -47,8 +32,7 @@ __device__ __forceinline__ void store_fragment_row(T* row, const float (&sums)[k
         rounded.pack(scaled);
         words[i] = rounded.words[0];
       }
-      exchange_words<1>(words);
-      exchange_words<2>(words);
+      transpose_words<1>(words);
       const int column = strip * 32 + lane * 8;
       if (there && column < columns) ptx::st_global<16>(row + column, words);
     }

@@ -43,15 +43,19 @@ struct AttentionSm90KeyGradient : AttentionSm90Gradient<Config> {
 /// heads that share it, one after the other. Where there is none, it has one that sees nothing: then no case is
 /// special, and no block of a cluster is tiles ahead of another one, as the ring of tiles asks.
 template <class Config>
-struct KeyTileWalk {
+struct KeyTileWalk : KeyRange<Config> {
   using Call = AttentionSm90KeyGradient<Config>;
+  using KeyRange<Config>::first_query;
+  using KeyRange<Config>::end_query;
+  static constexpr bool kListed = !is_same<typename Config::Mask, void>;
 
   const Call& call;
   int first_key, element, key_head;  // of the block's tile
   int first_of_cluster;
-  int head, batch;                                   // of queries; batch: element * query heads + head
-  int query_length = 0, key_length = 0, offset = 0;  // of the batch
-  int block = 0, end_block = 0;
+  int head, batch;               // of queries; batch: element * query heads + head
+  int block = 0, end_block = 0;  // in a list, its entry and how many there are
+  const int* list = nullptr;
+  int entry = 1;  // of the list: twice the block, and whether some of its queries don't see some of the cluster's keys
 
   __device__ __forceinline__ KeyTileWalk(const Call& call, const TileOrder& order, unsigned index, int rank)
       : call(call) {
@@ -65,36 +69,29 @@ struct KeyTileWalk {
     if (on_a_block()) return;
     --head;
     block = 0;
-    end_block = 1;
+    end_block = entry = 1;
   }
 
   __device__ __forceinline__ bool on_a_block() const { return head < (key_head + 1) * call.group; }
-  __device__ __forceinline__ int first_query() const { return block * Config::kTileM; }
+  __device__ __forceinline__ int first_query() const { return (kListed ? entry / 2 : block) * Config::kTileM; }
 
   __device__ __forceinline__ void advance() {
-    if (++block < end_block) return;
-    ++head;
-    find();
-  }
-
-  /// The queries that see a key.
-  __device__ __forceinline__ int first_query(int key) const {
-    const int first = Config::kRight ? key - offset - call.right : 0;
-    return first > 0 ? first : 0;
-  }
-  __device__ __forceinline__ int end_query(int key) const {
-    if (key >= key_length) return 0;
-    const int end = Config::kLeft ? key - offset + call.left + 1 : query_length;
-    return end < query_length ? end : query_length;
+    if (++block < end_block) {
+      enter();
+    } else {
+      ++head;
+      find();
+    }
   }
 
   /// Whether there are pairs in the block that see nothing of each other; those past the end of the arrays have rows'
-  /// numbers by which they don't count.
+  /// numbers by which they don't count, unless a function makes infinities of them.
   __device__ __forceinline__ bool masked() const {
     const int first = first_query(), last = first + Config::kTileM - 1, last_key = first_key + Call::kTileN - 1;
-    bool found = last_key >= key_length;
-    if constexpr (Config::kRight) found |= last_key > first + offset + call.right;
-    if constexpr (Config::kLeft) found |= first_key < last + offset - call.left;
+    bool found = last_key >= this->key_length || (Call::kScored && last >= this->query_length);
+    if constexpr (kListed) return found || entry % 2 != 0;
+    if constexpr (Config::kRight) found |= last_key > first + this->offset + call.right;
+    if constexpr (Config::kLeft) found |= first_key < last + this->offset - call.left;
     return found;
   }
 
@@ -103,16 +100,32 @@ struct KeyTileWalk {
   __device__ __forceinline__ void find() {
     for (; on_a_block(); ++head) {
       batch = element * call.query_heads + head;
-      query_length = number_of_batch<typename Config::QueryLengths>(call.query_lengths, batch, call.query_length);
-      key_length = number_of_batch<typename Config::KeyLengths>(call.key_lengths, batch, call.key_length);
-      offset = number_of_batch<typename Config::QueryOffset>(call.query_offset, batch, 0);
-      const int end_key = first_of_cluster + Config::kCluster * Call::kTileN;
-      const int first = first_query(first_of_cluster);
-      const int end = end_query((end_key < key_length ? end_key : key_length) - 1);
-      block = first / Config::kTileM;
-      end_block = (end + Config::kTileM - 1) / Config::kTileM;
-      if (first_of_cluster < key_length && first < end) return;
+      this->read(call, batch);
+      bool found;
+      if constexpr (kListed) {
+        const int tile = first_of_cluster / (Config::kCluster * Call::kTileN);
+        const long long its = element * call.list_element + head * call.list_head + tile;
+        list = call.lists + its * (1 + (call.query_length + Config::kTileM - 1) / Config::kTileM);
+        block = 0;
+        end_block = *list++;
+        found = end_block > 0;
+      } else {
+        const int end_key = first_of_cluster + Config::kCluster * Call::kTileN, length = this->key_length;
+        const int first = first_query(call, first_of_cluster);
+        const int end = end_query(call, (end_key < length ? end_key : length) - 1);
+        block = first / Config::kTileM;
+        end_block = (end + Config::kTileM - 1) / Config::kTileM;
+        found = first_of_cluster < length && first < end;
+      }
+      if (found) {
+        enter();
+        return;
+      }
     }
+  }
+
+  __device__ __forceinline__ void enter() {
+    if constexpr (kListed) entry = list[block];
   }
 };
 

@@ -8,9 +8,9 @@ from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.simt.heuristic import TILES, candidates
 from jaxdnn.engines.attention.simt.knobs import AttentionSimtKnobs, knobs_reason, vectors
 from jaxdnn.engines.attention.simt.unit import Unit, functions, places
-from jaxdnn.engines.attention.summed import summed
+from jaxdnn.engines.attention.summed import summed_reason
 from jaxdnn.engines.base import MAX_ARGUMENTS, ProblemEngine
-from jaxdnn.engines.product.affine import MAX_TERMS, affine_reason
+from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.plan import Plan
 
@@ -77,13 +77,9 @@ class AttentionSimt(ProblemEngine[Attention, AttentionSimtKnobs]):
         heads = [one.place for one in vectors(problem).values()]
         if reason := affine_reason(numbers, scores) or affine_reason(heads, (problem.batch, length, batches)):
             return reason
-        if any(place.terms[1] or place.terms[2] for place in gradients):
-            return "a gradient of what scores load is a part of a row's or column's dimension"
         sinks = [backward.d_sinks] if backward is not None and backward.d_sinks is not None else []
-        for place in (*gradients, *sinks):
-            batch = summed(place, batches).batch
-            if max(map(len, batch.terms)) > MAX_TERMS:
-                return f"a gradient is a sum over more than {MAX_TERMS} parts of the batch's dimensions"
+        if reason := summed_reason([*gradients, *sinks], batches):
+            return reason
         plan = self.build(next(self.configurations(problem, target)), problem, target)
         if (count := max(len(launch.arguments) for launch in plan.launches)) > MAX_ARGUMENTS:
             return f"a launch would have {count} arguments, and {MAX_ARGUMENTS} fit"

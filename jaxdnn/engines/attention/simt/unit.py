@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 from types import MappingProxyType
 from typing import Any
 
@@ -18,10 +18,9 @@ from jaxdnn.engines.attention.simt.knobs import (
     itemsize,
     vectors,
 )
-from jaxdnn.engines.attention.summed import summed
-from jaxdnn.engines.product.element_epilogue import ctype, operand_parameters, operand_type, place_parameters
+from jaxdnn.engines.attention.summed import loaded_sum, summed
+from jaxdnn.engines.product.element_epilogue import ctype, operand_parameters, operand_type
 from jaxdnn.engines.product.problem import EpilogueOperand
-from jaxdnn.engines.product.reduce import reduce_stage
 from jaxdnn.engines.unit import (
     Constant,
     Parameter,
@@ -32,7 +31,7 @@ from jaxdnn.engines.unit import (
     numbers,
     struct_text,
 )
-from jaxdnn.plan import Launch, Result, Scalar, Scratch
+from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Functor, Program, functor
 from jaxdnn.pointwise.cuda import register_type
 
@@ -180,41 +179,14 @@ class Unit:
 
     def _d_loaded(self, gradient: LoadGradient, number: int, before: Stage) -> list[Stage]:
         """The sum of what scores add, in parts where there are few blocks, and the sum of those."""
-        problem, knobs, place = self.problem, self.knobs, gradient.place
-        of_batches = summed(place, self.rows)
-        tiles = (ceil(problem.query_length / knobs.tile_m), ceil(problem.key_length / knobs.tile_n))
-        by = (bool(place.row_stride), bool(place.column_stride))
-        owners = of_batches.count * prod(n for n, own in zip(tiles, by, strict=True) if own)
-        steps = of_batches.members * prod(n for n, own in zip(tiles, by, strict=True) if not own)
-        parts = min(steps, ceil(BLOCKS * self.sm_count / owners))
-        elements = of_batches.count
-        elements *= prod(n for n, own in zip((problem.query_length, problem.key_length), by, strict=True) if own)
-        element = ctype(register_type(problem.accumulator))
-        to = (place.buffer, ctype(place.dtype))
-        stages: list[Stage] = []
-        if parts > 1:
-            to = (Scratch(len(before.scratch)), element)
-            size = parts * elements * itemsize(problem)
-            assert isinstance(place.buffer, Result)
-            reduced = reduce_stage(
-                f"jaxdnn::ReductionOf<jaxdnn::Reduction::sum, {element}>",
-                to[0],
-                (place.buffer, ctype(place.dtype)),
-                (1, parts, elements),
-                number,
-            )
-            stages = [Stage(scratch=(size,)), reduced]
-        found = [
-            Parameter(f"{to[1]}*", "d_loaded", "d_loaded.data", to[0]),
-            *place_parameters("d_loaded", "d_loaded", place),
-            *of_batches.parameters(),
-            *numbers(parts=parts),
-            *numbers("long long", part_stride=elements if parts > 1 else 0),
-        ]
+        problem, knobs = self.problem, self.knobs
+        whole = loaded_sum(problem, gradient, (knobs.tile_m, knobs.tile_n), BLOCKS * self.sm_count)
+        found, (stored, stages) = whole.stages(len(before.scratch), ctype(register_type(problem.accumulator)), number)
         kernel = Tiled("attention_simt_d_loaded", "simt/d_loaded.cuh", "DLoaded", d_loaded(problem, knobs))
-        own: dict[str, str] = {"DLoaded": operand_type(place, to[1], "single", "jaxdnn::")}
+        own: dict[str, str] = {"DLoaded": operand_type(gradient.place, stored, "single", "jaxdnn::")}
         entry = f"attention_simt_d_loaded_{number}"
-        return [self._tiled(kernel, owners * parts, entry, found, own, {"Output": gradient.output}), *stages]
+        blocks = whole.owners * whole.parts
+        return [self._tiled(kernel, blocks, entry, found, own, {"Output": gradient.output}), *stages]
 
     # ---- Launches ----------------------------------------------------------------------------------------------------
 

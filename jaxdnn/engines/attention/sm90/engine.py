@@ -1,11 +1,17 @@
 """Attention on Hopper's tensor cores (cpp/kernels/attention/sm90*.cuh)."""
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, prod
 
 from jaxdnn.device import Target
-from jaxdnn.engines.attention.function import ScoreFunction, function_reason, mask_function, score_function
-from jaxdnn.engines.attention.lists import mask_places
+from jaxdnn.engines.attention.function import (
+    ScoreFunction,
+    function_reason,
+    mask_function,
+    score_function,
+    slope_function,
+)
+from jaxdnn.engines.attention.lists import block_lists, mask_places
 from jaxdnn.engines.attention.problem import Attention, Heads
 from jaxdnn.engines.attention.sm90.backward.knobs import SIZES, AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.backward.unit import backward_places, backward_plan
@@ -14,6 +20,7 @@ from jaxdnn.engines.attention.sm90.gradients.unit import gradient_plan
 from jaxdnn.engines.attention.sm90.heuristic import backward_candidates, candidates, gradient_candidates
 from jaxdnn.engines.attention.sm90.knobs import VALUE_SIZES, AttentionSm90Knobs, knobs_reason
 from jaxdnn.engines.attention.sm90.unit import numbers_of_batch, plan
+from jaxdnn.engines.attention.summed import summed_reason
 from jaxdnn.engines.base import MAX_ARGUMENTS, ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.plan import Plan
@@ -57,8 +64,7 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
         if problem.accumulator != "float32":
             return f"the tensor cores sum {problem.query.dtype} in float32, and {problem.accumulator} is wanted"
         return (
-            self._backward_reason(problem)
-            or self._size_reason(problem)
+            self._size_reason(problem)
             or next(
                 (why for name, heads in (arrays | gradients).items() if (why := heads_reason(problem, name, heads))),
                 None,
@@ -66,19 +72,6 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
             or self._number_reason(problem)
             or self._function_reason(problem)
         )
-
-    def _backward_reason(self, problem: Attention) -> str | None:
-        if problem.backward is None:
-            return None
-        mask = problem.mask
-        unserved = {
-            "a function of scores, as a bias or a soft cap is": problem.score,
-            "dropout": problem.dropout,
-            "positions that are arrays": mask.query_positions or mask.key_positions,
-            "segments": mask.query_segments,
-            "a mask that is an array or a function": mask.program,
-        }
-        return next((f"its gradients don't have {what}" for what, given in unserved.items() if given is not None), None)
 
     def _size_reason(self, problem: Attention) -> str | None:
         for name, size in (("head size", problem.head_size), ("value's head size", problem.value_head_size)):
@@ -103,20 +96,29 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
             return f"sinks are {problem.sinks.dtype}; it takes {', '.join(_DTYPES)} or float32"
         extents = (problem.batch * problem.query_heads, problem.query_length, problem.key_length)
         numbers |= mask_places(problem)
+        if problem.backward is not None:
+            summed = [gradient.place for gradient in problem.backward.load_gradients]
+            numbers |= {f"d_loaded{i}": place for i, place in enumerate(summed)}
+            if reason := summed_reason(summed, extents[0]):
+                return reason
         operands = [operand for function, _ in functions(problem) for operand in function.operands]
         return affine_reason([*numbers.values(), *operands], extents)
 
     def _function_reason(self, problem: Attention) -> str | None:
-        if problem.backward is not None:
-            return None
         for function, dtype in functions(problem):
             if reason := function_reason(function, dtype):
                 return reason
-        smallest = plan(problem, AttentionSm90Knobs(64, 64), 1)
+        lists = block_lists(problem, 64, 64)
+        if lists is not None and lists.matrices * prod(lists.blocks) >= _MOST_TILES:
+            return "its mask has more blocks than their 32-bit index counts"
+        if problem.backward is None:
+            smallest = plan(problem, AttentionSm90Knobs(64, 64), 1)
+        elif _in_one_kernel(problem):
+            smallest = backward_plan(problem, AttentionSm90BackwardKnobs(), 1)
+        else:
+            smallest = gradient_plan(problem, AttentionSm90GradientKnobs(), 1)
         if max(len(launch.arguments) for launch in smallest.launches) > MAX_ARGUMENTS:
             return "its functions of scores load too many arrays"
-        if smallest.scratch and smallest.scratch[0] >= _MOST_TILES:
-            return "its mask has more blocks than their 32-bit index counts"
         return None
 
     def configurations(self, problem: Attention, target: Target) -> Iterator[Knobs]:
@@ -154,7 +156,8 @@ def _in_one_kernel(problem: Attention) -> bool:
 
 def functions(problem: Attention) -> list[tuple[ScoreFunction, str]]:
     """Of scores, with what they have to return."""
-    found = ((score_function(problem), problem.accumulator), (mask_function(problem), "bool"))
+    score = score_function(problem) if problem.backward is None else slope_function(problem)
+    found = ((score, problem.accumulator), (mask_function(problem), "bool"))
     return [(function, dtype) for function, dtype in found if function is not None]
 
 

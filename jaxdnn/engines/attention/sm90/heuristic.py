@@ -15,13 +15,25 @@ from jaxdnn.device import Target
 from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention, Band
+from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
+from jaxdnn.engines.attention.sm90.backward.knobs import (
+    TILE_N,
+    AttentionSm90BackwardKnobs,
+    backward_knobs_reason,
+    function_registers,
+    held_with_functions,
+    sums_bytes,
+)
 from jaxdnn.engines.attention.sm90.backward.knobs import TILES as BACKWARD_TILES
-from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.gradients.knobs import (
+    KEY_REGISTERS,
     KEY_TILE,
+    QUERY_REGISTERS,
     AttentionSm90GradientKnobs,
     key_knobs_reason,
+    key_registers,
     query_knobs_reason,
+    query_registers,
 )
 from jaxdnn.engines.attention.sm90.knobs import (
     MOST_SPLITS,
@@ -47,6 +59,8 @@ WIDEST_DROPOUT = 112
 BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
 BLOCK_START = 0.15
 TILE_START = 1.3
+# Bytes of the float32 sums of queries' gradients; and how many tiles a part of the heads has for each multiprocessor.
+MOST_SUMS, FEWEST_WAVES = 2**27, 12
 DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stages, where copies take longest
 # FlashAttention-3's for the H100 (`hopper/heuristics.h`): heads are packed where that leaves at most this part of the
 # tiles, and keys are not split where 0.8 of the multiprocessors have a tile, which then draw the whole bandwidth.
@@ -115,12 +129,26 @@ def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
 
 
 def backward_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90BackwardKnobs]:
-    """Knobs that work for the call; large blocks are read less often."""
+    """Knobs that work for the call; large blocks are read less often, but leave functions fewer registers."""
     heads = backward_swizzle(problem, target)
-    for tile_m in sorted(BACKWARD_TILES, reverse=problem.query_length > BACKWARD_TILES[0]):
-        knobs = AttentionSm90BackwardKnobs(tile_m, heads)
-        if backward_knobs_reason(problem, knobs, target.shared_memory) is None:
-            yield knobs
+    tiles = sorted(BACKWARD_TILES, reverse=problem.query_length > BACKWARD_TILES[0])
+    found = [
+        knobs
+        for tile_m in tiles
+        if not backward_knobs_reason(problem, knobs := AttentionSm90BackwardKnobs(tile_m, heads), target.shared_memory)
+    ]
+    fitting = [knobs for knobs in found if held_with_functions(problem, knobs)[0] <= MOST_BACKWARD_HELD]
+    for knobs in fitting or [min(found, key=lambda knobs: knobs.tile_m)]:
+        yield replace(knobs, parts=parts(problem, knobs, target))
+
+
+def parts(problem: Attention, knobs: AttentionSm90BackwardKnobs, target: Target) -> int:
+    """As many as make the sums of a part no larger than MOST_SUMS; fewer where a part would have too few tiles."""
+    heads = problem.batch * problem.key_heads
+    tiles = heads * ceil(problem.key_length / TILE_N)
+    sums = heads * problem.group * ceil(problem.query_length / knobs.tile_m) * sums_bytes(problem, knobs)
+    equal = [n for n in range(1, heads + 1) if heads % n == 0 and tiles >= n * FEWEST_WAVES * target.sm_count]
+    return next((n for n in equal if sums <= n * MOST_SUMS), max(equal, default=1))
 
 
 def gradient_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90GradientKnobs]:
@@ -144,6 +172,11 @@ def gradient_candidates(problem: Attention, target: Target) -> Iterator[Attentio
         for block in BLOCKS
         if not key_knobs_reason(problem, one := replace(first, query_block=block), target.shared_memory)
     ]
+    taken = function_registers(problem)
+    of_queries = [one for one in of_queries if query_registers(problem, one) + taken <= QUERY_REGISTERS] or [
+        min(of_queries, key=lambda one: one.key_block)
+    ]
+    of_keys = [one for one in of_keys if key_registers(problem, one) + taken <= KEY_REGISTERS] or of_keys[-1:]
     best = of_queries[0]
     yield from (replace(one, query_block=of_keys[0].query_block) for one in of_queries)
     yield from (replace(best, query_block=one.query_block) for one in of_keys[1:])
@@ -159,11 +192,12 @@ def gradient_swizzle(problem: Attention, target: Target) -> int:
 def backward_swizzle(problem: Attention, target: Target) -> int:
     """Key heads whose queries, with their cotangents and the float32 sums of their gradients, fit in the L2 cache.
 
-    Under a band eight times as many: that tiles of a head wait for each other costs more than what the cache misses.
+    Under a mask eight times as many: that tiles of a head wait for each other costs more than what the cache misses.
     """
     vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size) + 4 * problem.head_size
     fitting = max(1, target.l2_bytes // (problem.group * problem.query_length * vectors))
-    return (1 if problem.mask.band == Band() else 8) << (fitting.bit_length() - 1)
+    masked = problem.mask.band != Band() or mask_function(problem) is not None
+    return (8 if masked else 1) << (fitting.bit_length() - 1)
 
 
 def _packed(problem: Attention, knobs: AttentionSm90Knobs) -> AttentionSm90Knobs:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxdnn.engines.attention.function import mask_function, slope_function
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.sm90.knobs import TILE_QUEUE
 from jaxdnn.engines.base import check_least
@@ -11,8 +12,10 @@ TILE_N = 128
 TILES = (64, 128)
 THREADS = 384
 SIZES = (32, 64, 96, 128)  # of vectors: columns of a multiply whose other operand is in registers
-REGISTERS = 240  # of a thread; what the numbers below leave takes addresses and rows' numbers
-_LEAST_LEFT = 16
+MOST_HELD = 240 - 16  # registers of a thread; what is left takes addresses and rows' numbers
+FEWEST_FETCHED = 16  # queries of a fragment
+_OF_SCORE = _OF_DROPOUT = 16  # of these, what they compute
+_OF_MASK = 24
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,15 @@ class AttentionSm90BackwardKnobs:
     Attributes:
       tile_m: queries of a block; a tile is 128 keys.
       swizzle: of the rasterization: key heads that are worked through together, for the L2 cache.
+      parts: of all heads, computed one after the other, so that the sums of their queries' gradient take less memory.
     """
 
     tile_m: int = 64
     swizzle: int = 1
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "swizzle")
+        check_least(self, 1, "swizzle", "parts")
         if self.tile_m not in TILES:
             raise ValueError(f"AttentionSm90BackwardKnobs: tile_m is {self.tile_m}; expected one of {TILES}")
 
@@ -62,16 +67,43 @@ def backward_shared_memory(problem: Attention, knobs: AttentionSm90BackwardKnobs
     return TILE_N * DEPTH_BYTES * (key + value) + 2 * stage + query_sums + barriers + TILE_QUEUE
 
 
+def held_registers(problem: Attention, knobs: AttentionSm90BackwardKnobs) -> int:
+    """Of a thread, for sums, scores and weights."""
+    sums = (padded_size(problem.head_size) + padded_size(problem.value_head_size)) // 2
+    return sums + knobs.tile_m // 2 * 2 + knobs.tile_m // 4
+
+
+def function_registers(problem: Attention) -> int:
+    """Of a thread, for what functions and dropout compute."""
+    score = _OF_SCORE if problem.score is not None else 0
+    mask = _OF_MASK if mask_function(problem) is not None else 0
+    return score + mask + (_OF_DROPOUT if problem.dropout is not None else 0)
+
+
+def held_with_functions(problem: Attention, knobs: AttentionSm90BackwardKnobs) -> tuple[int, int]:
+    """The same with what functions take, and of how many queries what the score's loads is fetched at once."""
+    score = slope_function(problem)
+    held = held_registers(problem, knobs) + function_registers(problem)
+    if score is None:
+        return held, FEWEST_FETCHED
+    score = score.transpose(problem.query_length)
+    for fetched in (knobs.tile_m, FEWEST_FETCHED):
+        if (whole := held + score.registers(fetched)) <= MOST_HELD:
+            return whole, fetched
+    return held + score.registers(FEWEST_FETCHED), FEWEST_FETCHED
+
+
 def backward_knobs_reason(
     problem: Attention, knobs: AttentionSm90BackwardKnobs, shared_memory_limit: int
 ) -> str | None:
     """Why the knobs don't fit the call, or None."""
-    sums = (padded_size(problem.head_size) + padded_size(problem.value_head_size)) // 2
-    held = sums + knobs.tile_m // 2 * 2 + knobs.tile_m // 4
-    if held > REGISTERS - _LEAST_LEFT:
-        return f"a thread would hold {held} numbers; expected at most {REGISTERS - _LEAST_LEFT}"
+    if (held := held_registers(problem, knobs)) > MOST_HELD:
+        return f"a thread would hold {held} numbers; expected at most {MOST_HELD}"
     if knobs.tile_m == 128 and chunks(problem.head_size) > 1:
         return "128 queries at once are for head sizes up to 64"
     if (needed := backward_shared_memory(problem, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    heads = problem.batch * problem.key_heads
+    if heads % knobs.parts:
+        return f"{heads} key heads in a batch are no {knobs.parts} equal parts"
     return None

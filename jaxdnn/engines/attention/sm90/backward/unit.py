@@ -2,28 +2,35 @@
 
 from math import ceil
 
-from jaxdnn.engines.attention.function import place_parameters
-from jaxdnn.engines.attention.lists import band_parameters, mask_places
+from jaxdnn.engines.attention.function import counted_band, mask_function, place_parameters, slope_function
+from jaxdnn.engines.attention.lists import block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
 from jaxdnn.engines.attention.sm90.backward.knobs import (
+    FEWEST_FETCHED,
     THREADS,
     TILE_N,
     AttentionSm90BackwardKnobs,
     backward_shared_memory,
+    held_with_functions,
     padded_size,
     sums_bytes,
 )
-from jaxdnn.engines.attention.sm90.unit import numbers_of_batch, vectors
+from jaxdnn.engines.attention.sm90.loaded.unit import loaded_stages
+from jaxdnn.engines.attention.sm90.loaded.unit import tile_n as loaded_width
+from jaxdnn.engines.attention.sm90.unit import dropped, numbers_of_batch, vectors
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.product.problem import EpilogueOperand
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, includes, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers, struct_text
 from jaxdnn.plan import Launch, Plan, Scalar, Scratch
 
 ROWS_THREADS, ROWS = 256, 16  # of attention/sm90/backward_rows.cuh
 SINKS_SHARED = 64  # bytes, of attention/sm90/backward_sinks.cuh
 _ROWS, _CONTRIBUTIONS, _QUERY_SUMS = Scratch(0), Scratch(1), Scratch(2)
 # The members of a struct in attention/sm90/backward_call.cuh, which a `Config` states only where it differs.
-DEFAULTS = ("jaxdnn::AttentionSm90BackwardDefaults", {"Left": False, "Right": False, "Out": True})
+DEFAULTS = (
+    "jaxdnn::AttentionSm90BackwardDefaults",
+    {"Left": False, "Right": False, "Out": True, "TileN": TILE_N, "Fetched": FEWEST_FETCHED},
+)
 
 
 def backward_plan(problem: Attention, knobs: AttentionSm90BackwardKnobs, sm_count: int) -> Plan:
@@ -49,30 +56,50 @@ class _Statement:
         self.places = backward_places(problem)
         self.batches = problem.batch * problem.query_heads
         self.blocks = ceil(problem.query_length / knobs.tile_m)
+        ranked = self.backward.d_query is not None
+        self.lists = block_lists(problem, knobs.tile_m, TILE_N, by_key=True, ranked=ranked)
+        self.listed = _QUERY_SUMS.index + ranked  # the number of their first scratch buffer
+        untransposed = {"Score": slope_function(problem), "Mask": mask_function(problem)}
+        self.functions = {name: one.transpose(problem.query_length) for name, one in untransposed.items() if one}
 
     def plan(self) -> Plan:
         problem, knobs, backward = self.problem, self.knobs, self.backward
-        parts = [self.rows(), self.main()]
-        if backward.d_query is not None:
-            parts.append(self.query(backward.d_query))
+        asked = (backward.d_query, backward.d_key, backward.d_value)
+        stages = [self.rows()]
+        for part in range(knobs.parts):
+            stages += [self.main(part)] if any(asked) else []
+            stages += [] if backward.d_query is None else [self.query(backward.d_query, part)]
         if backward.d_sinks is not None:
-            parts.append(self.sinks())
+            stages.append(self.sinks())
+        loaded = list[Stage]()
+        for number, gradient in enumerate(backward.load_gradients):
+            own_scratch = self.listed + (0 if self.lists is None else 2 + self.lists.ranked)
+            loaded += loaded_stages(
+                problem,
+                gradient,
+                number,
+                rows=(_ROWS, self.blocks * knobs.tile_m),
+                lists=None if self.lists is None else (self.lists, self.listed),
+                scratch=own_scratch + sum(len(stage.scratch) for stage in loaded),
+                sm_count=self.sm_count,
+            )
         widths = {knobs.tile_m} | ({knobs.tile_m} if backward.d_query is None else {self.query_columns()})
+        widths |= {loaded_width(problem)} if loaded else set()
         held = {padded_size(problem.head_size), padded_size(problem.value_head_size)}
-        text = [
-            "".join(f"JAXDNN_WGMMA({width});\n" for width in sorted(widths))
-            + "".join(f"JAXDNN_WGMMA_RS({width});\n" for width in sorted(held)),
-            self.config(),
-            "static_assert(jaxdnn::AttentionSm90Backward<Config>::kSharedBytes == "
+        stated = Stage(
+            text="".join(f"JAXDNN_WGMMA({width});\n" for width in sorted(widths))
+            + "".join(f"JAXDNN_WGMMA_RS({width});\n" for width in sorted(held))
+            + "".join(f"\n{function.text()}" for function in self.functions.values())
+            + f"\n{self.config()}\n"
+            + "static_assert(jaxdnn::AttentionSm90Backward<Config>::kSharedBytes == "
             + f"{backward_shared_memory(problem, knobs)}, "
-            + '"the plan and the kernel disagree about shared memory");\n',
-            *(text for _, text, _ in parts),
-        ]
-        unit = includes(header for header, _, _ in parts) + "\n" + "\n".join(text)
+            + '"the plan and the kernel disagree about shared memory");\n'
+        )
         blocks = self.batches * self.blocks
-        sums = [blocks * sums_bytes(problem, knobs)] if backward.d_query is not None else []
-        scratch = (blocks * knobs.tile_m * 8, (blocks + 1) * 4, *sums)
-        return Plan(unit, "sm_90a", tuple(launch for _, _, launch in parts), scratch)
+        sums = [blocks // knobs.parts * sums_bytes(problem, knobs)] if backward.d_query is not None else []
+        own = Stage(scratch=(blocks * knobs.tile_m * 8, (blocks + knobs.parts) * 4, *sums))
+        listing = [] if self.lists is None else [Stage(text=self.lists.function.text()), self.lists.stage(self.listed)]
+        return joined([own, Stage(text="\n"), *listing, stated, *stages, *loaded]).plan("sm_90a")
 
     def query_columns(self) -> int:
         """Of a warp group's part, which has 64 rows."""
@@ -86,9 +113,13 @@ class _Statement:
         for name in ("d_query", "d_key", "d_value"):
             if (heads := getattr(backward, name)) is not None:
                 types[name.title().replace("_", "")] = ctype(heads.dtype)
+        types |= {name: function.config for name, function in self.functions.items()}
+        band = counted_band(problem.mask)
         constants = {
-            "Left": problem.mask.band.left is not None,
-            "Right": problem.mask.band.right is not None,
+            "Left": band.left is not None,
+            "Right": band.right is not None,
+            "TileN": TILE_N,
+            "Fetched": held_with_functions(problem, self.knobs)[1],
             "Out": backward.d_out is not None,
             "TileM": self.knobs.tile_m,
             "HeadSize": padded_size(problem.head_size),
@@ -96,9 +127,10 @@ class _Statement:
         }
         return struct_text("Config", types, constants, DEFAULTS)
 
-    def main(self) -> tuple[str, str, Launch]:
+    def main(self, part: int) -> Stage:
         problem, knobs, backward = self.problem, self.knobs, self.backward
-        tiles = ceil(problem.key_length / TILE_N) * problem.batch * problem.key_heads
+        heads = problem.batch * problem.key_heads // knobs.parts
+        tiles = ceil(problem.key_length / TILE_N) * heads
         found = [
             vectors(problem, "query", problem.query, knobs.tile_m),
             vectors(problem, "key", problem.key, TILE_N),
@@ -107,21 +139,24 @@ class _Statement:
             Parameter("const float*", "rows", "rows", _ROWS),
             *([] if backward.d_query is None else [Parameter("float*", "query_sums", "query_sums", _QUERY_SUMS)]),
             Parameter("unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
-            Parameter("unsigned*", "counter", "counter", Scratch(1, self.batches * self.blocks * 4)),
+            Parameter("unsigned*", "counter", "counter", Scratch(1, (self.batches * self.blocks + part) * 4)),
             *heads_parameters("d_key", backward.d_key),
             *heads_parameters("d_value", backward.d_value),
-            *self.place_parameters("query_offset", "query_lengths", "key_lengths"),
-            *numbers(batches=problem.batch, key_heads=problem.key_heads, group=problem.group),
-            *numbers(query_length=problem.query_length, key_length=problem.key_length),
+            *self.place_parameters("seeds"),
+            *dropped(problem.dropout),
+            *mask_parameters(problem),
+            *(parameter for function in self.functions.values() for parameter in function.parameters()),
+            *(self.lists.parameters(self.listed) if self.lists is not None else ()),
+            *numbers("long long", first_block=part * heads * problem.group * self.blocks),
+            *numbers(first_head=part * heads, heads=heads, key_heads=problem.key_heads, group=problem.group),
             *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=knobs.swizzle),
             *self.batched(),
-            *band_parameters(problem.mask.band),
             Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
         ]
         shared = backward_shared_memory(problem, knobs)
-        return self.part("attention_sm90_backward", found, min(tiles, self.sm_count), THREADS, shared)
+        return self.step("attention_sm90_backward", found, min(tiles, self.sm_count), THREADS, shared, part)
 
-    def rows(self) -> tuple[str, str, Launch]:
+    def rows(self) -> Stage:
         problem, backward = self.problem, self.backward
         found = [
             *heads_parameters("out", problem.out),
@@ -129,43 +164,47 @@ class _Statement:
             *self.place_parameters("log_sum_exp", "d_log_sum_exp", "query_lengths"),
             Parameter("float*", "rows", "rows", _ROWS),
             Parameter("unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
+            *numbers(parts=self.knobs.parts),
             *numbers(query_heads=problem.query_heads, query_length=problem.query_length),
             *numbers(query_blocks=self.blocks, value_size=problem.value_head_size),
         ]
         grid = self.batches * self.blocks * (self.knobs.tile_m // ROWS)
-        return self.part("attention_sm90_backward_rows", found, grid, ROWS_THREADS)
+        return self.step("attention_sm90_backward_rows", found, grid, ROWS_THREADS)
 
-    def query(self, d_query: Heads) -> tuple[str, str, Launch]:
-        problem = self.problem
+    def query(self, d_query: Heads, part: int) -> Stage:
+        problem, batches = self.problem, self.batches // self.knobs.parts
         found = [
             *heads_parameters("d_query", d_query),
             Parameter("const float*", "query_sums", "query_sums", _QUERY_SUMS),
             Parameter("const unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
+            *numbers(first_batch=part * batches),
             *numbers(query_heads=problem.query_heads, query_length=problem.query_length),
             *numbers(query_blocks=self.blocks, head_size=problem.head_size),
             Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
         ]
-        return self.part("attention_sm90_backward_query", found, self.batches * self.blocks, 256)
+        return self.step("attention_sm90_backward_query", found, batches * self.blocks, 256, part=part)
 
-    def sinks(self) -> tuple[str, str, Launch]:
+    def sinks(self) -> Stage:
         found = [
             *self.place_parameters("sinks", "d_sinks"),
             Parameter("const float*", "rows", "rows", _ROWS),
             *numbers(batches=self.batches),
             *numbers("long long", batch_rows=self.blocks * self.knobs.tile_m),
         ]
-        return self.part("attention_sm90_backward_sinks", found, self.batches, 256, SINKS_SHARED)
+        return self.step("attention_sm90_backward_sinks", found, self.batches, 256, SINKS_SHARED)
 
-    def part(
-        self, kernel: str, found: list[Parameter], grid: int, threads: int, shared: int = 0
-    ) -> tuple[str, str, Launch]:
-        """A kernel's header, its entry point and its launch."""
+    def step(
+        self, kernel: str, found: list[Parameter], grid: int, threads: int, shared: int = 0, part: int = 0
+    ) -> Stage:
+        """A kernel's header, its entry point and its launch, for the first part; a launch for another one."""
         name = kernel.removeprefix("attention_")
         header = f"attention/{name}.cuh" if name == "sm90_backward" else f"attention/{name.replace('_', '/', 1)}.cuh"
         call = "jaxdnn::" + kernel.title().replace("_", "") + "<Config>"
         text = entry_text(kernel, call, f"{threads}, 1" if threads == THREADS else str(threads), found)
         launch = Launch(kernel, arguments(found), (grid, 1, 1), (threads, 1, 1), shared_memory=shared)
-        return header, text, launch
+        if part:
+            return Stage(launches=(launch,))
+        return Stage((header,), f"\n{text}", (launch,))
 
     def place_parameters(self, *names: str) -> list[Parameter]:
         return [

@@ -90,15 +90,25 @@ def key_shared_memory(problem: Attention, knobs: AttentionSm90GradientKnobs) -> 
     return DEPTH_BYTES * lines + probabilities + 16 * (2 + 2 * knobs.query_stages) + TILE_QUEUE
 
 
+def query_registers(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
+    """Of a thread, for accumulators and what it multiplies by."""
+    return knobs.key_block + gradient_size(problem) // 2
+
+
+def key_registers(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
+    """The same of the other kernel."""
+    return knobs.query_block + max(gradient_size(problem), value_size(problem)) // 2
+
+
 def query_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the gradient of queries, or None."""
-    held = knobs.key_block + gradient_size(problem) // 2
+    held = query_registers(problem, knobs)
     return _reason(held, QUERY_REGISTERS, query_shared_memory(problem, knobs), limit)
 
 
 def key_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the gradients of keys and values, or None."""
-    held = knobs.query_block + max(gradient_size(problem), value_size(problem)) // 2
+    held = key_registers(problem, knobs)
     return _reason(held, KEY_REGISTERS, key_shared_memory(problem, knobs), limit)
 
 

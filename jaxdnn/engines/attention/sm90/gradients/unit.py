@@ -3,10 +3,17 @@ tiles of keys.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import ceil
 
-from jaxdnn.engines.attention.function import place_parameters
-from jaxdnn.engines.attention.lists import band_parameters
+from jaxdnn.engines.attention.function import (
+    ScoreFunction,
+    counted_band,
+    mask_function,
+    place_parameters,
+    slope_function,
+)
+from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
 from jaxdnn.engines.attention.sm90.backward.unit import (
     ROWS,
@@ -24,13 +31,14 @@ from jaxdnn.engines.attention.sm90.gradients.knobs import (
     query_shared_memory,
 )
 from jaxdnn.engines.attention.sm90.knobs import value_size
-from jaxdnn.engines.attention.sm90.unit import TILE_COUNTERS, vectors
+from jaxdnn.engines.attention.sm90.loaded.unit import loaded_stages
+from jaxdnn.engines.attention.sm90.loaded.unit import tile_n as loaded_width
+from jaxdnn.engines.attention.sm90.unit import TILE_COUNTERS, dropped, vectors
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, includes, joined, numbers, struct_text
 from jaxdnn.plan import Counter, Launch, Plan, Scalar, Scratch
 
 _ROWS = Scratch(0)
-_SEEN_BY = ("query_offset", "query_lengths", "key_lengths")  # numbers of a batch that the mask has
 # The members of structs in attention/sm90/gradient_call.cuh and backward_call.cuh, which a `Config` states only where
 # it differs.
 DEFAULTS = ("jaxdnn::AttentionSm90GradientDefaults", {"Left": False, "Right": False})
@@ -56,24 +64,48 @@ class _Statement:
         self.batches = problem.batch * problem.query_heads
         # Numbers of rows are there for whole tiles of both kernels.
         self.rows = max(ceil(problem.query_length / tile) * tile for tile in (knobs.query_tile, knobs.query_block))
+        self.functions = {"Score": slope_function(problem), "Mask": mask_function(problem)}
 
     def plan(self) -> Plan:
-        knobs, backward = self.knobs, self.backward
-        stages, widths, sums = [self.row_numbers()], set(), set()
+        problem, knobs, backward = self.problem, self.knobs, self.backward
+        stages, widths, sums = [self.row_numbers()], set[int](), set[int]()
+        of_queries = block_lists(problem, knobs.query_tile, knobs.key_block)
+        if of_queries is not None and (backward.d_query is not None or backward.load_gradients):
+            stages.append(of_queries.stage(len(joined(stages).scratch)))
+        lists = None if of_queries is None else (of_queries, 1)
         if backward.d_query is not None:
-            stages.append(self.query_gradient(backward.d_query))
+            stages.append(self.query_gradient(backward.d_query, lists))
             widths.add(knobs.key_block)
-            sums.add(gradient_size(self.problem))
+            sums.add(gradient_size(problem))
         if backward.d_key is not None or backward.d_value is not None:
-            stages.append(self.key_gradient())
+            first = len(joined(stages).scratch)
+            of_keys = block_lists(problem, knobs.query_block, KEY_TILE * knobs.cluster, by_key=True)
+            if of_keys is not None:
+                of_keys = replace(of_keys, name="_by_key")
+                stages.append(of_keys.stage(first))
+            stages.append(self.key_gradient(None if of_keys is None else (of_keys, first)))
             widths.add(knobs.query_block)
-            sums |= {gradient_size(self.problem), value_size(self.problem)}
+            sums |= {gradient_size(problem), value_size(problem)}
         if backward.d_sinks is not None:
             stages.append(self.sinks())
+        for number, gradient in enumerate(backward.load_gradients):
+            widths.add(loaded_width(problem))
+            stages += loaded_stages(
+                problem,
+                gradient,
+                number,
+                rows=(_ROWS, self.rows),
+                lists=lists,
+                scratch=len(joined(stages).scratch),
+                sm_count=self.sm_count,
+            )
         whole = joined(stages)
+        functions = [one for one in self.functions.values() if one is not None]
+        functions += [one.transpose(problem.query_length) for one in functions]
         text = [f"JAXDNN_WGMMA({n});\n" for n in sorted(widths)] + [f"JAXDNN_WGMMA_RS({n});\n" for n in sorted(sums)]
+        text += [f"\n{function.text()}" for function in functions]
         unit = includes(whole.headers) + "\n" + "".join(text) + whole.text
-        return Plan(unit, "sm_90a", whole.launches, (self.batches * self.rows * 8,))
+        return Plan(unit, "sm_90a", whole.launches, whole.scratch)
 
     def row_numbers(self) -> Stage:
         """Both kernels need these."""
@@ -88,7 +120,8 @@ class _Statement:
         ]
         types = {"T": ctype(self.problem.query.dtype)} | self.place_types((*names, "sinks", "d_sinks"))
         text = struct_text("RowsConfig", types, {"TileM": ROWS}, ROWS_DEFAULTS)
-        return self.small("rows", text, found, self.batches * (self.rows // ROWS), ROWS_THREADS)
+        stage = self.small("rows", text, found, self.batches * (self.rows // ROWS), ROWS_THREADS)
+        return replace(stage, scratch=(self.batches * self.rows * 8,))
 
     def sinks(self) -> Stage:
         found = [
@@ -109,9 +142,10 @@ class _Statement:
         text = f"\n{text}\n{entry_text(kernel, call, str(threads), found)}"
         return Stage((f"attention/sm90/backward_{name}.cuh",), text, (launch,))
 
-    def query_gradient(self, d_query: Heads) -> Stage:
-        """The kernel whose tiles are of queries."""
+    def query_gradient(self, d_query: Heads, lists: tuple[BlockLists, int] | None) -> Stage:
+        """The kernel whose tiles are of queries; `lists` come with their first scratch buffer."""
         problem, knobs = self.problem, self.knobs
+        functions = {name: one for name, one in self.functions.items() if one is not None}
         constants = {
             "Turns": knobs.turns,
             "TileM": knobs.query_tile,
@@ -121,24 +155,30 @@ class _Statement:
         }
         found = [
             *self.parameters(knobs.query_tile, knobs.key_block, knobs.query_swizzle),
+            *self.function_parameters(functions, lists),
             *heads_parameters("d_query", d_query),
         ]
         return self.stage(
             "attention_sm90_query_gradient",
-            ({"DQuery": ctype(d_query.dtype)}, constants),
+            ({"DQuery": ctype(d_query.dtype)} | {name: one.config for name, one in functions.items()}, constants),
             found,
             (ceil(problem.query_length / knobs.query_tile) * self.batches, 1),
             (knobs.query_threads, query_shared_memory(problem, knobs)),
         )
 
-    def key_gradient(self) -> Stage:
+    def key_gradient(self, lists: tuple[BlockLists, int] | None) -> Stage:
         """The kernel whose tiles are of keys."""
         problem, knobs, backward = self.problem, self.knobs, self.backward
+        functions = {
+            name: one.transpose(problem.query_length) for name, one in self.functions.items() if one is not None
+        }
         wanted = {"DKey": backward.d_key, "DValue": backward.d_value}
         types = {name: ctype((heads or problem.key).dtype) for name, heads in wanted.items()}
+        types |= {name: one.config for name, one in functions.items()}
         constants = {"TileM": knobs.query_block, "Stages": knobs.query_stages, "Cluster": knobs.cluster}
         found = [
             *self.parameters(knobs.query_block, KEY_TILE, knobs.key_swizzle),
+            *self.function_parameters(functions, lists),
             *heads_parameters("d_key", backward.d_key),
             *heads_parameters("d_value", backward.d_value),
             *numbers(key_heads=problem.key_heads),
@@ -167,8 +207,9 @@ class _Statement:
         found = [*found, Parameter("int", "counter", "counter", counter)]
         name = kernel.title().replace("_", "")
         config, call = f"{name}Config", f"jaxdnn::{name}<{name}Config>"
-        band = self.problem.mask.band
-        types = {"T": ctype(self.problem.query.dtype)} | self.place_types(_SEEN_BY) | types
+        band = counted_band(self.problem.mask)
+        named = ("seeds", *mask_places(self.problem))
+        types = {"T": ctype(self.problem.query.dtype)} | self.place_types(named) | types
         constants = {
             "Left": band.left is not None,
             "Right": band.right is not None,
@@ -203,14 +244,21 @@ class _Statement:
                 for name, heads in read.items()
             ),
             Parameter("const float*", "rows", "rows", _ROWS),
-            *self.place_parameters(_SEEN_BY),
-            *numbers(batch_rows=self.rows, batches=problem.batch, query_heads=problem.query_heads, group=problem.group),
-            *numbers(query_length=problem.query_length, key_length=problem.key_length),
+            *self.place_parameters(("seeds",)),
+            *dropped(problem.dropout),
+            *mask_parameters(problem),
+            *numbers(batch_rows=self.rows, batches=problem.batch, group=problem.group),
             *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=swizzle),
             *(numbers("int", **batched) if problem.batch > 1 else []),
-            *band_parameters(problem.mask.band),
             Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
         ]
+
+    def function_parameters(
+        self, functions: dict[str, ScoreFunction], lists: tuple[BlockLists, int] | None
+    ) -> list[Parameter]:
+        """What functions load, and where lists are."""
+        found = [parameter for function in functions.values() for parameter in function.parameters()]
+        return found if lists is None else [*found, *lists[0].parameters(lists[1])]
 
     def place_types(self, names: Iterable[str]) -> dict[str, str]:
         """The types of those that are there."""

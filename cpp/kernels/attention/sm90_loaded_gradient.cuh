@@ -1,0 +1,430 @@
+// The gradient of an array that attention's function of scores loads, on Hopper's tensor cores: the sum of what each
+// score adds, over the batches, rows and columns that load the same element.
+//
+//   p = exp(score - log_sum_exp)      d_p = kept * (d_out . value)      added = p * (d_p - delta) * slope
+//
+// where the slope, of the score by what is loaded, is the function's second result, if it isn't one.
+//
+//   grid             at most one block a multiprocessor. Each works through tiles of kTileM x kTileN elements of the
+//                    array, dealt in turn, for those batches that have elements of their own; times `parts`, of which
+//                    each sums some of the tiles of scores, and writes its own array of sums. A row or column that is
+//                    summed over is in one tile as a whole
+//   warp groups      two, of 64 rows each, then one producer, of which one thread starts the copies. While one has
+//                    arithmetic to do, the tensor cores have the other's multiplies
+//
+//                        tensor cores | S = Q K^T | dP = dO V^T |       |  S, dP of the next tile of scores ...
+//                        arithmetic               | p, slopes   | added |
+//
+//   masks            hide what scores add. Tiles of which nothing is visible are left out: by arithmetic, or by what
+//                    attention/lists.cuh says of blocks of kSeenM x kSeenN
+//   sums             in registers, in a fixed order; rows or columns that are summed are at the end of a tile
+//
+//   barriers         full[stage]   of the rings of Q with K, and of dO with V: 1 arrival (the producer's)
+//                    empty[stage]  a lane of each consuming warp: 8
+//                    named 1       256 threads: sums of warps are in shared memory, or have been read
+//   shared memory    | Q, K stages | dO, V stages | a line of sums of each warp | barriers |
+//   registers        of a consumer's thread: kTileN / 2 for each of S, dP and the sums
+//
+// Bytes: for each tile of scores those of its queries, keys, cotangents and values, from the L2 cache: with 128 x 128
+// of 64 elements 64 KiB in the 1024 clocks of its multiplies, which is more than it gives. Flops: 2 (d + dv) for each
+// score.
+#pragma once
+
+#include "attention/dropout.cuh"
+#include "attention/lists.cuh"
+#include "attention/sm90/call.cuh"
+#include "attention/strip.cuh"
+#include "core/reduce.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+
+namespace jaxdnn {
+
+/// What a `Config` has besides T, kTileN, kHeadSize, kValueSize, the stages of both rings, Score and DLoaded, the
+/// gradient's EpilogueOperand.
+struct AttentionSm90LoadedGradientDefaults : AttentionMaskDefaults {
+  static constexpr int kTileM = 128;
+  static constexpr int kSeenM = 64, kSeenN = 128;  // blocks of which it is known what is visible
+  static constexpr bool kOut = true;               // whether results have a cotangent
+  using Seeds = void;
+};
+
+template <class Config>
+struct AttentionSm90LoadedGradient : AttentionMask<Config> {
+  using T = typename Config::T;
+  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr;
+  const float* rows = nullptr;    // of each query the log-sum-exp, to the base of 2, and delta (backward_rows.cuh)
+  const Visible* seen = nullptr;  // blocks of each matrix; strides are of matrices
+  long long seen_element = 0, seen_head = 0;
+  OperandAddress seeds, score_operands[kOperandsOf<typename Config::Score>];
+  OperandAddress d_loaded, summed;  // of target i and member j, the batch: i a batch, j a row
+  int targets = 1, members = 1, parts = 1;
+  long long part_stride = 0;
+  int batch_rows = 0;                                                            // of `rows`
+  int group = 1;                                                                 // query heads that share a key head
+  int query_batched = 1, key_batched = 1, value_batched = 1, d_out_batched = 1;  // 0 when one array serves the batch
+  float scale = 1;
+  unsigned threshold = 0;  // of dropout, and the factor of what is kept
+  float kept = 1;
+
+  static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kThreads = 384, kConsumers = 2;
+  using DLoaded = typename Config::DLoaded;
+  using QueryTile = VectorTile<T, kTileM, Config::kHeadSize>;
+  using DOutTile = VectorTile<T, kTileM, Config::kValueSize>;
+  using KeyTile = VectorTile<T, kTileN, Config::kHeadSize>;
+  using ValueTile = VectorTile<T, kTileN, Config::kValueSize>;
+  using Scores = TmaPipeline<Config::kScoreStages, QueryTile::kBytes + KeyTile::kBytes>;
+  using Weights = TmaPipeline<Config::kWeightStages, DOutTile::kBytes + ValueTile::kBytes>;
+  static constexpr int kWeightsAt = Config::kScoreStages * Scores::kStageStride;
+  static constexpr int kSumsAt = kWeightsAt + Config::kOut * Config::kWeightStages * Weights::kStageStride;
+  static constexpr int kBarriersAt = kSumsAt + 8 * kTileN * 4;
+  static constexpr int kWeightBarriersAt = kBarriersAt + Scores::kBarrierBytes;
+  static constexpr int kSharedBytes = kWeightBarriersAt + Weights::kBarrierBytes;
+};
+
+/// A tile of the array, and a walk through the tiles of scores that add to it.
+template <class Config>
+struct LoadedGradientTile : KeyRange<Config> {
+  using Call = AttentionSm90LoadedGradient<Config>;
+  using DLoaded = typename Config::DLoaded;
+  static constexpr bool kByRow = DLoaded::kByRow, kByColumn = DLoaded::kByColumn;
+  static constexpr bool kListed = !is_same<typename Config::Mask, void>;
+
+  const Call& call;
+  int row_tiles, column_tiles, own_row, own_column, own_batch, part;
+  long long step;
+  int batch, first_query, first_key_of_tile;  // of the scores
+  bool partial;                               // whether some are not visible
+
+  static __device__ __forceinline__ int tiles(int length, int tile) { return (length + tile - 1) / tile; }
+
+  __device__ __forceinline__ LoadedGradientTile(const Call& call, int index)
+      : call(call),
+        row_tiles(tiles(call.query_length, Call::kTileM)),
+        column_tiles(tiles(call.key_length, Call::kTileN)) {
+    part = index % call.parts;
+    const int owner = index / call.parts, own_columns = kByColumn ? column_tiles : 1;
+    own_column = owner % own_columns;
+    own_row = owner / own_columns % (kByRow ? row_tiles : 1);
+    own_batch = static_cast<int>(call.summed.template of_batch<true>(owner / own_columns / (kByRow ? row_tiles : 1)));
+    step = part;
+    find();
+  }
+
+  static __device__ __forceinline__ int count(const Call& call) {
+    const int own =
+        (kByRow ? tiles(call.query_length, Call::kTileM) : 1) * (kByColumn ? tiles(call.key_length, Call::kTileN) : 1);
+    return call.targets * own * call.parts;
+  }
+
+  __device__ __forceinline__ bool on_a_step() const { return step < steps(); }
+
+  __device__ __forceinline__ void advance() {
+    step += call.parts;
+    find();
+  }
+
+ private:
+  __device__ __forceinline__ long long steps() const {
+    return static_cast<long long>(call.members) * (kByRow ? 1 : row_tiles) * (kByColumn ? 1 : column_tiles);
+  }
+
+  /// The next step of which something is visible.
+  __device__ __forceinline__ void find() {
+    for (; on_a_step(); step += call.parts) {
+      const int summed_rows = kByRow ? 1 : row_tiles, summed_columns = kByColumn ? 1 : column_tiles;
+      const int column = kByColumn ? own_column : static_cast<int>(step % summed_columns);
+      const int row = kByRow ? own_row : static_cast<int>(step / summed_columns % summed_rows);
+      const int member = static_cast<int>(step / summed_columns / summed_rows);
+      batch = own_batch + static_cast<int>(call.summed.template of_row<true>(member));
+      first_query = row * Call::kTileM;
+      first_key_of_tile = column * Call::kTileN;
+      this->read(call, batch);
+      if (visible()) return;
+    }
+  }
+
+  __device__ __forceinline__ bool visible() {
+    const int last = this->last_query(first_query, Call::kTileM), end = first_key_of_tile + Call::kTileN;
+    if (last < first_query || this->end_key(call, last) <= first_key_of_tile ||
+        this->first_key(call, first_query) >= end)
+      return false;
+    if constexpr (kListed) {
+      const int element = batch / call.query_heads, head = batch - element * call.query_heads;
+      const int rows = tiles(call.query_length, Config::kSeenM), columns = tiles(call.key_length, Config::kSeenN);
+      const Visible* const seen = call.seen + (element * call.seen_element + head * call.seen_head) * rows * columns;
+      bool none = true;
+      partial = last + 1 < first_query + Call::kTileM || end > this->key_length;
+      for (int m = first_query / Config::kSeenM; m <= last / Config::kSeenM; ++m) {
+        for (int n = first_key_of_tile / Config::kSeenN; n < columns && n * Config::kSeenN < end; ++n) {
+          const Visible found = seen[static_cast<long long>(m) * columns + n];
+          none = none && found == Visible::none;
+          partial = partial || found != Visible::all;
+        }
+      }
+      return !none;
+    } else {
+      partial = last + 1 < first_query + Call::kTileM || this->first_key(call, last) > first_key_of_tile ||
+                this->end_key(call, first_query) < end;
+      return true;
+    }
+  }
+};
+
+/// The work of one block.
+template <class Config>
+struct LoadedGradientBlock {
+  using Call = AttentionSm90LoadedGradient<Config>;
+  using Tile = LoadedGradientTile<Config>;
+
+  const Call& call;
+  unsigned shared;
+  typename Call::Scores scores;
+  typename Call::Weights weights;
+
+  __device__ __forceinline__ LoadedGradientBlock(const Call& call, unsigned shared)
+      : call(call),
+        shared(shared),
+        scores(shared, shared + Call::kBarriersAt),
+        weights(shared + Call::kWeightsAt, shared + Call::kWeightBarriersAt) {}
+
+  template <class Visit>
+  __device__ __forceinline__ void each_tile(const Visit& visit) const {
+    const int count = Tile::count(call);
+    for (int index = blockIdx.x; index < count; index += gridDim.x) {
+      Tile tile(call, index);
+      visit(tile);
+    }
+  }
+
+  /// Starts the copies of all tiles; by one thread.
+  __device__ __forceinline__ void load() const {
+    StageWriter<typename Call::Scores> to_scores{scores};
+    StageWriter<typename Call::Weights> to_weights{weights};
+    each_tile([&](Tile& tile) {
+      for (; tile.on_a_step(); tile.advance()) {
+        const int element = tile.batch / call.query_heads, head = tile.batch - element * call.query_heads;
+        const int key_head = head / call.group;
+        to_scores.fill([&](unsigned stage, unsigned full) {
+          Call::QueryTile::load(call.query, stage, full, tile.first_query, head, element * call.query_batched);
+          Call::KeyTile::load(call.key, stage + Call::QueryTile::kBytes, full, tile.first_key_of_tile, key_head,
+                              element * call.key_batched);
+        });
+        if constexpr (Config::kOut) {
+          to_weights.fill([&](unsigned stage, unsigned full) {
+            Call::DOutTile::load(call.d_out, stage, full, tile.first_query, head, element * call.d_out_batched);
+            Call::ValueTile::load(call.value, stage + Call::DOutTile::kBytes, full, tile.first_key_of_tile, key_head,
+                                  element * call.value_batched);
+          });
+        }
+      }
+    });
+  }
+};
+
+/// The work of one warp group that multiplies. A thread has two rows, 8 apart, as ptx/wgmma.cuh says: element i of an
+/// accumulator is of row i / 2 % 2.
+template <class Config>
+struct LoadedGradientConsumer {
+  using Call = AttentionSm90LoadedGradient<Config>;
+  using Tile = LoadedGradientTile<Config>;
+  using DLoaded = typename Config::DLoaded;
+  static constexpr int kScores = Config::kTileN / 2;
+  static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
+  static constexpr ptx::WgmmaType kType = wgmma_type<typename Config::T>();
+
+  const LoadedGradientBlock<Config>& block;
+  const int consumer, first_row, lane;  // of the thread, in the tile; and in its warp
+  StageReader<typename Call::Scores> score_stages;
+  StageReader<typename Call::Weights> weight_stages;
+  StripFunction<typename Config::Score, kFragmentColumns> score;
+
+  float sums[kScores];
+
+  __device__ __forceinline__ LoadedGradientConsumer(const LoadedGradientBlock<Config>& block, int consumer)
+      : block(block),
+        consumer(consumer),
+        first_row(consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16 + threadIdx.x % 32 / 4),
+        lane(threadIdx.x % 32),
+        score_stages{block.scores},
+        weight_stages{block.weights} {}
+
+  __device__ __forceinline__ void consume() {
+    block.each_tile([&](Tile& tile) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) sums[i] = 0;
+      for (; tile.on_a_step(); tile.advance()) add(tile);
+      store(tile);
+    });
+  }
+
+ private:
+  /// Products of the vectors of a stage: those of rows, and after them those of columns.
+  template <class Rows, class Columns>
+  __device__ __forceinline__ void start_products(float (&products)[kScores], unsigned stage) const {
+    const unsigned long long rows = Rows::descriptor(stage) + Rows::vectors(4 * consumer);
+    const unsigned long long columns = Columns::descriptor(stage + Rows::kBytes);
+    ptx::warpgroup_fence_operand(products);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Rows::kSize / 16; ++i) {
+      ptx::Wgmma<Config::kTileN>::template mma_async<kType, kType, false, false>(products, rows + Rows::elements(i),
+                                                                                 columns + Columns::elements(i), i > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// What one tile of scores adds.
+  __device__ __forceinline__ void add(const Tile& tile) {
+    const Call& call = block.call;
+    const FragmentCoordinate at{tile.first_query + first_row, tile.first_key_of_tile + lane % 4 * 2, tile.batch,
+                                call.query_length, call.key_length};
+    float log_sum_exp[2], delta[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = at.row + 8 * r;
+      Vector<float, 2> numbers;
+      numbers.load(call.rows + 2 * (static_cast<long long>(tile.batch) * call.batch_rows +
+                                    (row < call.query_length ? row : call.query_length - 1)));
+      log_sum_exp[r] = ptx::mov_f32(numbers.words[0]);
+      delta[r] = ptx::mov_f32(numbers.words[1]);
+    }
+    score.fetch(call.score_operands, at);
+    float weights[kScores], gradients[kScores];
+    score_stages.wait();
+    start_products<typename Call::QueryTile, typename Call::KeyTile>(weights,
+                                                                     block.scores.stage(score_stages.position.stage));
+    if constexpr (Config::kOut) {
+      weight_stages.wait();
+      start_products<typename Call::DOutTile, typename Call::ValueTile>(
+          gradients, block.weights.stage(weight_stages.position.stage));
+    }
+    ScoreSetOf<kScores> hidden, dropped;
+    if constexpr (kDropped) {
+      const Dropout dropout = Dropout::of_batch<typename Config::Seeds>(call.seeds, tile.batch, call.threshold);
+      dropout.each_dropped<kScores>(at, [&](int i) { dropped.add(i); });
+    }
+    if (tile.partial) each_hidden(weights, tile, at, [&](int i) { hidden.add(i); });
+    ptx::wgmma_wait_group<Config::kOut>();
+    ptx::warpgroup_fence_operand(weights);
+    score_stages.release();
+    score_stages.advance();
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) weights[i] *= call.scale;
+    score.apply(weights, call.score_operands, at, [&](int i, float score, auto... slope) {
+      const float exponent = ptx::fma_rn(score, 1.4426950408889634f, -log_sum_exp[i / 2 % 2]);
+      weights[i] = hidden.has(i) ? 0 : (ptx::ex2_approx_ftz(exponent) * ... * static_cast<float>(slope));
+    });
+    if constexpr (Config::kOut) {
+      ptx::wgmma_wait_group<0>();
+      ptx::warpgroup_fence_operand(gradients);
+      weight_stages.release();
+      weight_stages.advance();
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      float gradient = Config::kOut && !dropped.has(i) ? gradients[i] : 0;
+      if constexpr (kDropped) gradient *= call.kept;
+      sums[i] = ptx::fma_rn(weights[i], gradient - delta[i / 2 % 2], sums[i]);
+    }
+  }
+
+  /// Calls `hide` with the number of each score that the mask hides.
+  template <class Hide>
+  __device__ __forceinline__ void each_hidden(const float (&scores)[kScores], const Tile& tile,
+                                              const FragmentCoordinate& at, const Hide& hide) const {
+    const Call& call = block.call;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = at.row + 8 * r, first = tile.first_key(call, row), end = tile.end_key(call, row);
+      const unsigned count = row < tile.query_length && end > first ? end - first : 0;
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        const unsigned seen = static_cast<unsigned>(at.column + i / 2 * 8 + i % 2 - first);
+        if (seen >= count) hide(i / 2 * 4 + 2 * r + i % 2);
+      }
+    }
+    if constexpr (Tile::kListed) {
+      StripFunction<typename Config::Mask, kFragmentColumns> visible;
+      visible.fetch(call.mask_operands, at);
+      visible.apply(scores, call.mask_operands, at, [&](int i, bool sees) {
+        if (!sees) hide(i);
+      });
+    }
+  }
+
+  __device__ __forceinline__ void store(const Tile& tile) {
+    const int row = tile.own_row * Call::kTileM + first_row, column = tile.own_column * Call::kTileN + lane % 4 * 2;
+    if constexpr (!DLoaded::kByColumn) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kScores / 2; ++i) sum += sums[i / 2 * 4 + 2 * r + i % 2];
+        sums[r] = lanes_sum<4>(sum);
+      }
+    }
+    if constexpr (DLoaded::kByRow) {
+      if constexpr (DLoaded::kByColumn) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) put(tile, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, sums[i]);
+      } else if (lane % 4 == 0) {
+        put(tile, row, 0, sums[0]);
+        put(tile, row + 8, 0, sums[1]);
+      }
+    } else {
+      constexpr int kColumns = DLoaded::kByColumn ? Call::kTileN : 1;
+      const unsigned line = block.shared + Call::kSumsAt + (threadIdx.x / 32) * kColumns * 4;
+#pragma unroll
+      for (int i = 0; i < (DLoaded::kByColumn ? kScores / 2 : 1); ++i) {
+        float sum = DLoaded::kByColumn ? sums[i / 2 * 4 + i % 2] + sums[i / 2 * 4 + 2 + i % 2] : sums[0] + sums[1];
+#pragma unroll
+        for (int mask = 4; mask < 32; mask *= 2) sum += ptx::shfl_sync_bfly(sum, mask);
+        const int own = DLoaded::kByColumn ? lane % 4 * 2 + i / 2 * 8 + i % 2 : 0;
+        if (lane < (DLoaded::kByColumn ? 4 : 1)) ptx::st_shared(line + own * 4, sum);
+      }
+      ptx::barrier_sync(1, 256);
+      if (static_cast<int>(threadIdx.x) < kColumns) {
+        float sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < 8; ++warp) {
+          float of_warp;
+          ptx::ld_shared(of_warp, block.shared + Call::kSumsAt + (warp * kColumns + threadIdx.x) * 4);
+          sum += of_warp;
+        }
+        put(tile, 0, tile.own_column * Call::kTileN + threadIdx.x, sum);
+      }
+      ptx::barrier_sync(1, 256);
+    }
+  }
+
+  __device__ __forceinline__ void put(const Tile& tile, int row, int column, float sum) const {
+    using Type = typename DLoaded::Type;
+    const Call& call = block.call;
+    if (row >= call.query_length || column >= call.key_length) return;
+    auto* const to = static_cast<Type*>(const_cast<void*>(call.d_loaded.data)) + tile.part * call.part_stride;
+    to[call.d_loaded.template offset<DLoaded::kAffine>(Coordinate{row, column, tile.own_batch})] = narrow<Type>(sum);
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void attention_sm90_loaded_gradient(const AttentionSm90LoadedGradient<Config>& call) {
+  using Call = AttentionSm90LoadedGradient<Config>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const LoadedGradientBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
+  if (threadIdx.x == 0) {
+    block.scores.init(4 * Call::kConsumers);
+    block.weights.init(4 * Call::kConsumers);
+  }
+  __syncthreads();
+  const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
+  if (group == Call::kConsumers) {
+    ptx::setmaxnreg_dec<40>();
+    if (threadIdx.x == Call::kConsumers * 128) block.load();
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    LoadedGradientConsumer<Config>(block, group).consume();
+  }
+}
+
+}  // namespace jaxdnn
