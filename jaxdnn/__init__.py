@@ -22,6 +22,8 @@ from jaxdnn.planning.select import NoEngineError
 from jaxdnn.pointwise import UnsupportedOperation
 from jaxdnn.primitives.attention.api import dot_product_attention
 from jaxdnn.primitives.attention.combine import combine_attention
+from jaxdnn.primitives.convolution.api import conv_general_dilated, conv_transpose
+from jaxdnn.primitives.convolution.causal import causal_conv1d, causal_conv1d_update
 from jaxdnn.primitives.matmul.api import dot_general, gated_linear_unit, matmul
 from jaxdnn.primitives.norm.api import layer_norm, rms_norm
 
@@ -29,7 +31,11 @@ __all__ = [
     "NoEngineError",
     "UnsupportedOperation",
     "autotune",
+    "causal_conv1d",
+    "causal_conv1d_update",
     "combine_attention",
+    "conv_general_dilated",
+    "conv_transpose",
     "dot_general",
     "dot_product_attention",
     "explain",

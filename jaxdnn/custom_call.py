@@ -78,8 +78,8 @@ def attributes(plan: Plan, results: int) -> dict[str, object]:
       arguments: three numbers each: 0, index, offset for an operand; 1, index, offset for a result; 2, size, bits for a
         scalar; 3, index, 0 for a tensor map; 4, index, 0 for a constant; 5, offset, 0 for scratch of the launcher;
         6, count, 0 for a counter
-    tensor_maps: a dictionary "0", "1", ...: the buffer as above, data type, rank, dimensions, strides, box, element
-      strides, interleave, swizzle, L2 promotion, fill
+    tensor_maps: a dictionary "0", "1", ...: the buffer as above, data type, rank, number of corners (0 if tiled),
+      dimensions, strides, box, element strides, interleave, swizzle, L2 promotion, fill, lower and upper corners
     constants: a dictionary "0", "1", ... of 64-bit integers, each list once
     scratch: bytes that the launcher provides
     """
@@ -119,6 +119,7 @@ def attributes(plan: Plan, results: int) -> dict[str, object]:
             *words(tensor.buffer),
             tensor.dtype,
             len(tensor.dimensions),
+            len(tensor.corners),
             *tensor.dimensions,
             *tensor.strides,
             *tensor.box,
@@ -127,6 +128,8 @@ def attributes(plan: Plan, results: int) -> dict[str, object]:
             tensor.swizzle,
             tensor.l2_promotion,
             tensor.fill,
+            *(low for low, _ in tensor.corners),
+            *(high for _, high in tensor.corners),
         )
 
     launches = {str(i): launch(one) for i, one in enumerate(plan.launches)}

@@ -75,6 +75,10 @@ class TensorMap:
 
     `dtype`, `interleave`, `swizzle`, `l2_promotion` and `fill` are the values of the driver's enumerations.
     `strides` are in bytes and leave out the innermost dimension, which is dense.
+
+    One with `corners` is as `cuTensorMapEncodeIm2col` takes it: dimensions are channels, places and images; loads walk
+    through the places from the first lower corner to the last place plus the upper one, in steps of `element_strides`;
+    and `box` is how many channels of how many places.
     """
 
     buffer: Operand | Result | Scratch
@@ -87,6 +91,7 @@ class TensorMap:
     swizzle: int = 0
     l2_promotion: int = 0
     fill: int = 0
+    corners: tuple[tuple[int, int], ...] = ()  # lower and upper, of each dimension of places
 
 
 Argument = Operand | Result | Scratch | Scalar | Constant | Counter | TensorMap

@@ -335,8 +335,8 @@ class MultilinearSpec(Spec):
         raise NotImplementedError
 
     @property
-    def dot_general(self) -> Mapping[str, Any]:
-        """Parameters of the `lax.dot_general`, of the first two operands, that policies of `jax.checkpoint` see."""
+    def seen(self) -> tuple[Any, Mapping[str, Any]]:
+        """What policies of `jax.checkpoint` see of it: JAX's primitive of the first two operands, and parameters."""
         raise NotImplementedError
 
     @property

@@ -78,7 +78,11 @@ static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56 &&
   X(cuTensorMapEncodeTiled,                                                                                         \
     CUresult(CUtensorMap* map, int dtype, uint32_t rank, void* address, const uint64_t* dimensions,                 \
              const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides, int interleave,         \
-             int swizzle, int l2_promotion, int fill))
+             int swizzle, int l2_promotion, int fill))                                                              \
+  X(cuTensorMapEncodeIm2col,                                                                                        \
+    CUresult(CUtensorMap* map, int dtype, uint32_t rank, void* address, const uint64_t* dimensions,                 \
+             const uint64_t* strides, const int* lower, const int* upper, uint32_t channels, uint32_t places,       \
+             const uint32_t* element_strides, int interleave, int swizzle, int l2_promotion, int fill))
 
 using nvrtcResult = int;
 using nvrtcProgram = struct _nvrtcProgram*;

@@ -91,12 +91,19 @@ class DriverFailure : public std::runtime_error {
 };
 
 void encode(const Driver& driver, const Launch& launch, const TensorMap& map, void* address, CUtensorMap* encoded) {
-  CUresult result = driver.cuTensorMapEncodeTiled(encoded, map.dtype, static_cast<uint32_t>(map.dimensions.size()),
-                                                  address, map.dimensions.data(), map.strides.data(), map.box.data(),
-                                                  map.element_strides.data(), map.interleave, map.swizzle,
-                                                  map.l2_promotion, map.fill);
+  uint32_t rank = static_cast<uint32_t>(map.dimensions.size());
+  bool tiled = map.lower.empty();
+  CUresult result = tiled
+                        ? driver.cuTensorMapEncodeTiled(encoded, map.dtype, rank, address, map.dimensions.data(),
+                                                        map.strides.data(), map.box.data(), map.element_strides.data(),
+                                                        map.interleave, map.swizzle, map.l2_promotion, map.fill)
+                        : driver.cuTensorMapEncodeIm2col(encoded, map.dtype, rank, address, map.dimensions.data(),
+                                                         map.strides.data(), map.lower.data(), map.upper.data(),
+                                                         map.box[0], map.box[1], map.element_strides.data(),
+                                                         map.interleave, map.swizzle, map.l2_promotion, map.fill);
   if (result == CUDA_SUCCESS) return;
-  throw DriverFailure(launch, "cuTensorMapEncodeTiled failed with " + driver.error(result) + " for a tensor map of " +
+  const char* called = tiled ? "cuTensorMapEncodeTiled" : "cuTensorMapEncodeIm2col";
+  throw DriverFailure(launch, called + (" failed with " + driver.error(result)) + " for a tensor map of " +
                                   (map.buffer.is_result ? "result " : "operand ") + std::to_string(map.buffer.index) +
                                   ": its engine must meet the driver's rules for strides, box and swizzle");
 }

@@ -58,26 +58,33 @@ Buffer decode_buffer(const Decoder& at, Plan& plan, int64_t kind, int64_t index,
 }
 
 TensorMap decode_tensor_map(const Decoder& at, Plan& plan, Words words) {
-  at.require(words.size() >= 5, "has " + std::to_string(words.size()) + " words");
+  at.require(words.size() >= 6, "has " + std::to_string(words.size()) + " words");
   const int64_t* word = words.begin();
   int64_t kind = at.within(word[0], 0, 1, "buffer kind");
   TensorMap map{};
   map.buffer = decode_buffer(at, plan, kind, word[1], word[2]);
   map.dtype = static_cast<int>(at.within(word[3], 0, 255, "dtype"));
   size_t rank = at.within(word[4], 1, 5, "rank");
-  at.require(words.size() == 4 * rank + 8, "has " + std::to_string(words.size()) + " words; rank " +
-                                               std::to_string(rank) + " takes " + std::to_string(4 * rank + 8));
-  word += 5;
+  size_t corners = at.within(word[5], 0, 3, "number of corners");
+  at.require(corners == 0 || corners + 2 == rank,
+             "has " + std::to_string(corners) + " corners with rank " + std::to_string(rank));
+  size_t boxed = corners ? 2 : rank;
+  size_t expected = 3 * rank + boxed + 2 * corners + 9;
+  at.require(words.size() == expected, "has " + std::to_string(words.size()) + " words; rank " + std::to_string(rank) +
+                                           " takes " + std::to_string(expected));
+  word += 6;
   auto take = [&](auto& list, size_t count, int64_t low, int64_t high, const char* what) {
     for (size_t i = 0; i < count; ++i) list.push_back(at.within(*word++, low, high, what));
   };
   take(map.dimensions, rank, 1, int64_t{1} << 32, "dimension");
   take(map.strides, rank - 1, 0, (int64_t{1} << 40) - 1, "stride");
-  take(map.box, rank, 1, 256, "box");
+  take(map.box, boxed, 1, corners ? 1024 : 256, "box");
   take(map.element_strides, rank, 1, 8, "element stride");
   for (int* option : {&map.interleave, &map.swizzle, &map.l2_promotion, &map.fill}) {
     *option = static_cast<int>(at.within(*word++, 0, 255, "option"));
   }
+  take(map.lower, corners, -32768, 32767, "lower corner");
+  take(map.upper, corners, -32768, 32767, "upper corner");
   return map;
 }
 

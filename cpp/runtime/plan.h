@@ -25,6 +25,7 @@ struct TensorMap {
   std::vector<uint32_t> box;
   std::vector<uint32_t> element_strides;
   int interleave, swizzle, l2_promotion, fill;
+  std::vector<int> lower, upper;  // corners, of one that is im2col; its box is channels and places
 };
 
 struct Argument {

@@ -4,6 +4,10 @@ from jaxdnn.engines.attention.host import HostAttention
 from jaxdnn.engines.attention.simt.engine import AttentionSimt
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.base import Engine
+from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
+from jaxdnn.engines.convolution.host import HostConvolution
+from jaxdnn.engines.convolution.simt.engine import ConvolutionSimt
+from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.engines.norm.direct.engine import DirectNorm
 from jaxdnn.engines.norm.host import HostNorm
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine
@@ -19,10 +23,14 @@ ENGINES: tuple[Engine, ...] = (
     Skinny(),
     Sm90(),
     Simt(),
+    ConvolutionDirect(),
+    ConvolutionSm90(),
+    ConvolutionSimt(),
     AttentionSm90(),
     AttentionSimt(),
     PointwiseEngine(),
     Host(),
+    HostConvolution(),
     HostAttention(),
     Xla(),
 )

@@ -44,9 +44,11 @@ def _engines() -> tuple[Engine, ...]:
     return ENGINES
 
 
-def engines_for(spec: Spec) -> list[Engine]:
-    """The engine table's rows for the problems of this op, in order."""
-    return [engine for engine in _engines() if engine.problem in (*spec.problems, None)]
+def engines_for(spec: Spec, problem: Problem | str) -> list[Engine]:
+    """The engine table's rows for the problem, in order; where there is none, for any that the op may state."""
+    if isinstance(problem, str):
+        return [engine for engine in _engines() if engine.problem in (*spec.problems, None)]
+    return [engine for engine in _engines() if isinstance(problem, engine.problem or Problem)]
 
 
 def serves_everything(engine: Engine) -> bool:
@@ -65,11 +67,7 @@ def reason_against(engine: Engine, request: Request) -> str | None:
     if request.spec.options.deterministic and "deterministic" not in engine.notes:
         return "its results may vary from run to run, which options(deterministic=False) allows"
     problem = request.problem
-    if isinstance(problem, str):
-        return problem
-    if not isinstance(problem, engine.problem or Problem):
-        return f"it serves another problem than {problem.family}"
-    return engine.reason(problem, request.target)
+    return problem if isinstance(problem, str) else engine.reason(problem, request.target)
 
 
 def prepare(engine: Engine, configs: Iterable[Any], request: Request) -> tuple[Any, Plan | None] | str:

@@ -45,7 +45,7 @@ def configurations(spec: Spec, signature: Signature, platform: str, target: Targ
     with jax.ensure_compile_time_eval(), jax.default_device(device):
         request = Request(spec, signature, platform, target)
         operands = _operand_sets(signature, target)
-        for engine in engines_for(spec):
+        for engine in engines_for(spec, request.problem):
             if reason_against(engine, request):
                 continue
             for config in engine.configurations(request.problem, target):

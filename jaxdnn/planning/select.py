@@ -71,7 +71,7 @@ def _measured(request: Request) -> Selection | None:
         return None
     best = measured[0]
     rejected: list[tuple[str, str]] = []
-    for engine in engines_for(spec):
+    for engine in engines_for(spec, request.problem):
         reason = reason_against(engine, request)
         if reason or engine.name != best.engine:
             rejected.append((engine.name, reason or "measurement chose another"))
@@ -90,7 +90,7 @@ def _first(request: Request) -> Selection:
     """The first engine of the table that serves the call."""
     options = request.spec.options
     rejected: list[tuple[str, str]] = []
-    for engine in engines_for(request.spec):
+    for engine in engines_for(request.spec, request.problem):
         outcome = _try(engine, request)
         if isinstance(outcome, str):
             rejected.append((engine.name, outcome))

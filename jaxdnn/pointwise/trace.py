@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, use_abstract_mesh
@@ -160,14 +161,17 @@ def trace(
     return capture(function, shape, accumulators, operands).program(shape)
 
 
-# An output whose value is still missing, and the node that it is the value of.
-_Root = tuple[Node, Output]
+# An output whose value is still missing, the node that it is the value of, and the output's dimensions that this one's
+# run along.
+_Root = tuple[Node, Output, Dimensions]
 
 
 def _lower(graph: Graph, roots: Sequence[_Root], shape: tuple[int, ...]) -> Any:
     """The instructions that compute the roots, and the outputs with their values."""
     whole = identity(shape)
-    demanded: dict[Node, dict[Dimensions, None]] = {node: {whole: None} for node, _ in roots}
+    demanded: dict[Node, dict[Dimensions, None]] = {}
+    for node, _, place in roots:
+        demanded.setdefault(node, {})[place] = None
     for node in reversed(graph.nodes):
         for dimensions in demanded.get(node, ()):
             for source, place in demands(node, dimensions):
@@ -191,8 +195,8 @@ def _lower(graph: Graph, roots: Sequence[_Root], shape: tuple[int, ...]) -> Any:
         for dimensions in demanded.get(node, ()):
             value(node, dimensions)
     outputs = [
-        Output(values[node, whole], output.dtype, output.dimensions, output.reduction, output.axes)
-        for node, output in roots
+        Output(values[node, place], output.dtype, output.dimensions, output.reduction, output.axes)
+        for node, output, place in roots
     ]
     return build.finish(tuple(outputs))
 
@@ -202,11 +206,15 @@ def _root(node: Node, shape: tuple[int, ...], title: str) -> _Root:
     dtype = node.dtype
     if reduction := _reduction(node):
         source = reduction.inputs[0]
-        if source.shape == shape:
-            axes = tuple(reduction.params["axes"])
-            kept = tuple(d for d in range(len(shape)) if d not in axes)
+        order = _order(source, shape)
+        if order is not None:
+            reduced = tuple(reduction.params["axes"])
+            kept = tuple(order[d] for d in range(len(shape)) if d not in reduced)
             dimensions = _carried(node, reduction, tuple(None if shape[d] == 1 else d for d in kept))
-            return source, Output(0, dtype, dimensions, REDUCTIONS[reduction.primitive], axes)  # type: ignore[arg-type]
+            axes = tuple(sorted(order[d] for d in reduced))
+            output = Output(0, dtype, dimensions, REDUCTIONS[reduction.primitive], axes)  # type: ignore[arg-type]
+            whole = identity(shape)
+            return source, output, tuple(whole[d] for d in order)
     if node.shape != shape:
         if reduced := _reduces(node):
             raise node.unsupported(f"it follows `{reduced}`; a reduction can only be the last step of what is returned")
@@ -219,7 +227,27 @@ def _root(node: Node, shape: tuple[int, ...], title: str) -> _Root:
         source = node.inputs[0]
         if source.dtype in ("float32", "float64"):
             node = source
-    return node, Output(0, dtype, identity(shape))
+    return node, Output(0, dtype, identity(shape)), identity(shape)
+
+
+def _order(source: Node, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """For each dimension of what is reduced, the output's: in another order if it is computed of transposes.
+
+    Of operands any order will do, and accumulators are there in one alone.
+    """
+    turned = {
+        one.inputs[0].primitive: tuple(one.params["permutation"])
+        for one in (source, *ancestors(source))
+        if one.primitive == "transpose" and (one.inputs[0].shape, one.shape) == (shape, source.shape)
+    }
+    if "accumulator" in turned:
+        return turned["accumulator"]
+    if source.shape == shape:
+        return tuple(range(len(shape)))
+    if sorted(source.shape) != sorted(shape):
+        return None
+    by_size = np.argsort(shape)[np.argsort(np.argsort(source.shape))]
+    return next(iter(turned.values()), tuple(int(d) for d in by_size))
 
 
 def _reduction(node: Node) -> Node | None:

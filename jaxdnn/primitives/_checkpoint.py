@@ -1,10 +1,9 @@
-"""Products under `jax.checkpoint`: to its policies, JAX's own and the user's, each is the `dot_general` it computes."""
+"""Products under `jax.checkpoint`: to its policies, JAX's own and the user's, each is what JAX computes it by."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.ad_checkpoint import Offloadable, Saveable
 from jax.extend.core import JaxprEqn, Var
 
@@ -35,7 +34,8 @@ def checkpointed(
     absent = [variables[name] for name, is_there in zip(spec.operands, there, strict=True) if not is_there]
     if any(unknown):
         return None, equation, everywhere, everywhere, absent
-    answer = policy(lax.dot_general_p, *(x.aval for x in equation.invars[:2]), **spec.dot_general)
+    primitive, parameters = spec.seen
+    answer = policy(primitive, *(x.aval for x in equation.invars[:2]), **parameters)
     offloads = isinstance(answer, Offloadable)
     if not offloads and answer is not True and answer is not Saveable:
         return equation, equation, nowhere, everywhere, absent

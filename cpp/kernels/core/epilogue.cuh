@@ -57,10 +57,11 @@ struct TileEpilogue {
     prefetch_operands<Operands, kWidth>(operands, {row, column, batch, rows, columns});
   }
 
-  /// Rows `row` .. `row + 15` of a tile. `accumulators` are the warp's registers: of one 64 x kWidth, or of two side by
-  /// side.
-  template <int kRegisters>
-  __device__ __forceinline__ void apply(const Accumulator (&accumulators)[kRegisters], int row, int column, int batch) {
+  /// Rows `row` .. `row + 15` of a tile, which are `others` of the matrix. `accumulators` are the warp's registers: of
+  /// one 64 x kWidth, or of two side by side.
+  template <int kRegisters, class Rows = StraightRows>
+  __device__ __forceinline__ void apply(const Accumulator (&accumulators)[kRegisters], int row, int column, int batch,
+                                        const Rows& others = {}) {
     constexpr int kWidth = 2 * kRegisters / Config::kAccumulators, kFragments = kColumns / kFragmentColumns;
     static_assert(kWidth % kColumns == 0, "a tile is made of whole subtiles");
     Partials<Results, kWidth> partials;
@@ -68,7 +69,7 @@ struct TileEpilogue {
 #pragma unroll
     for (int subtile = 0; subtile < kWidth / kColumns; ++subtile) {
       const int left = column + subtile * kColumns;
-      const FragmentCoordinate first = FragmentCoordinate::of_lane(row, left, batch, rows, columns);
+      const FragmentCoordinate first = FragmentCoordinate::of_lane(row, left, batch, rows, columns).through(others);
       FragmentOperands<Operands, kFetched> values;
       values.fetch(operands, first);
       acquire_stage();
@@ -83,7 +84,7 @@ struct TileEpilogue {
         store<0>(fragments, i, at);
         partials.add(fragments, results, at);
       }
-      store_stage(left, row, batch);
+      store_stage(left, row, batch, others);
     }
     partials.finish(results, {row, column, batch, rows, columns});
   }
@@ -104,9 +105,14 @@ struct TileEpilogue {
     }
   }
 
-  /// Has TMA store the stage, and goes on to the next one.
-  __device__ __forceinline__ void store_stage(int column, int row, int batch) {
-    if constexpr (kSharedBytes > 0) {
+  /// Has TMA store the stage, or the warp, where its rows are no neighbours; and goes on to the next one.
+  template <class Rows>
+  __device__ __forceinline__ void store_stage(int column, int row, int batch, const Rows& others) {
+    if constexpr (kSharedBytes > 0 && !Rows::kStraight) {
+      ptx::bar_warp_sync();
+      copy_rows<0>(stages, column, row, batch, others);
+      stage = stage + 1 == Config::kEpilogueStages ? 0 : stage + 1;
+    } else if constexpr (kSharedBytes > 0) {
       ptx::fence_proxy_async();
       ptx::bar_warp_sync();
       if (threadIdx.x % 32 == 0) {
@@ -133,6 +139,31 @@ struct TileEpilogue {
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(at.batch) * rows * columns;
         store_direct<T, Config::kPairedStore>(matrix, at, fragments[kResult]);
         store<kResult + 1>(fragments, number, at);
+      }
+    }
+  }
+
+  /// A warp's rows to where they are in the matrix, 16 bytes at once.
+  template <int kResult, class Rows>
+  __device__ __forceinline__ void copy_rows(unsigned base, int column, int row, int batch, const Rows& others) const {
+    if constexpr (kResult < kResults) {
+      using T = TypeAt<kResult, Results>;
+      if constexpr (is_reduced<T>) {
+        copy_rows<kResult + 1>(base, column, row, batch, others);
+      } else {
+        using Stage = ResultStage<T, kColumns>;
+        constexpr int kChunks = Stage::kRowBytes / 16;
+        T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
+#pragma unroll
+        for (int i = 0; i < 16 * kChunks; i += 32) {
+          const int index = i + threadIdx.x % 32, line = index / kChunks, chunk = index % kChunks;
+          const int to = others(row + line), first = column + chunk * (16 / static_cast<int>(sizeof(T)));
+          if (to >= rows || first >= columns) continue;
+          unsigned words[4];
+          ptx::ld_shared<16>(words, base + stage * Stage::kBytes + Stage::offset(line, chunk));
+          ptx::st_global<16>(matrix + static_cast<long long>(to) * columns + first, words);
+        }
+        copy_rows<kResult + 1>(base + Config::kEpilogueStages * Stage::kBytes, column, row, batch, others);
       }
     }
   }

@@ -60,12 +60,13 @@ template <class T, bool kPairs>
 __device__ __forceinline__ void store_direct(T* matrix, const FragmentCoordinate& at, const Fragment& fragment) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    T* const line = matrix + static_cast<long long>(at.row + 8 * r) * at.columns;
+    const int row = at.row + at.below * r;
+    T* const line = matrix + static_cast<long long>(row) * at.columns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int first = at.column + 8 * half;
       const Vector<T, 2> rounded = rounded_pair<T>(fragment, half * 2 + r);
-      if (at.row + 8 * r >= at.rows || first >= at.columns) continue;
+      if (row >= at.rows || first >= at.columns) continue;
       if constexpr (kPairs) {
         rounded.store(line + first);
       } else {

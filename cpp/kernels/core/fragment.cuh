@@ -13,6 +13,7 @@
 
 #include "core/epilogue_operands.cuh"
 #include "core/vector.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
 
@@ -21,10 +22,18 @@ constexpr int kFragmentColumns = 16;
 /// A thread's elements of a fragment.
 using Fragment = RegisterOf<4>[8];
 
+/// Rows of a tile that are those of the matrix, one after the other.
+struct StraightRows {
+  static constexpr bool kStraight = true;
+
+  __device__ __forceinline__ int operator()(int row) const { return row; }
+};
+
 /// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.
 struct FragmentCoordinate {
   int row, column, batch;
   int rows, columns;
+  int below = 8;  // from the thread's first row to its second one
 
   /// Of the thread itself, in the fragment of its warp whose first element is at (row, column).
   static __device__ __forceinline__ FragmentCoordinate of_lane(int row, int column, int batch, int rows, int columns) {
@@ -32,13 +41,20 @@ struct FragmentCoordinate {
     return {row + lane / 4, column + lane % 4 * 2, batch, rows, columns};
   }
 
+  /// Where these rows of a tile are others of the matrix.
+  template <class Rows>
+  __device__ __forceinline__ FragmentCoordinate through(const Rows& other) const {
+    const int first = other(row);
+    return {first, column, batch, rows, columns, Rows::kStraight ? below : other(row + below) - first};
+  }
+
   __device__ __forceinline__ FragmentCoordinate to_the_right(int distance) const {
-    return {row, column + distance, batch, rows, columns};
+    return {row, column + distance, batch, rows, columns, below};
   }
 
   /// Of element `i`.
   __device__ __forceinline__ Coordinate element(int i) const {
-    return {row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, batch};
+    return {row + i / 2 % 2 * below, column + i / 4 * 8 + i % 2, batch};
   }
 
   __device__ __forceinline__ bool has(int i) const {
@@ -46,6 +62,26 @@ struct FragmentCoordinate {
     return its.row < rows && its.column < columns;
   }
 };
+
+/// One of two steps to transpose the words of four lanes, which are so far `kApart`: those whose number differs from
+/// the lane's in a bit go to the lane that differs in it.
+template <int kBit, int kApart>
+__device__ __forceinline__ void exchange_words(unsigned (&words)[4]) {
+  const bool upper = threadIdx.x & kBit * kApart;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i & kBit) continue;
+    const unsigned got = ptx::shfl_sync_bfly(upper ? words[i] : words[i | kBit], kBit * kApart);
+    (upper ? words[i] : words[i | kBit]) = got;
+  }
+}
+
+/// Gives each of four lanes, in word i, what was its word of lane i.
+template <int kApart>
+__device__ __forceinline__ void transpose_words(unsigned (&words)[4]) {
+  exchange_words<1, kApart>(words);
+  exchange_words<2, kApart>(words);
+}
 
 // ---------------------------------------------------------------------------------------------------------- operands
 
@@ -68,8 +104,9 @@ struct FragmentOperand {
     const int remaining = at.columns - at.column;
 #pragma unroll
     for (int r = 0; r < kRowCount; ++r) {
-      const bool inside = !Operand::kByRow || at.row + 8 * r < at.rows;
-      const T* const line = base + (Operand::kByRow ? address.of_row<Operand::kAffine>(at.row + 8 * r) : 0);
+      const int row = at.row + at.below * r;
+      const bool inside = !Operand::kByRow || row < at.rows;
+      const T* const line = base + (Operand::kByRow ? address.of_row<Operand::kAffine>(row) : 0);
 #pragma unroll
       for (int pair = 0; pair < kPairCount; ++pair) {
 #pragma unroll

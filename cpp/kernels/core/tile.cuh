@@ -7,6 +7,9 @@
 //
 // Either way 64 rows (a chunk) take 8 KiB, and groups of 8 lines 1 KiB. In a cluster, the `kSharers` blocks that use
 // the same tile load one part of each box each, and multicast it.
+//
+// What has no 128 bytes that lie together has lines of 64 or 32, with the swizzle of that name. Along K a tile is then
+// several of such lines, one part of it after the other; along the extent its chunks are as much narrower.
 #pragma once
 
 #include "core/element.cuh"
@@ -38,32 +41,37 @@ constexpr int kDepthBytes = 128;  // of K in a stage
 constexpr int kChunk = 64;        // elements of a row that runs along M or N, in one box
 
 /// `kOnce` says that no other block reads the tile.
-template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false>
+template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false, int kLineOf = 128>
 struct OperandTile {
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   static constexpr bool kRunsAlongExtent = kAlongExtent;
   static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
   static constexpr int kDepth = kDepthBytes / kBytesOfT;  // elements of K
   static constexpr int kBytes = kExtent * kDepthBytes;
-  static constexpr int kChunkBytes = kChunk * kDepthBytes;
+  static constexpr int kLine = kLineOf, kLineElements = kLine / kBytesOfT;
+  static constexpr int kChunkBytes = kDepth * kLine, kPartBytes = kExtent * kLine;
   static constexpr int kSteps = 4;                                             // multiplies along K
   static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
   static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
-  static_assert(!kAlongExtent || kExtent % kChunk == 0, "a tile is made of whole chunks");
+  static_assert(!kAlongExtent || kExtent % kLineElements == 0, "a tile is made of whole chunks");
   static_assert(!kOnce || kSharers == 1, "other blocks read what is shared");
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
-  /// By one thread: this block's part of the tile, for the blocks whose bits are in `blocks`.
+  /// By one thread: this block's share of the tile, or of one of its `kParts` along K, for the blocks whose bits are in
+  /// `blocks`.
+  template <int kParts = 1>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
-                                              unsigned short blocks, int k, int start, int batch) {
-    const int line = share * kLines;
+                                              unsigned short blocks, int k, int start, int batch, int part = 0) {
     if constexpr (kAlongExtent) {
+      const int line = share * (kLines / kParts);
 #pragma unroll
-      for (int chunk = 0; chunk < kExtent / kChunk; ++chunk) {
-        box(map, tile + chunk * kChunkBytes + line * 128, barrier, blocks, start + chunk * kChunk, k + line, batch);
+      for (int chunk = 0; chunk < kExtent / kLineElements; ++chunk) {
+        box(map, tile + chunk * kChunkBytes + (part * (kDepth / kParts) + line) * kLine, barrier, blocks,
+            start + chunk * kLineElements, k + line, batch);
       }
     } else {
-      box(map, tile + line * 128, barrier, blocks, k, start + line, batch);
+      const int line = share * kLines;
+      box(map, tile + part * kPartBytes + line * kLine, barrier, blocks, k, start + line, batch);
     }
   }
 
@@ -72,17 +80,22 @@ struct OperandTile {
   ///   bits 0-13    address / 16
   ///   bits 16-29   along the extent: distance of chunks / 16; else unused
   ///   bits 32-45   distance of groups of 8 lines / 16
-  ///   bits 62-63   1: 128-byte swizzle
+  ///   bits 62-63   1: 128-byte swizzle; 2: 64; 3: 32
   static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
     constexpr unsigned long long kLeading = kAlongExtent ? kChunkBytes / 16 : 1;
-    return 1ull << 62 | 1024ull / 16 << 32 | kLeading << 16 | (tile & 0x3ffff) >> 4;
+    constexpr unsigned long long kSwizzle = kLine == 128 ? 1 : kLine == 64 ? 2 : 3;
+    return kSwizzle << 62 | 8ull * kLine / 16 << 32 | kLeading << 16 | (tile & 0x3ffff) >> 4;
   }
 
-  /// What to add to a descriptor to come to `step` along K: 32 bytes in a line, or 16 lines.
-  static constexpr unsigned step(int step) { return step * (kAlongExtent ? 16 * 128 : 32) / 16; }
+  /// What to add to a descriptor to come to `step` along K: 32 bytes in a line or the next part's, or 16 lines.
+  static constexpr unsigned step(int step) {
+    return (kAlongExtent ? step * 16 * kLine : step * 32 / kLine * kPartBytes + step * 32 % kLine) / 16;
+  }
 
   /// What to add to come to block `block` of 64 rows.
-  static constexpr unsigned block(int block) { return block * kChunkBytes / 16; }
+  static constexpr unsigned block(int block) {
+    return block * (kAlongExtent ? 64 / kLineElements * kChunkBytes : 64 * kLine) / 16;
+  }
 
  private:
   static __device__ __forceinline__ void box(const TensorMap* map, unsigned destination, unsigned barrier,

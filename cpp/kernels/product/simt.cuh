@@ -19,8 +19,8 @@
 // x 128 accumulators and 8 x 16 a thread, one row of K takes 128 FFMA and 6 16-byte loads from shared memory.
 #pragma once
 
-#include "core/epilogue_element.cuh"
 #include "core/scheduler.cuh"
+#include "product/simt/epilogue.cuh"
 #include "product/simt/multiply.cuh"
 #include "product/simt/tensor.cuh"
 #include "product/simt/tile.cuh"
@@ -55,10 +55,8 @@ struct ProductSimt {
   using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads,
                          Config::kNMajorB, Config::kVectorB, Offset>;
   static constexpr int kStage = TileA::kSize + TileB::kSize;
-  static constexpr int kSubtilePitch = Config::kTileN + 4;
-  static constexpr int kSubtile = Multiply::kSubtileRows * kSubtilePitch;
   static constexpr int kRingBytes = Config::kStages * kStage * static_cast<int>(sizeof(Element));
-  static constexpr int kSubtileBytes = kSubtile * static_cast<int>(sizeof(Accumulator));
+  static constexpr int kSubtileBytes = simt_subtile_bytes<Config, Multiply>;
   static constexpr int kSharedBytes = kRingBytes > kSubtileBytes ? kRingBytes : kSubtileBytes;
   static constexpr int kSteps = Config::kDepth / Multiply::kStep;
   // Stages that asynchronous copies are ahead; those that wait in registers are one.
@@ -154,24 +152,8 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
 
   // What was copied past the end, zeros, may still be on its way to where the subtiles will be.
   if constexpr (Call::kAsync) ptx::cp_async_wait_group<0>();
-  Accumulator* const staged = reinterpret_cast<Accumulator*>(shared_memory);
-#pragma unroll 1
-  for (int subtile = 0; subtile < Call::Multiply::kSubtiles; ++subtile) {
-    __syncthreads();
-    multiply.template put<Call::kSubtilePitch>(subtile, staged);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < Call::Multiply::kSubtileRows * Call::kWidth; i += Call::kThreads) {
-      const int row = row0 + Call::Multiply::row(subtile, i / Call::kWidth), column = column0 + i % Call::kWidth;
-      if (row >= call.m || column >= call.n) continue;
-      Accumulator accumulators[Call::kAccumulators];
-#pragma unroll
-      for (int s = 0; s < Call::kAccumulators; ++s) {
-        accumulators[s] = staged[i / Call::kWidth * Call::kSubtilePitch + s * Call::kWidth + i % Call::kWidth];
-      }
-      apply_epilogue<Config>(call.operands, call.results, {row, column, tile.batch}, accumulators);
-    }
-  }
+  simt_epilogue<Config, Call::kWidth, Call::kThreads>(multiply, shared_memory, call.operands, call.results,
+                                                      {row0, column0, tile.batch}, call.m, call.n);
 }
 
 }  // namespace jaxdnn

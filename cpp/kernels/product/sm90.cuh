@@ -47,17 +47,51 @@ namespace jaxdnn {
 struct ProductSm90Defaults {
   static constexpr bool kMMajorA = false, kNMajorB = true;  // how the operands' rows run in memory; else K-major
   static constexpr bool kPingpong = false;                  // else cooperative
-  static constexpr bool kTensorStore = true;                // by TMA, else straight from registers
+  static constexpr bool kTensorStore = true;                // through shared memory, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
   static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
+  static constexpr int kLine = 128;                         // bytes of A's that lie together; and of B's, if K-major
   static constexpr int kStoreColumns = 32;                  // of a subtile of results
   static constexpr int kTileM = 128, kTileN = 256, kStages = 4, kClusterM = 2, kClusterN = 1, kConsumers = 2;
   static constexpr int kStagger = 0, kPromotion = 0, kEpilogueStages = 2;
 };
 
-template <class Config>
+/// The copies of one tile's operands, where these are matrices; by one thread.
+template <class Call>
+struct MatrixLoads {
+  using ATile = typename Call::ATile;
+  using BTile = typename Call::BTile;
+
+  const Call& call;
+  const typename Call::Cluster& cluster;
+  int row, column, batch;
+  int k_first;  // where the first stage begins
+
+  __device__ __forceinline__ MatrixLoads(const Call& call, const typename Call::Cluster& cluster, int row, int column,
+                                         int batch, int first_stage)
+      : call(call), cluster(cluster), row(row), column(column), batch(batch), k_first(first_stage * ATile::kDepth) {}
+
+  /// Starts those of stage `index`, at shared address `stage`.
+  __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) {
+    const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
+    const int k = k_first + index * ATile::kDepth;
+    ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched);
+#pragma unroll
+    for (int i = 0; i < Call::kAccumulators; ++i) {
+      BTile::load(call.b[i], stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, k, column,
+                  batch * call.b_batched);
+    }
+  }
+};
+
+/// The call. One that derives from it may state other `Loads`, of what is no matrix in memory; and other rows that
+/// tiles are cut from than those of the result, whose matrices may differ in how many stages they take.
+template <class ConfigOf>
 struct ProductSm90 {
+  using Config = ConfigOf;
+  using Loads = MatrixLoads<ProductSm90>;
+
   const TensorMap* a = nullptr;
   const TensorMap* b[Config::kAccumulators] = {};
   OperandAddress operands[TileEpilogue<Config>::kOperands];
@@ -68,12 +102,15 @@ struct ProductSm90 {
   int counter = -1;                  // of the tiles that are taken; none where they are dealt
   int splits = 1;                    // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
-  static constexpr int kWidth = Config::kTileN / Config::kAccumulators;  // columns of a result's tile
+  static constexpr int kAccumulators = Config::kAccumulators;
+  static constexpr int kWidth = Config::kTileN / kAccumulators;  // columns of a result's tile
   static constexpr int kLoaded = Config::kNMajorB ? (kWidth + kChunk - 1) / kChunk * kChunk : kWidth;  // of B's
-  using ATile = OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN>;
-  using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, Config::kClusterM>;
+  using ATile =
+      OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN, false, Config::kLine>;
+  using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, Config::kClusterM, false,
+                            Config::kNMajorB ? 128 : Config::kLine>;
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
-  static constexpr int kStageBytes = ATile::kBytes + Config::kAccumulators * BTile::kBytes;
+  static constexpr int kStageBytes = ATile::kBytes + kAccumulators * BTile::kBytes;
   using Cluster = ClusterCoordinate<Config::kClusterM, Config::kClusterN>;
   using Pipeline = TmaPipeline<Config::kStages, kStageBytes, Cluster>;
   static constexpr int kEpilogueAt = Config::kStages * kStageBytes;
@@ -93,28 +130,41 @@ struct ProductSm90 {
                 "one multiply reads both matrices, one behind the other");
   static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
   static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
+
+  __device__ __forceinline__ int tiled_rows() const { return m; }
+  __device__ __forceinline__ int tiled_matrices() const { return batches * splits; }
+
+  /// Of a tile of this matrix, if one takes `most`.
+  __device__ __forceinline__ int stages(int, int most) const { return most; }
+
+  /// Of a tile's rows, the result's; and of this matrix, the result's.
+  __device__ __forceinline__ StraightRows result_rows(int) const { return {}; }
+  __device__ __forceinline__ int result_matrix(int matrix) const { return matrix; }
 };
 
 /// The work of one block: which tiles, and its pipeline.
-template <class Config>
+template <class Call>
 struct ProductBlock {
-  using Call = ProductSm90<Config>;
+  using Config = typename Call::Config;
 
   const Call& call;
   typename Call::Pipeline pipeline;
   TileOrder order;
   typename Call::Queue queue;
-  int depth_blocks;  // stages that one tile takes; past the end of K TMA fills in zeros
+  int most_stages;  // that a tile takes; past the end of K TMA fills in zeros
 
   __device__ __forceinline__ ProductBlock(const Call& call, unsigned shared)
       : call(call),
         pipeline(shared, shared + Call::kBarriersAt),
-        order{clusters(call.m, Config::kTileM * Config::kClusterM), clusters(call.n, Call::kWidth * Config::kClusterN),
-              static_cast<unsigned>(call.swizzle)},
-        queue{shared + Call::kQueueAt, tile_counter(call.counter),
-              order.rows * order.columns * call.batches * call.splits} {
+        order{clusters(call.tiled_rows(), Config::kTileM * Config::kClusterM),
+              clusters(call.n, Call::kWidth * Config::kClusterN), static_cast<unsigned>(call.swizzle)},
+        queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.tiled_matrices()} {
     const int depth = Call::ATile::kDepth * call.splits;
-    depth_blocks = (call.k + depth - 1) / depth;
+    most_stages = (call.k + depth - 1) / depth;
+  }
+
+  __device__ __forceinline__ int depth_blocks(const TilePosition& tile) const {
+    return call.stages(tile.batch, most_stages);
   }
 
   static __device__ __forceinline__ unsigned clusters(int extent, int tile) { return (extent + tile - 1) / tile; }
@@ -134,30 +184,18 @@ struct ProductBlock {
 
   /// Starts the copies of all stages of all tiles; by one thread.
   __device__ __forceinline__ void load() const {
-    using ATile = typename Call::ATile;
-    using BTile = typename Call::BTile;
-    const typename Call::Cluster& cluster = pipeline.cluster;
     ptx::prefetch_tensormap(call.a);
 #pragma unroll
     for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(call.b[i]);
-    const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
     StageWriter<typename Call::Pipeline> stages{pipeline};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
       queue.ask();
       const TilePosition tile = order[walk.index];
-      const int row = this->row(tile), column = this->column(tile);
       const int batch = tile.batch / call.splits;
-      const int k_first = (tile.batch - batch * call.splits) * depth_blocks * ATile::kDepth;
+      const int first = (tile.batch - batch * call.splits) * most_stages, depth_blocks = this->depth_blocks(tile);
+      typename Call::Loads loads(call, pipeline.cluster, row(tile), column(tile), batch, first);
       for (int block = 0; block < depth_blocks; ++block) {
-        stages.fill([&](unsigned stage, unsigned full) {
-          const int k = k_first + block * ATile::kDepth;
-          ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched);
-#pragma unroll
-          for (int i = 0; i < Config::kAccumulators; ++i) {
-            BTile::load(call.b[i], stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, k, column,
-                        batch * call.b_batched);
-          }
-        });
+        stages.fill([&](unsigned stage, unsigned full) { loads.load(block, stage, full); });
       }
     }
   }
@@ -227,9 +265,9 @@ struct Promotion {
 };
 
 /// The work of one warp group that multiplies.
-template <class Config>
+template <class Call>
 struct ProductConsumer {
-  using Call = ProductSm90<Config>;
+  using Config = typename Call::Config;
   using Accumulator = typename Config::Accumulator;
   static constexpr int kBlocks = Call::kRows / 64, kRegisters = Config::kTileN / 2;
   using Accumulators = Accumulator[kBlocks][kRegisters];
@@ -237,13 +275,13 @@ struct ProductConsumer {
   using Turns = PingPongTurns<Config::kPingpong>;
   static_assert(Config::kPromotion == 0 || kBlocks == 1, "there are registers for 64 rows of accumulators twice");
 
-  const ProductBlock<Config>& block;
+  const ProductBlock<Call>& block;
   int consumer, warp;
   int first_row;            // in the tile
   unsigned long long a, b;  // descriptors of the first stage's tiles
   StageReader<typename Call::Pipeline> stages;
 
-  __device__ __forceinline__ ProductConsumer(const ProductBlock<Config>& block, int consumer)
+  __device__ __forceinline__ ProductConsumer(const ProductBlock<Call>& block, int consumer)
       : block(block),
         consumer(consumer),
         warp(ptx::shfl_sync_idx(threadIdx.x / 32 % 4)),
@@ -260,7 +298,7 @@ struct ProductConsumer {
     const Turns turns{consumer};
     turns.start();
     auto walk = block.template tiles<true>();
-    if (walk.on_a_tile()) stagger();
+    if (walk.on_a_tile()) stagger(block.depth_blocks(block.order[walk.index]));
     skip(turns.first());
     for (int passed = 0; passed < turns.first(); ++passed) walk.advance();
     while (walk.on_a_tile()) {
@@ -273,10 +311,11 @@ struct ProductConsumer {
       finish_tile(accumulators, promotion);
 
       const TilePosition tile = block.order[walk.index];
+      const auto result_rows = block.call.result_rows(tile.batch);
 #pragma unroll
       for (int rows = 0; rows < kBlocks; ++rows) {
         epilogue.apply(accumulators[rows], block.row(tile) + first_row + rows * 64 + warp * 16, block.column(tile),
-                       tile.batch);
+                       block.call.result_matrix(tile.batch), result_rows);
       }
 #pragma unroll
       for (int passed = 0; passed < Turns::kTiles; ++passed) walk.advance();
@@ -286,9 +325,9 @@ struct ProductConsumer {
 
  private:
   /// Has all consumers but the first start some stages later.
-  __device__ __forceinline__ void stagger() const {
+  __device__ __forceinline__ void stagger(int depth_blocks) const {
     if constexpr (Config::kStagger > 0) {
-      if (consumer > 0 && block.depth_blocks > Config::kStagger) {
+      if (consumer > 0 && depth_blocks > Config::kStagger) {
         mbarrier_wait(block.pipeline.full(Config::kStagger), 0);
       }
     }
@@ -296,20 +335,21 @@ struct ProductConsumer {
 
   /// Passes over the stages of so many tiles, which are the other consumer's.
   __device__ __forceinline__ void skip(int tiles) {
-    if constexpr (Config::kPingpong) stages.position.advance(tiles * block.depth_blocks);
+    if constexpr (Config::kPingpong) stages.position.advance(tiles * block.most_stages);
   }
 
   /// Starts all multiplies of a tile; those of the last stage still run at the end.
   __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, Promoted& promotion,
                                                 const TileEpilogue<Config>& epilogue, unsigned index) {
-    for (int i = 0; i < block.depth_blocks; ++i) {
+    const int depth_blocks = block.depth_blocks(block.order[index]);
+    for (int i = 0; i < depth_blocks; ++i) {
       stages.wait();
       multiply_stage(accumulators, i > promotion.starts);
       if (i == 0) prefetch(epilogue, index);
       ptx::wgmma_wait_group<1>();
       if (i > promotion.starts) stages.release_previous();
       stages.advance();
-      if (promotion.due(i + 1, block.depth_blocks)) {
+      if (promotion.due(i + 1, depth_blocks)) {
         ptx::wgmma_wait_group<0>();
         stages.release_previous();
         promotion.promote(accumulators[0]);
@@ -336,7 +376,7 @@ struct ProductConsumer {
 
   /// Prefetches what the epilogue of a tile reads, while the tile is multiplied.
   __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, unsigned index) const {
-    if constexpr (Config::Operands::kCount > 0) {
+    if constexpr (Config::Operands::kCount > 0 && decltype(block.call.result_rows(0))::kStraight) {
       const TilePosition tile = block.order[index];
 #pragma unroll
       for (int rows = 0; rows < Call::kRows; rows += 64) {
@@ -347,11 +387,11 @@ struct ProductConsumer {
   }
 };
 
-template <class Config>
-__device__ __forceinline__ void product_sm90(const ProductSm90<Config>& call) {
-  using Call = ProductSm90<Config>;
+template <class Call>
+__device__ __forceinline__ void product_sm90(const Call& call) {
+  using Config = typename Call::Config;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const ProductBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
+  const ProductBlock<Call> block(call, ptx::cvta_to_shared(shared_memory));
   const unsigned producer = Config::kConsumers * 128;
   const bool first_block = block.pipeline.cluster.row + block.pipeline.cluster.column == 0;
   const bool takes = threadIdx.x == producer + 32 && block.queue.taken() && first_block;
@@ -369,7 +409,7 @@ __device__ __forceinline__ void product_sm90(const ProductSm90<Config>& call) {
     if (takes) block.queue.take_others(taken);
   } else {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
-    ProductConsumer<Config>(block, group).consume();
+    ProductConsumer<Call>(block, group).consume();
   }
   block.pipeline.close();
 }

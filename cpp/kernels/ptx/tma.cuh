@@ -1,4 +1,5 @@
-// The Tensor Memory Accelerator (TMA): boxes of a rank-3 or rank-4 tensor map to and from shared memory.
+// The Tensor Memory Accelerator (TMA): boxes of a rank-3 or rank-4 tensor map to and from shared memory, and columns of
+// places of an image's map.
 //
 // Elements outside the tensor are read as zeros and not written, so tiles need no edge cases.
 #pragma once
@@ -32,6 +33,65 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned destination, 
       "[%2];" ::"r"(destination),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
+}
+
+/// Im2col, of an image of `kSpatial` dimensions. The map says how many places are loaded, from (x, y, ...) on, and
+/// which comes after which; each is read `offset` further: at one tap of its window. Coordinates begin with the
+/// innermost.
+template <int kSpatial>
+__device__ __forceinline__ void cp_async_bulk_tensor_load_im2col(unsigned destination, const TensorMap* map,
+                                                                 unsigned barrier, int channel,
+                                                                 const int (&place)[kSpatial], int image,
+                                                                 const unsigned short (&offset)[kSpatial]) {
+  if constexpr (kSpatial == 1) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2], {%6};" ::"r"(destination),
+        "l"(map), "r"(barrier), "r"(channel), "r"(place[0]), "r"(image), "h"(offset[0])
+        : "memory");
+  } else if constexpr (kSpatial == 2) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(destination),
+        "l"(map), "r"(barrier), "r"(channel), "r"(place[0]), "r"(place[1]), "r"(image), "h"(offset[0]), "h"(offset[1])
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};" ::"r"(destination),
+        "l"(map), "r"(barrier), "r"(channel), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(image), "h"(offset[0]),
+        "h"(offset[1]), "h"(offset[2])
+        : "memory");
+  }
+}
+
+template <int kSpatial>
+__device__ __forceinline__ void cp_async_bulk_tensor_load_im2col_multicast(unsigned destination, const TensorMap* map,
+                                                                           unsigned barrier, unsigned short blocks,
+                                                                           int channel, const int (&place)[kSpatial],
+                                                                           int image,
+                                                                           const unsigned short (&offset)[kSpatial]) {
+  if constexpr (kSpatial == 1) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%4, %5, %6}], [%2], {%7}, %3;" ::"r"(destination),
+        "l"(map), "r"(barrier), "h"(blocks), "r"(channel), "r"(place[0]), "r"(image), "h"(offset[0])
+        : "memory");
+  } else if constexpr (kSpatial == 2) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%4, %5, %6, %7}], [%2], {%8, %9}, %3;" ::"r"(destination),
+        "l"(map), "r"(barrier), "h"(blocks), "r"(channel), "r"(place[0]), "r"(place[1]), "r"(image), "h"(offset[0]),
+        "h"(offset[1])
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], {%9, %10, %11}, %3;" ::"r"(destination),
+        "l"(map), "r"(barrier), "h"(blocks), "r"(channel), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(image),
+        "h"(offset[0]), "h"(offset[1]), "h"(offset[2])
+        : "memory");
+  }
 }
 
 /// Of what no other block reads: the L2 cache gives its lines up first.

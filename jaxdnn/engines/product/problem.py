@@ -133,15 +133,17 @@ class Product(Problem):
 OTHER_ARGUMENTS = 13  # of a launch, at most, besides those of an epilogue's arrays; of simt with two accumulators
 
 
-def arguments_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matrix | Reduced]) -> str | None:
-    """Why no launch on a GPU can have all of an epilogue's arrays, or None."""
+def arguments_reason(
+    operands: Sequence[EpilogueOperand], results: Sequence[Matrix | Reduced], others: int = OTHER_ARGUMENTS
+) -> str | None:
+    """Why no launch on a GPU can have all of an epilogue's arrays, besides so many other arguments, or None."""
     # Addresses and strides: those that are 0, and of columns those that are 1, are part of the code.
     strides = [(bool(one.batch_stride), bool(one.row_stride), one.column_stride > 1) for one in operands]
     count = sum(1 + sum(of_one) for of_one in strides) + 3 * len(results)
     terms = [term for one in operands for of_axis in one.terms for term in of_axis]
     count += sum(1 + (term.divisor != 1) + 2 * bool(term.modulus) for term in terms)
     count += sum(2 * len(one.gathered) for one in operands)
-    if count > (room := MAX_ARGUMENTS - OTHER_ARGUMENTS):
+    if count > (room := MAX_ARGUMENTS - others):
         return f"its epilogue's operands and results would be {count} arguments, and a launch has room for {room}"
     return None
 

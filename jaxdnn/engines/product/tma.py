@@ -32,6 +32,11 @@ def stage_depth(matrix: Matrix) -> int:
     return DEPTH_BYTES // matrix.itemsize
 
 
+def element_type(matrix: Matrix, *, multiplied: bool = False) -> int:
+    """The CUtensorMapDataType of a matrix; float32 that is `multiplied` arrives as tf32."""
+    return _TFLOAT32 if multiplied and matrix.dtype == "float32" else MAP_DTYPE.get(matrix.dtype, _BYTES)
+
+
 def operand_map(
     matrix: Matrix, batch: int, along: bool, extent: int, *, sharers: int = 1, l2_promotion: int = PROMOTE_256
 ) -> TensorMap:
@@ -53,12 +58,12 @@ def tensor_map(
     multiplied: bool = False,
     l2_promotion: int = PROMOTE_256,
 ) -> TensorMap:
-    """The map of boxes of `box` columns and rows; those of a float32 matrix that is `multiplied` arrive as tf32."""
+    """The map of boxes of `box` columns and rows, of what is `multiplied`."""
     batched = matrix.batch_stride != 0 and batch > 1
     row = matrix.row_stride * matrix.itemsize
     return TensorMap(
         buffer=matrix.buffer,
-        dtype=_TFLOAT32 if multiplied and matrix.dtype == "float32" else MAP_DTYPE.get(matrix.dtype, _BYTES),
+        dtype=element_type(matrix, multiplied=multiplied),
         dimensions=(matrix.columns, matrix.rows, batch if batched else 1),
         strides=(row, matrix.batch_stride * matrix.itemsize if batched else row * matrix.rows),
         box=(*box, 1),

@@ -75,8 +75,10 @@ class FusedSpec(MultilinearSpec):
         """The cotangent of a or b, of the type `wanted`, by name."""
         raise NotImplementedError
 
-    def product_factors(self) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...], frozenset[str]]:
-        """Names of the dimensions of a and b, of a * b, and of those that are summed over."""
+    def product_factors(self) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...], frozenset[str], frozenset[str]]:
+        """Names of the dimensions of a and b, of a * b, of those that are summed over, and of those that can't be split
+        over devices.
+        """
         raise NotImplementedError
 
     # ------------------------------------------------------------ arrays
@@ -321,14 +323,14 @@ class FusedSpec(MultilinearSpec):
         return results if isinstance(results, str) else (program, tuple(map(operand, program.affine_loads)), results)
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
-        of_product, accumulators, summed = self.product_factors()
+        of_product, accumulators, summed, unsplit = self.product_factors()
         if self.epilogue is None:
-            return {**of_product, **dict.fromkeys(self.results, accumulators)}, frozenset()
+            return {**of_product, **dict.fromkeys(self.results, accumulators)}, unsplit
         # An epilogue is of whole accumulators.
         own = {n: len(signature.operands[n].shape) - sum(self.carries[n]) for n in self.epilogue_operands}
         results = {n: len(array.shape) - len(self.batch) for n, array in signature.results.items()}
         of_epilogue, whole = program_factors(self.epilogue.program, accumulators, own, results, self.epilogue.in_place)
-        return {**of_product, **of_epilogue}, whole | summed
+        return {**of_product, **of_epilogue}, whole | summed | unsplit
 
     def share(self, signature: Signature) -> Self | None:
         del signature

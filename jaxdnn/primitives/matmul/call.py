@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdnn.config import current_options
-from jaxdnn.pointwise import UnsupportedOperation, capture
-from jaxdnn.primitives.fused.aliases import check_places
-from jaxdnn.primitives.fused.dtypes import accumulator, algorithm, checked_dtype
-from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
+from jaxdnn.primitives.fused.call import apply_fused
+from jaxdnn.primitives.fused.dtypes import accumulator, algorithm
 from jaxdnn.primitives.fused.messages import described, described_type
-from jaxdnn.primitives.fused.traced import Traced
 from jaxdnn.primitives.matmul.dimensions import Labels, arrange
 from jaxdnn.primitives.matmul.spec import MatmulSpec
 from jaxdnn.primitives.matmul.spec import matmul as _matmul
@@ -81,43 +78,6 @@ def apply(
     aliases: Mapping[int, int],
 ) -> Any:
     """Binds the primitive, for the public function `caller`, to arrays with labels: see `arrange`."""
-    dtype = checked_dtype(f"{caller}: out_dtype", out_dtype) or spec.dtype
-    operands = checked_operands(caller, epilogue, operands, len(rhs))
     dimensions, arrays = arrange(left, rhs, result, batch)
     spec = spec.replace(dimensions=dimensions, dual=len(rhs) == 2)
-    if epilogue is None:
-        return _matmul(spec.replace(dtype=dtype), dict(zip(spec.operands, arrays, strict=True)))["y"]
-    epilogue, operands = strongly_typed(epilogue, len(rhs), operands)
-    spec = spec.replace(dtype=spec.accumulator)
-    fused = spec.replace(operand_count=len(operands))
-    inputs = dict(zip(fused.operands, [*arrays, *operands], strict=True))
-    shape = fused.shape(inputs)
-    captured = capture(epilogue, shape, [spec.accumulator] * len(rhs), operands)
-    try:
-        program = captured.program(shape)
-    except UnsupportedOperation as error:
-        if not spec.options.fallback:
-            error.add_note(f"Apply it to what {caller} returns, or let XLA do so: options(fallback=True)")
-            raise
-        accumulators = _matmul(spec.replace(unfused=str(error)), inputs)
-        traced = Traced(captured)
-
-        def returned(*arrays: jax.Array) -> Any:
-            return jax.tree.unflatten(captured.tree, traced(*arrays))
-
-        return apply_after([*accumulators.values()], operands, returned, dtype)
-
-    stored = program.with_output_dtype(dtype)
-    check_places(caller, aliases, stored, shape, operands)
-
-    traced = Traced(captured, program)
-    # Results that the epilogue leaves in the accumulator's dtype have the call's.
-    rounds = [output.reduction is None and output.dtype == spec.accumulator for output in program.outputs]
-
-    def rounding(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        leaves = zip(traced(*arrays), rounds, strict=True)
-        return tuple(leaf.astype(dtype) if own else leaf for leaf, own in leaves)
-
-    fused = fused.replace(epilogue=Epilogue(rounding, stored, in_place=tuple(sorted(aliases.items()))))
-    outputs = _matmul(fused, inputs)
-    return jax.tree.unflatten(program.tree, [outputs[name] for name in fused.results])
+    return apply_fused(caller, _matmul, spec, arrays, operands, epilogue, out_dtype, aliases)

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import ShapedArray
 
 from jaxdnn.engines.product.problem import Matrix, Product
@@ -97,7 +98,7 @@ class MatmulSpec(FusedSpec):
         return {name: gradient}
 
     @property
-    def dot_general(self) -> Mapping[str, Any]:
+    def seen(self) -> tuple[Any, Mapping[str, Any]]:
         # Mapped axes come first, and those that both carry are more batch dimensions.
         carried = [self.carries[name] for name in ("a", self.rhs[0])]
         both = [level for level, flags in enumerate(zip(*carried, strict=True)) if all(flags)]
@@ -106,16 +107,16 @@ class MatmulSpec(FusedSpec):
             contracting, batch = (of[side] for of in self.dimensions.numbers)
             own = (sum(flags[:level]) for level in both)
             sides.append([tuple(i + sum(flags) for i in contracting), (*own, *(i + sum(flags) for i in batch))])
-        return {
+        return lax.dot_general_p, {
             "dimension_numbers": tuple(zip(*sides, strict=True)),
             "precision": self.algorithm,
             "preferred_element_type": jnp.dtype(self.accumulator),
             "out_sharding": self.sharding,
         }
 
-    def product_factors(self) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...], frozenset[str]]:
+    def product_factors(self) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...], frozenset[str], frozenset[str]]:
         a, b, y = (tuple(f"{g}_{i}" for g, i in self.dimensions.labels(which)) for which in ("a", "b", "y"))
-        return {"a": a, **dict.fromkeys(self.rhs, b)}, y, frozenset(a) - frozenset(y)
+        return {"a": a, **dict.fromkeys(self.rhs, b)}, y, frozenset(a) - frozenset(y), frozenset()
 
     def flops(self, signature: Signature) -> int:
         sizes = self.dimensions.sizes(*self._shapes(signature))

@@ -12,6 +12,7 @@
 namespace jaxdnn {
 
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return ptx::fma_rn(a, b, c); }
+__device__ __forceinline__ double multiply_add(double a, double b, double c) { return ptx::fma_rn(a, b, c); }
 __device__ __forceinline__ int multiply_add(int a, int b, int c) {
   return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b) + static_cast<unsigned>(c));
 }

@@ -7,23 +7,15 @@
 
 namespace jaxdnn {
 
-/// One thread's share of the copies of an operand's tiles, each kExtent elements along M or N by kDepth along K.
+/// Where an operand's elements lie in a tile, and which of them a thread copies: kExtent elements along M or N by
+/// kDepth along K, kVector neighbours in memory at a time.
 ///
 ///   kAlong   memory runs along M or N, and so do the tile's rows. Otherwise it runs along K: what tensor cores take
 ///            keeps that, float32 and int32 are transposed on their way, so that the tile's rows run along M or N
-///   kVector  neighbours in memory that are copied at a time
-///   async    elements that need no conversion are copied without passing through registers, if they stay neighbours
-///            or are copied one by one; the others wait there while the tile before them is multiplied
-///
-/// Rows past the end of M or N repeat the last one: their accumulators are never stored. Past the end of K there are
-/// zeros.
-template <class T, class Element, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
-          class Offset>
-struct SimtTile {
+template <class T, class Element, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector>
+struct SimtLayout {
   static constexpr bool kAlongExtent = kAlong;
   static constexpr bool kTransposes = !kAlong && sizeof(Element) == 4;
-  static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
-  static constexpr bool kAsync = is_same<T, Element> && kBytes >= 4 && !(kTransposes && kVector > 1);
   // 16 bytes (float64: 32) more than a multiple of 64: the rows that a warp reads together lie in different banks.
   static constexpr int kPitch = (kAlong || kTransposes ? kAllExtents : kDepth) + (sizeof(Element) == 2 ? 8 : 4);
   static constexpr int kSize = (kAlong || kTransposes ? kDepth : kAllExtents) * kPitch;
@@ -34,12 +26,6 @@ struct SimtTile {
   static constexpr int kPassStep = kTransposes ? kPassRows : kPassRows * kPitch;
   static_assert(kThreads % kRun == 0 && kPasses * kThreads * kVector == kExtent * kDepth, "all threads copy the same");
 
-  const char* source;  // the tile in memory, the same for all threads of a block
-  Offset offsets[kPasses];
-  long long step;  // bytes from one tile to the next
-  int first_row;   // in memory's order, of this thread's first copy
-  int offset;      // of it in a tile
-
   static __device__ __forceinline__ Element convert(T value) {
     if constexpr (is_same<T, Element>) {
       return value;
@@ -48,11 +34,53 @@ struct SimtTile {
     }
   }
 
+  /// Where in memory's row this thread's copies are.
+  static __device__ __forceinline__ int run() { return threadIdx.x % kRun * kVector; }
+
+  /// Which of memory's rows this thread's first copy is of.
+  static __device__ __forceinline__ int first_row() { return threadIdx.x / kRun; }
+
+  /// Where in a tile an element is: number `along` along M or N, `k` along K.
+  static constexpr __device__ __forceinline__ int offset_of(int along, int k) {
+    return kAlong || kTransposes ? k * kPitch + along : along * kPitch + k;
+  }
+
+  /// Puts copies that waited in registers into a tile, from `offset` on.
+  static __device__ __forceinline__ void put(const Vector<T, kVector> (&waiting)[kPasses], Element* tile, int offset) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        tile[offset + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].get(j));
+      }
+    }
+  }
+};
+
+/// One thread's share of the copies of a matrix's tiles. Elements that need no conversion are copied without passing
+/// through registers, if they stay neighbours or are copied one by one; the others wait there while the tile before
+/// them is multiplied.
+///
+/// Rows past the end of M or N repeat the last one: their accumulators are never stored. Past the end of K there are
+/// zeros.
+template <class T, class Element, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
+          class Offset>
+struct SimtTile : SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, kVector> {
+  using Layout = SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, kVector>;
+  using Layout::kPasses, Layout::kPassRows, Layout::kPassStep, Layout::kTransposes, Layout::offset_of, Layout::run;
+  static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
+  static constexpr bool kAsync = is_same<T, Element> && kBytes >= 4 && !(kTransposes && kVector > 1);
+  const char* source;  // the tile in memory, the same for all threads of a block
+  Offset offsets[kPasses];
+  long long step;  // bytes from one tile to the next
+  int first_row;   // in memory's order, of this thread's first copy
+  int offset;      // of it in a tile
+
   Vector<T, kVector> waiting[kAsync ? 1 : kPasses];
 
   /// `matrix` is the first element; memory's rows lie `stride` apart. The tile starts at `first` of `extent`, `k` of K.
   __device__ __forceinline__ SimtTile(const T* matrix, long long stride, int first, int extent, int k) {
-    first_row = threadIdx.x / kRun;
+    first_row = Layout::first_row();
     source = reinterpret_cast<const char*>(matrix + (kAlong ? k * stride + first : first * stride + k));
     step = static_cast<long long>(sizeof(T)) * kDepth * (kAlong ? stride : 1);
     const int last = extent - first - (kAlong ? kVector : 1);
@@ -73,14 +101,6 @@ struct SimtTile {
   static __device__ __forceinline__ void keep(int& value) { asm volatile("" : "+r"(value)); }
   static __device__ __forceinline__ void keep(unsigned& value) { asm volatile("" : "+r"(value)); }
   static __device__ __forceinline__ void keep(long long& value) { asm volatile("" : "+l"(value)); }
-
-  /// Where in memory's row this thread's copies are.
-  static __device__ __forceinline__ int run() { return threadIdx.x % kRun * kVector; }
-
-  /// Where in a tile an element is: number `along` along M or N, `k` along K.
-  static constexpr __device__ __forceinline__ int offset_of(int along, int k) {
-    return kAlong || kTransposes ? k * kPitch + along : along * kPitch + k;
-  }
 
   /// Starts part `part` of `parts` of copying the next tile, of which `depth` rows are inside of K.
   __device__ __forceinline__ void start(Element* tile, int depth, int part = 0, int parts = 1) {
@@ -110,13 +130,7 @@ struct SimtTile {
   /// Puts what waits in registers into the tile.
   __device__ __forceinline__ void finish(Element* tile) const {
     if constexpr (!kAsync) {
-#pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          tile[offset + i * kPassStep + j * (kTransposes ? kPitch : 1)] = convert(waiting[i].get(j));
-        }
-      }
+      Layout::put(waiting, tile, offset);
     }
   }
 };

@@ -3,9 +3,10 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Literal
 
 import numpy as np
 
@@ -50,7 +51,7 @@ PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as fo
 STAGGER = 3
 PROMOTED_STAGGER = 2
 MOST_ACCUMULATORS = 192  # registers
-LIGHT_ACCUMULATORS = 128  # that leave room for an epilogue's work, or for the addresses of a direct store
+LIGHT_ACCUMULATORS = 128  # that leave room for an epilogue's work, or for the addresses of a store without TMA
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what does not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
 EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
@@ -61,7 +62,7 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
 
-_SHAPES = (
+SHAPES = (
     Sm90Knobs(),
     Sm90Knobs(tile_m=256, tile_n=192, stages=3),
     Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
@@ -87,18 +88,26 @@ _SHAPES = (
 )
 
 
-def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
-    """Knobs that work for the product, by the time that is expected of them."""
+def candidates(
+    product: Product,
+    target: Target,
+    *,
+    staged: Literal["tma", "rows"] = "tma",
+    shapes: Sequence[Sm90Knobs] = SHAPES,
+) -> Iterator[Sm90Knobs]:
+    """Those of these shapes that work for the product, by the time that is expected of them. `staged` is how results
+    leave that pass through shared memory.
+    """
     found: dict[Sm90Knobs, float] = {}
-    for shape in _SHAPES:
+    for shape in shapes:
         for split in splits(product, shape, target.sm_count):
-            knobs = fitted(product, replace(shape, split_k=split), target)
+            knobs = fitted(product, replace(shape, split_k=split), target, staged)
             if knobs is not None:
                 found.setdefault(knobs, seconds(product, knobs, target.sm_count))
     return iter(sorted(found, key=found.__getitem__))
 
 
-def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:
+def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"]) -> Sm90Knobs | None:
     """The knobs for this product: as many accumulators as two matrices b need, and as many stages as there is room
     for.
     """
@@ -115,7 +124,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
     direct = many or any(tma_reason(result, "a result") for result in product.stored)
     knobs = replace(
-        knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion, store="direct" if direct else "tma"
+        knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion, store="direct" if direct else staged
     )
     smallest = knobs.consumer_rows * knobs.tile_n * accumulators == 64 * 64
     if not smallest and accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
@@ -127,7 +136,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | No
     for stages in range(knobs.stages, 1, -1):
         for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
             choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))
-            if knobs_reason(product, choice, target.shared_memory) is None:
+            if knobs_reason(product, choice, target.shared_memory, staged) is None:
                 return choice
     return None
 
@@ -218,7 +227,8 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     turns = ceil(rounds(product, knobs, sm_count))
     if turns <= FEW_ROUNDS and cluster > 1:
         tile /= CLUSTER_LATENCY
-    moved = size * (product.m * product.k + accumulators * product.k * product.n) + product.m * product.n * size
+    operands = sum(matrix.rows * matrix.columns for matrix in (product.a, *product.b))
+    moved = size * (operands + product.m * product.n)
     # Neither of the two hides behind the other entirely, where they are alike.
     time = ((turns * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
     if knobs.split_k > 1:

@@ -12,7 +12,7 @@ from jaxdnn.plan import Scratch
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
-TILE_WIDTHS = (64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
+TILE_WIDTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Sm90Knobs:
       split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
       promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
         the accumulators; 0 for all of K.
-      store: "tma": results leave through shared memory and TMA. "direct": straight from registers.
+      store: "tma": results leave through shared memory and TMA. "rows": likewise, row by row, where rows of a tile are
+        no neighbours in the result. "direct": straight from registers.
       epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA.
     """
 
@@ -47,7 +48,7 @@ class Sm90Knobs:
     swizzle: int = 8
     split_k: int = 1
     promotion: int = 0
-    store: Literal["tma", "direct"] = "tma"
+    store: Literal["tma", "rows", "direct"] = "tma"
     epilogue_stages: int = 2
 
     def __post_init__(self) -> None:
@@ -149,8 +150,12 @@ def accumulator_registers(product: Product, knobs: Sm90Knobs) -> int:
     return width // 2 * (knobs.consumer_rows // 64 + bool(knobs.promotion))
 
 
-def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
-    """Why the knobs don't fit the product, or None."""
+def knobs_reason(
+    product: Product, knobs: Sm90Knobs, shared_memory_limit: int, staged: Literal["tma", "rows"] = "tma"
+) -> str | None:
+    """Why the knobs don't fit the product, or None. `staged` is how results leave that pass through shared memory."""
+    if knobs.store not in (staged, "direct"):
+        return f"store is {knobs.store!r}; expected {staged!r} or 'direct'"
     product, _ = packed(product)
     width = knobs.tile_n * len(product.b)
     if width not in TILE_WIDTHS:
@@ -175,9 +180,11 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
     if accumulator_registers(product, knobs) > most:
         held = f"{accumulator_registers(product, knobs)} accumulators"
         return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
-    if knobs.store == "tma":
+    if knobs.store != "direct":
         if (maps := tensor_maps(product, knobs)) > MAX_TENSOR_MAPS:
             return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
+        if store_columns(product, knobs) * min(stored_sizes(product, knobs), default=4) < 32:
+            return f"tile_n is {knobs.tile_n}, and a row of a subtile less than 32 bytes; expected store = 'direct'"
         if knobs.split_k > 1 and product.n % 4:
             return f"n is {product.n}, and TMA needs rows of a multiple of 16 bytes; expected store = 'direct'"
         for result in product.stored:
@@ -201,6 +208,8 @@ def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
     """Columns of a subtile of results."""
     # Two epilogue_stages of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
+    if knobs.tile_n < 32:
+        return knobs.tile_n
     return 64 if knobs.tile_n % 64 == 0 and sum(stored_sizes(product, knobs)) <= 2 else 32
 
 
@@ -209,7 +218,7 @@ def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
     stage = DEPTH_BYTES * (knobs.tile_m + loaded_columns(product, knobs) * len(product.b))
     row = store_columns(product, knobs)
     subtiles = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
-    epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store == "tma" else 0
+    epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store != "direct" else 0
     return knobs.stages * stage + epilogue_stages + knobs.stages * 16 + TILE_QUEUE
 
 

@@ -26,8 +26,9 @@ from jaxdnn.engines.product.sm90.knobs import (
     transposes,
 )
 from jaxdnn.engines.product.split_k import split_accumulators, split_stage
-from jaxdnn.engines.product.tma import SWIZZLE, operand_map, tensor_map
+from jaxdnn.engines.product.tma import DEPTH_BYTES, SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import (
+    Constant,
     Parameter,
     Stage,
     arguments,
@@ -54,6 +55,7 @@ DEFAULTS = (
         "TensorStore": True,
         "PairedStore": True,
         "LongEpilogue": False,
+        "Line": DEPTH_BYTES,
         "Accumulators": 1,
         "StoreColumns": 32,
         **Sm90Knobs().constants,
@@ -69,7 +71,14 @@ def reduced_type(register: str) -> str:
 
 
 class Unit:
-    """The text, the launches and the scratch buffers of one product."""
+    """The text, the launches and the scratch buffers of one product.
+
+    A product whose operands are loaded otherwise says so: it has a kernel of its own, whose call derives from a
+    product's, with its tiles, constants and parameters.
+    """
+
+    kernel = "product_sm90"
+    call = "ProductSm90"
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
         self.knobs, self.sm_count = knobs, sm_count
@@ -220,10 +229,9 @@ class Unit:
         knobs = self.knobs
         batch = product.batch * knobs.split_k
         constants = {
-            "MMajorA": product.a_transposed,
-            "NMajorB": not product.b_transposed,
+            **self.load_constants(product),
             "Pingpong": knobs.schedule == "pingpong",
-            "TensorStore": knobs.store == "tma",
+            "TensorStore": knobs.store != "direct",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
             "Accumulators": len(product.b),
@@ -232,7 +240,7 @@ class Unit:
             "TileN": knobs.tile_n * len(product.b),
         }
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
-        call = f"ProductSm90<{config}>"
+        call = f"{self.call}<{config}>"
         shared = shared_memory(self.product, knobs)
         self.texts += [f"JAXDNN_WGMMA({constants['TileN']});\n", epilogue.source]
         self.texts.append(struct_text(config, types, constants, DEFAULTS))
@@ -250,7 +258,7 @@ class Unit:
             a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
             found += numbers(a_batched=a_batched, b_batched=b_batched)
         cluster = knobs.cluster_m * knobs.cluster_n
-        tiles = cluster_tiles(product, knobs) * batch
+        tiles = self.tiles(product)
         # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
         rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
@@ -259,7 +267,15 @@ class Unit:
         found.append(Parameter("int", "counter", "counter", counter))
         grid = (ceil(tiles / rounds) * cluster, 1, 1)
         shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
-        self.launch("product_sm90", "", call, found, f"{knobs.threads}, 1", **shape)
+        self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
+
+    def tiles(self, product: Product) -> int:
+        """How many tiles of clusters there are."""
+        return cluster_tiles(product, self.knobs) * product.batch * self.knobs.split_k
+
+    def load_constants(self, product: Product) -> dict[str, Constant]:
+        """What the code that loads the operands is compiled with."""
+        return {"MMajorA": product.a_transposed, "NMajorB": not product.b_transposed}
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         """The tensor maps of a and b."""

@@ -1,0 +1,1 @@
+"""Engines of convolutions, in all three directions; pointwise ones are products."""

@@ -1,0 +1,1 @@
+"""Any GPU, any convolution: a product of matrices for each group, whose elements are gathered."""

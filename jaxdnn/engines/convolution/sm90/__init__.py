@@ -1,0 +1,1 @@
+"""Convolutions on Hopper's tensor cores."""

@@ -1,0 +1,82 @@
+"""Which knobs of a product on Hopper's tensor cores fit a convolution, and what TMA's im2col mode asks of its image."""
+
+from typing import Literal
+
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
+from jaxdnn.engines.product.problem import arguments_reason
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
+from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+
+# Of the driver, by how many dimensions of places there are: corners lie in [-limit, limit), and a tap's distance from
+# where its window begins is less than its own.
+_CORNER_LIMITS = {1: 2**15, 2: 2**7, 3: 2**4}
+_REACH_LIMITS = {1: 2**16, 2: 2**8, 3: 2**5}
+_MOST_STRIDE = 8
+_OTHER_ARGUMENTS = 17  # of a launch, at most, besides those of an epilogue's arrays and of axes
+_AXIS_ARGUMENTS = 9  # besides three a phase
+
+
+def image_reason(gemm: ImplicitGemm) -> str | None:
+    """Why TMA can't read the image place by place, or None."""
+    spatial = len(gemm.axes)
+    if spatial not in _CORNER_LIMITS:
+        return f"it has {spatial} spatial dimensions, and TMA's im2col mode 1, 2 or 3"
+    corner, reach = _CORNER_LIMITS[spatial], _REACH_LIMITS[spatial]
+    for axis in gemm.axes:
+        if axis.stride > _MOST_STRIDE:
+            return f"a stride is {axis.stride}, and TMA's im2col mode has at most {_MOST_STRIDE}"
+        if not all(-corner <= one < corner for one in axis.corners):
+            low, high = axis.corners
+            return (
+                f"windows begin {low} from the image's first place and {high} from its last one, and TMA's im2col mode "
+                f"has -{corner} to {corner - 1} with {spatial} spatial dimensions"
+            )
+        if axis.reach >= reach:
+            return (
+                f"a window reaches {axis.reach} places far, and TMA's im2col mode {reach - 1} with {spatial} spatial "
+                "dimensions"
+            )
+    return None
+
+
+def operands_reason(gemm: ImplicitGemm) -> str | None:
+    """Why the operands can't be loaded, nor copied first, or None."""
+    product = gemm.product
+    if product.a_transposed and transposes(product, "a"):
+        return f"tensor cores want {product.a.dtype} to lie along the places that are summed over, not along channels"
+    if gemm.channels * product.a.itemsize < 16:
+        return f"the image has {gemm.channels} channels in a group, which are less than 16 bytes"
+    if gemm.groups > 1 and gemm.channels * product.a.itemsize % gemm.line:
+        return f"a group has {gemm.channels} channels, which are no multiple of {gemm.line} bytes"
+    if not product.a_transposed and transposes(product, "b"):
+        if gemm.groups > 1:
+            return f"a filter of {product.a.dtype} would have to be transposed in each group"
+        if product.batch > 1 and product.b[0].batch_stride:
+            return f"several filters of {product.a.dtype} would have to be transposed"
+        if gemm.channels * product.a.itemsize % 16:
+            return f"the image has {gemm.channels} channels, and TMA needs a multiple of 16 bytes"
+    if not gemm.straight and product.reduced:
+        return "a result is reduced, and the rows of a tile are not neighbours in it"
+    others = _OTHER_ARGUMENTS + sum(_AXIS_ARGUMENTS + 3 * len(axis.phases) for axis in gemm.axes)
+    return arguments_reason(product.operands, product.results, others)
+
+
+def knobs_reason(gemm: ImplicitGemm, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
+    """Why the knobs don't fit the convolution, or None."""
+    columns = knobs.tile_n * knobs.cluster_n  # that read the same channels of the image
+    if gemm.groups > 1 and gemm.group_columns % columns:
+        return f"a cluster has {columns} columns; the {gemm.group_columns} of a group must be a multiple of them"
+    lines = gemm.line // gemm.product.a.itemsize
+    if not gemm.product.a_transposed and not gemm.product.b_transposed and lines % (8 * knobs.cluster_m):
+        return f"cluster_m is {knobs.cluster_m}; its blocks can't share {lines} channels in groups of 8"
+    stages = gemm.product.k // depth(gemm.product)
+    if gemm.product.a_transposed and gemm.image_batch and stages % knobs.split_k:
+        return f"split_k is {knobs.split_k}; the last of {stages} stages would be followed by other images' places"
+    if gemm.phases > 1 and (knobs.schedule == "pingpong" or knobs.split_k > 1):
+        return "phases of the stride have K of several lengths; expected a cooperative schedule, and one split"
+    return product_knobs_reason(gemm.product, knobs, shared_memory_limit, staged(gemm))
+
+
+def staged(gemm: ImplicitGemm) -> Literal["tma", "rows"]:
+    """How results leave that pass through shared memory."""
+    return "tma" if gemm.straight else "rows"

@@ -1,0 +1,120 @@
+"""The unit and the launches of a convolution on Hopper: a product's, but for how its operands are loaded.
+
+The kernel is cpp/kernels/convolution/sm90.cuh.
+"""
+
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+
+from jaxdnn.engines.convolution.implicit_gemm import Axis, ImplicitGemm
+from jaxdnn.engines.product.affine import divisor_magic
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
+from jaxdnn.engines.product.sm90.unit import Unit
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type, operand_map
+from jaxdnn.engines.unit import Constant, Parameter, map_parameter, numbers
+from jaxdnn.plan import Scalar, TensorMap
+
+_MOST = 2**31 - 1
+_IN_NAMES = str.maketrans({"[": "", "]": "", ".": "_"})
+
+
+class ConvolutionUnit(Unit):
+    """The text, the launches and the scratch buffers of one convolution."""
+
+    kernel = "convolution_sm90"
+    call = "ConvolutionSm90"
+
+    def __init__(self, gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> None:
+        self.gemm = gemm
+        super().__init__(gemm.product, knobs, sm_count)
+
+    def load_constants(self, product: Product) -> dict[str, Constant]:
+        phases = max(len(axis.phases) for axis in self.gemm.axes)
+        own = {"Line": self.gemm.line, "Spatial": len(self.gemm.axes), "Phases": phases, "Straight": self.gemm.straight}
+        return {**super().load_constants(product), **own}
+
+    def tiles(self, product: Product) -> int:
+        return super().tiles(replace(product, m=self.gemm.rows, batch=product.batch * self.gemm.phases))
+
+    def load_parameters(self, product: Product) -> list[Parameter]:
+        gemm, knobs = self.gemm, self.knobs
+        if product.a_transposed:
+            right = operand_map(product.b[0], product.batch, True, knobs.tile_n, sharers=knobs.cluster_m)
+        else:
+            right = self._filter_map(product)
+        found = [map_parameter("a", "a", self._image_map(product)), map_parameter("b0", "b[0]", right)]
+        for i, axis in enumerate(gemm.axes):
+            found += _axis_parameters(f"axis{i}", f"axes[{i}]", axis)
+        # Tiles beyond the last column are of one group too.
+        group_columns = gemm.group_columns if gemm.groups > 1 else _MOST
+        found += numbers(rows=gemm.rows, channels=gemm.channels, group_columns=group_columns)
+        if gemm.phases > 1:
+            found += numbers(phases=gemm.phases)
+        if product.batch > 1:
+            filters = gemm.taps if product.b[0].batch_stride else 0
+            found += numbers(image_batch=gemm.image_batch, filter_batch=filters)
+        return found
+
+    def _image_map(self, product: Product) -> TensorMap:
+        gemm, knobs = self.gemm, self.knobs
+        pixel = product.a.row_stride * product.a.itemsize
+        strides = accumulate((axis.image for axis in gemm.axes), mul, initial=pixel)
+        lines = depth(product) if product.a_transposed else knobs.tile_m
+        return TensorMap(
+            buffer=product.a.buffer,
+            dtype=element_type(product.a, multiplied=True),
+            dimensions=(product.a.columns, *(axis.image for axis in gemm.axes), gemm.images),
+            strides=tuple(strides),
+            box=(gemm.line // product.a.itemsize, lines // knobs.cluster_n),
+            element_strides=(1, *(axis.stride for axis in gemm.axes), 1),
+            swizzle=SWIZZLE[gemm.line],
+            l2_promotion=PROMOTE_256,
+            corners=tuple(axis.corners for axis in gemm.axes),
+        )
+
+    def _filter_map(self, product: Product) -> TensorMap:
+        """The filter as a matrix at each tap."""
+        gemm, knobs, (matrix,) = self.gemm, self.knobs, product.b
+        taps = gemm.taps * (product.batch if matrix.batch_stride else 1)
+        if transposes(gemm.product, "b"):  # each row has the channels of all taps
+            dimensions, tap = (gemm.channels, matrix.rows, taps), gemm.channels
+        else:
+            rows = matrix.rows // gemm.taps
+            dimensions, tap = (matrix.columns, rows, taps), rows * matrix.row_stride
+        along_n, line = not product.b_transposed, gemm.line // matrix.itemsize
+        box = (CHUNK, line // knobs.cluster_m, 1) if along_n else (line, knobs.tile_n // knobs.cluster_m, 1)
+        return TensorMap(
+            buffer=matrix.buffer,
+            dtype=element_type(matrix, multiplied=True),
+            dimensions=dimensions,
+            strides=(matrix.row_stride * matrix.itemsize, tap * matrix.itemsize),
+            box=box,
+            element_strides=(1, 1, 1),
+            swizzle=SWIZZLE[DEPTH_BYTES if along_n else gemm.line],
+            l2_promotion=PROMOTE_256,
+        )
+
+
+def _axis_parameters(name: str, field: str, axis: Axis) -> list[Parameter]:
+    values = {
+        "places": axis.places,
+        "stride": axis.stride,
+        "start": axis.start,
+        "step": axis.step,
+        "filter": axis.filter,
+        "filter_step": axis.filter_step,
+        "result": axis.result,
+        "period": len(axis.phases),
+    }
+    for i, phase in enumerate(axis.phases):
+        values[f"phases[{i}].taps"] = phase.taps
+        values[f"phases[{i}].offset"] = phase.start - axis.start if phase.taps else 0
+        values[f"phases[{i}].first"] = phase.first
+    magic = Scalar("int64", divisor_magic(axis.places))
+    found = [Parameter("long long", f"{name}_divisor", f"{field}.divisor.magic", magic)]
+    for key, value in values.items():
+        parameter = f"{name}_{key.translate(_IN_NAMES)}"
+        found.append(Parameter("int", parameter, f"{field}.{key}", Scalar("int32", value)))
+    return found

@@ -1,0 +1,1 @@
+"""Convolutions: their meaning in plain JAX, their public functions, and those made of them."""

@@ -1,0 +1,123 @@
+"""A convolution in plain JAX: any direction of it as one `lax.conv_general_dilated`.
+
+Whichever array is computed, the windows say it as a forward pass (`Window.transposed`, `Window.exchanged`); mapped axes
+are joined with the axes of their letter.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.lax import ConvDimensionNumbers
+
+from jaxdnn.engines.convolution.problem import Role, Window
+from jaxdnn.primitives.convolution import axes as of
+
+if TYPE_CHECKING:
+    from jaxdnn.primitives.convolution.spec import ConvolutionSpec
+
+
+def forward(window: Window, result: Role) -> Window:
+    """The window of the forward pass that computes `result`, of a filter that may have to be reversed."""
+    match result:
+        case "output":
+            return window
+        case "image":
+            return window.transposed
+        case "filter":
+            return window.exchanged
+
+
+def lax_parameters(spec: "ConvolutionSpec") -> dict[str, Any]:
+    """Those of `lax.conv_general_dilated` that the windows determine."""
+    windows = [forward(window, spec.result) for window in spec.windows]
+
+    def high(window: Window) -> Any:
+        spread = _dilated(window.filter, window.dilation) - _dilated(window.image, window.base_dilation)
+        return (window.output - 1) * window.stride + spread - window.low
+
+    return {
+        "window_strides": tuple(window.stride for window in windows),
+        "padding": tuple((window.low, high(window)) for window in windows),
+        "lhs_dilation": tuple(window.base_dilation for window in windows),
+        "rhs_dilation": tuple(window.dilation for window in windows),
+    }
+
+
+def convolved(spec: "ConvolutionSpec", arrays: Mapping[Role, jax.Array], dtype: str) -> jax.Array:
+    """The array `spec.result` of the two others, none of them empty."""
+    sizes = spec.sizes(dict(zip("ab", arrays.values(), strict=True)))
+    groups = prod(size for (letter, _), size in sizes.items() if letter == "g")
+    # Of lhs, of rhs and of the result: its role, and the letters of its dimensions. The last one comes in groups.
+    lhs, rhs, y = _FORMS[spec.result]
+
+    def dimensions(form: tuple[Role, str]) -> list[tuple[of.Axis, ...]]:
+        return of.joined(*form, spec.mapped_axes, len(spec.windows))
+
+    def all_sizes(role: Role) -> dict[of.Axis, int]:
+        return {**sizes, **{("s", i): getattr(window, role) for i, window in enumerate(spec.windows)}}
+
+    def joined(form: tuple[Role, str]) -> jax.Array:
+        role, _ = form
+        return of.join(arrays[role], spec.axes(role), dimensions(form), all_sizes(role))
+
+    flips = [i for i, window in enumerate(spec.windows) if window.flipped != (spec.result == "image")]
+    right = joined(rhs) if spec.result == "filter" or not flips else lax.rev(joined(rhs), flips)
+    found = _summed(spec, joined(lhs), right, groups, dtype)
+    found = lax.rev(found, flips) if spec.result == "filter" and flips else found
+    shape = spec.shape_of(spec.result, sizes)
+    return of.disjoin(found, spec.axes(spec.result), dimensions(y), all_sizes(spec.result), shape)
+
+
+_FORMS: Mapping[Role, tuple[tuple[Role, str], tuple[Role, str], tuple[Role, str]]] = {
+    "output": (("image", "nsc"), ("filter", "sck"), ("output", "nsk")),
+    "image": (("output", "nsk"), ("filter", "skc"), ("image", "nsc")),
+    "filter": (("image", "nsc"), ("output", "nsk"), ("filter", "sck")),
+}
+
+
+def _numbers(result: Role, spatial: int) -> ConvDimensionNumbers:
+    """Of lhs (batch, feature), rhs (out, in) and the result (batch, feature), then their spatial dimensions."""
+    last, places = spatial + 1, range(1, spatial + 1)
+    if result == "filter":  # channels take the place of the batch, and n that of the features
+        return ConvDimensionNumbers((last, 0, *places), (last, 0, *places), (spatial, last, *range(spatial)))
+    return ConvDimensionNumbers((0, last, *places), (last, spatial, *range(spatial)), (0, last, *places))
+
+
+def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int, dtype: str) -> jax.Array:
+    """`lax.conv_general_dilated`, summed in the accumulator's dtype."""
+    wide, narrow = jnp.dtype(spec.accumulator), jnp.dtype(dtype)
+    count = "batch_group_count" if spec.result == "filter" else "feature_group_count"
+    parameters: dict[str, Any] = {**lax_parameters(spec), count: groups}
+
+    def multiply(lhs: jax.Array, rhs: jax.Array, preferred: Any) -> jax.Array:
+        y = lax.conv_general_dilated(
+            lhs,
+            rhs,
+            dimension_numbers=_numbers(spec.result, len(spec.windows)),
+            precision=spec.precision,
+            preferred_element_type=preferred,
+            out_sharding=None if spec.mapped_axes else spec.sharding,
+            **parameters,
+        )
+        return y.astype(dtype)
+
+    def multiply_wide(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return multiply(lhs.astype(wide), rhs.astype(wide), wide)
+
+    def multiply_narrow(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        # What is stored in the operands' dtype is summed in float32 all the same.
+        return multiply(lhs, rhs, narrow if lhs.dtype == narrow else wide)
+
+    if lhs.dtype == rhs.dtype == wide:
+        return multiply_wide(lhs, rhs)
+    plain = lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16) and wide == jnp.float32
+    return lax.platform_dependent(lhs, rhs, cuda=multiply_narrow if plain else multiply_wide, default=multiply_wide)
+
+
+def _dilated(size: Any, dilation: int) -> Any:
+    """The length of so many places, `dilation` apart."""
+    return 0 if isinstance(size, int) and size == 0 else (size - 1) * dilation + 1
