@@ -144,7 +144,7 @@ def test_policies_are_told_the_dimensions(dimensions, batch):
     labels = [dimensions.labels(which) for which in ("a", "b")]
     shapes = [(*(2 for flags in batch if flags[side]), *(3 for _ in own)) for side, own in enumerate(labels)]
     (found,) = jax.make_jaxpr(spec.evaluate)(*(jnp.zeros(shape, jnp.float32) for shape in shapes)).eqns[:1]
-    assert found.params["dimension_numbers"] == spec.dot_general["dimension_numbers"]
+    assert found.params["dimension_numbers"] == spec.seen[1]["dimension_numbers"]
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "everything"])

@@ -23,6 +23,6 @@ def test_train_digits(tmp_path):
     accuracies = [float(percent) for percent in re.findall(r"([\d.]+)% of 360", run.stdout)]
     assert len(accuracies) == 2
     assert min(accuracies) > 95, run.stdout
-    for call in ("rms_norm backward", "attention backward"):
+    for call in ("rms_norm backward", "attention backward", "convolution wgrad"):
         assert call in run.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -79,7 +79,11 @@ def test_public_names():
     names = set(run_python(source).split())
     functions = {"NoEngineError", "UnsupportedOperation", "autotune", "dot_general", "explain", "export_checks"}
     functions |= {
+        "causal_conv1d",
+        "causal_conv1d_update",
         "combine_attention",
+        "conv_general_dilated",
+        "conv_transpose",
         "dot_product_attention",
         "gated_linear_unit",
         "layer_norm",

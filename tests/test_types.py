@@ -29,6 +29,19 @@ def products(x: Array, w: Array, b: Array) -> None:
     assert_type(jaxdnn.gated_linear_unit(x, w, w, b, activation=jax.nn.silu), Array)
 
 
+def convolutions(x: Array, w: Array, flag: bool) -> None:
+    assert_type(jaxdnn.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=2), Array)
+    assert_type(
+        jaxdnn.conv_general_dilated(x, w, (1,), ((1, 0),), operands=[w], epilogue=lambda acc, _: (acc, acc.sum(0))),
+        tuple[Array, Array],
+    )
+    assert_type(jaxdnn.conv_transpose(x, w, (2, 2), "VALID", epilogue=lambda acc: {"y": acc}), dict[str, Array])
+    assert_type(jaxdnn.causal_conv1d(x, w, activation=jax.nn.silu), Array)
+    assert_type(jaxdnn.causal_conv1d(x, w, return_final_state=True), tuple[Array, Array])
+    assert_type(jaxdnn.causal_conv1d(x, w, return_final_state=flag), Array | tuple[Array, Array])
+    assert_type(jaxdnn.causal_conv1d_update(x, x, w), tuple[Array, Array])
+
+
 def norms(x: Array, scale: Array, flag: bool) -> None:
     assert_type(jaxdnn.layer_norm(x, scale, scale), Array)
     assert_type(jaxdnn.layer_norm(x, residual=x), tuple[Array, Array])

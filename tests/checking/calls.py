@@ -18,8 +18,14 @@ HOST = device.Target("cpu", "avx2", "CPU", 8)
 # Data, not hardware: what is planned for these is the same on every machine.
 TARGETS = {"cpu": [HOST], "cuda": [device._NAMED[80], device._NAMED[90]], "any": [HOST]}
 
-# The engines that serve an op: the folder of that name.
-FAMILIES = {"matmul": "product", "epilogue": "pointwise", "norm": "norm", "attention": "attention"}
+# The engines that serve an op: the folders of these names.
+FAMILIES = {
+    "matmul": ("product",),
+    "convolution": ("convolution", "product"),
+    "epilogue": ("pointwise",),
+    "norm": ("norm",),
+    "attention": ("attention",),
+}
 
 
 @functools.cache
@@ -60,7 +66,11 @@ def expected_native_calls(case: Any, engine: str, *, differentiated: bool) -> in
 def refusal(engine: Any, call: Call, target: Any) -> str | None:
     """Why the engine does not serve a call, or None."""
     problem = call.problem
-    return problem if isinstance(problem, str) and engine.problem else engine.reason(problem, target)
+    if engine.problem and isinstance(problem, str):
+        return problem
+    if engine.problem and not isinstance(problem, engine.problem):
+        return f"it serves another problem than {problem.family}"
+    return engine.reason(problem, target)
 
 
 def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
@@ -72,7 +82,7 @@ def configurations(engine: Any, call: Call, target: Any) -> list[Any]:
 
 def native(platform: str, op: str) -> list[Any]:
     """The engines of the table with kernels of our own for an op on a platform."""
-    return [engine for engine in ENGINES if engine.platform == platform and engine.family == FAMILIES[op]]
+    return [engine for engine in ENGINES if engine.platform == platform and engine.family in FAMILIES[op]]
 
 
 def primitives(jaxpr):

@@ -6,6 +6,7 @@ tolerance (see tolerance.py). Derivatives of all orders are JAX's derivatives of
 """
 
 import functools
+import itertools
 from math import prod
 from typing import Any
 
@@ -73,6 +74,37 @@ def matmul(case: Any, rounding: Any, a: Any, *arrays: Any) -> Any:
     else:
         epilogue = EPILOGUES[case.epilogue] if case.epilogue else lambda acc: acc
     return rounding.epilogue(epilogue, acc, arrays[count:], case.multiplied)
+
+
+def convolution(case: Any, rounding: Any, lhs: Any, rhs: Any, *operands: Any) -> Any:
+    """The sum, over the places of a window, of products of matrices (arXiv:1603.07285), and the case's epilogue."""
+    lhs, rhs = lhs.astype(jnp.float64), rhs.astype(jnp.float64)
+    acc = rounding.product(functools.partial(convolved, case.geometry), lhs, rhs, case.length, case.input_unit)
+    epilogue = EPILOGUES[case.epilogue] if case.epilogue else lambda acc: acc
+    return rounding.epilogue(epilogue, [acc], operands, case.multiplied)
+
+
+def convolved(geometry: Any, lhs: Any, rhs: Any) -> Any:
+    """A convolution, of arrays of any dtype: `geometry` says where and which."""
+    of_lhs, of_rhs, of_result = geometry.orders
+    lhs, rhs = jnp.transpose(lhs, of_lhs), jnp.transpose(rhs, of_rhs)  # (batch, features, places), (out, in, window)
+    rhs = jnp.flip(rhs, range(2, rhs.ndim)) if geometry.flip else rhs
+    groups, parts = geometry.groups, geometry.batch_groups
+    rows = zip(geometry.padding, geometry.lhs_dilation, strict=True)
+    padded = jax.lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0)] * 2 + [(*pad, step - 1) for pad, step in rows])
+    window, steps, strides = rhs.shape[2:], geometry.rhs_dilation, geometry.strides
+    columns = zip(padded.shape[2:], window, steps, strides, strict=True)
+    sizes = [max(0, (size - (count - 1) * step - 1) // stride + 1) for size, count, step, stride in columns]
+    n, out = lhs.shape[0] // parts, rhs.shape[0] // (groups * parts)
+    y = jnp.zeros((n, groups * parts * out, *sizes), lhs.dtype)
+    for tap in () if 0 in sizes else itertools.product(*map(range, window)):
+        starts = [place * step for place, step in zip(tap, steps, strict=True)]
+        ends = [start + (size - 1) * stride + 1 for start, size, stride in zip(starts, sizes, strides, strict=True)]
+        seen = jax.lax.slice(padded, (0, 0, *starts), (*padded.shape[:2], *ends), (1, 1, *strides))
+        seen = seen.reshape(parts, n, groups, rhs.shape[1], *sizes)
+        weights = rhs[(slice(None), slice(None), *tap)].reshape(groups, parts, out, rhs.shape[1])
+        y = y + jnp.einsum("pngi...,gpoi->ngpo...", seen, weights).reshape(y.shape)
+    return jnp.transpose(y, [of_result.index(d) for d in range(y.ndim)])
 
 
 def _sum_of(there: Any) -> Any:

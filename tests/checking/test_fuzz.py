@@ -51,7 +51,7 @@ def test_kernels_of_random_products_compile(start):
     for number in range(start, start + PORTION // 2):
         case = fuzz_matmul.draw(np.random.default_rng([SEED, number]))
         for call in find_calls(as_tuple(case.call), *case.primals()):
-            for engine in (engine for engine in engines_for(call.spec) if engine.platform == "cuda"):
+            for engine in (engine for engine in engines_for(call.spec, call.problem) if engine.platform == "cuda"):
                 if refusal(engine, call, H100) is None:
                     config = next(iter(engine.configurations(call.problem, H100)))
                     plan = engine.build(config, call.problem, H100)

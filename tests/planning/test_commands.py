@@ -15,6 +15,7 @@ from jaxdnn import __main__ as commands
 from jaxdnn import _native, device, doctor
 from jaxdnn.bench import FAMILIES, report
 from jaxdnn.engines.table import ENGINES
+from jaxdnn.planning import select
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,13 +49,27 @@ def test_doctor_tells_everything_once_in_one_screen(capsys, monkeypatch):
         assert printed.count(sentence) <= 1, printed
 
 
-def test_doctor_says_a_reason_once_whichever_engines_it_is_against(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("chosen", "engines"),
+    [
+        (lambda engine: engine.platform == "cuda", "every engine for cuda"),
+        (lambda engine: engine.name == "simt", "simt of product, simt of convolution, simt of attention"),
+    ],
+)
+def test_doctor_says_a_reason_once_whichever_engines_it_is_against(capsys, monkeypatch, chosen, engines):
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(doctor, "_why_not", lambda engine: "of a reason" if engine.platform == "cuda" else None)
+    monkeypatch.setattr(doctor, "_why_not", lambda engine: "of a reason" if chosen(engine) else None)
     monkeypatch.setattr(doctor, "find_target", lambda *_: TARGETS["cuda"][0])
     assert commands.main(["doctor"]) == 0
-    cuda = [engine.name for engine in ENGINES if engine.platform == "cuda"]
-    assert f"{', '.join(cuda)}: of a reason" in capsys.readouterr().out
+    assert f"{engines}: of a reason" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: f"{engine.name}-{engine.family}")
+def test_doctor_asks_an_engine_for_what_it_has(monkeypatch, engine):
+    hopper = {"cuda": device._NAMED[90], "cpu": TARGETS["cpu"][0]}
+    for module in (doctor, select):
+        monkeypatch.setattr(module, "find_target", lambda platform, _: hopper[platform])
+    assert doctor._why_not(engine) is None
 
 
 def test_unknown_family_is_refused(capsys):

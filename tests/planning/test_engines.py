@@ -37,7 +37,7 @@ def test_names_are_unique():
 @pytest.mark.parametrize("case", [*TABLE.every, *TABLE.empty], ids=str)
 def test_an_engine_gives_a_reason_and_never_raises(case):
     for call in calls_of(case):
-        for engine in engines_for(call.spec):
+        for engine in engines_for(call.spec, call.problem):
             for target in TARGETS[engine.platform]:
                 reason = refusal(engine, call, target)
                 assert reason is None or (isinstance(reason, str) and reason)
@@ -47,7 +47,7 @@ def test_an_engine_gives_a_reason_and_never_raises(case):
 def test_a_configuration_makes_a_plan(case):
     """Every configuration that is offered plans, and its knobs survive being set by name."""
     for call in calls_of(case):
-        for engine in engines_for(call.spec):
+        for engine in engines_for(call.spec, call.problem):
             for target in TARGETS[engine.platform]:
                 offered = configurations(engine, call, target)
                 assert len(set(offered)) == len(offered)
@@ -63,7 +63,8 @@ def test_a_configuration_makes_a_plan(case):
 
 def test_the_first_engine_that_can_serves():
     selection = choose(CASE)
-    names = [engine.name for engine in engines_for(calls_of(CASE)[0].spec)]
+    (call, *_) = calls_of(CASE)
+    names = [engine.name for engine in engines_for(call.spec, call.problem)]
     assert selection.engine == "host"
     assert [name for name, _ in selection.rejected] == names[: names.index("host")]
     assert dict(selection.rejected)["direct"] == "it runs on cuda, and this call is compiled for cpu"

@@ -8,6 +8,7 @@ import pytest
 
 from checking.calls import TARGETS, calls_of, refusal
 from checking.cases import BF16, F16, F32, F64, TABLE, AttentionCase, NormCase
+from checking.cases.convolution import convolution
 from checking.cases.dtypes import E4M3
 from checking.cases.matmul import product
 from jaxdnn.engines.table import ENGINES
@@ -41,6 +42,15 @@ PLANNED = [
     product((4096, 128, 64), (4096, 64, 128), BF16),
     product((1000, 1000), (1000, 1000), F16, epilogue="largest"),
     product((512, 512), (512, 512), F64),
+    convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
+    convolution(
+        (256, 14, 14, 256), (3, 3, 256, 256), BF16, padding="SAME", epilogue="bias gelu", extras=(((256,), BF16),)
+    ),
+    convolution((256, 56, 56, 256), (1, 1, 256, 512), BF16, strides=(2, 2)),
+    convolution((128, 56, 56, 96), (7, 7, 1, 96), BF16, padding="SAME", groups=96),
+    convolution((256, 56, 56, 144), (3, 3, 1, 144), BF16, padding="SAME", groups=144),
+    convolution((8, 4096, 4096), (4, 1, 4096), BF16, padding=((3, 0),), groups=4096),
+    convolution((32, 28, 28, 128), (3, 3, 128, 128), F32, padding="SAME", precision="highest"),
     AttentionCase(2, 8192, 8192, 16, 16, 128, 128, BF16),
     AttentionCase(2, 8192, 8192, 32, 8, 128, 128, BF16, causal=True, residual=True),
     AttentionCase(16, 1024, 1024, 32, 32, 64, 64, F16, window=(256, 0), lengths="query key"),
@@ -51,9 +61,10 @@ PLANNED = [
 
 
 def calls_for(engine, cases):
-    """Cases and their calls of the engine's op, numbered."""
+    """Cases and their calls of the engine's problem, or of none that could be it, numbered."""
     for case in cases:
         own = [call for call in calls_of(case) if engine.problem in call.spec.problems]
+        own = [call for call in own if isinstance(call.problem, (str, engine.problem))]
         yield from ((case, number, call) for number, call in enumerate(own))
 
 

@@ -75,7 +75,17 @@ def test_a_tensor_map_is_its_words():
     tensor = TensorMap(Result(1, 16), 3, (4, 5, 6), (7, 8), (9, 10, 11), (12, 13, 14), 15, 16, 17, 18)
     attributes = custom_call.attributes(host_plan(replace(GOOD, arguments=(Operand(0), tensor))), results=2)
     assert attributes["launches"]["0"]["arguments"].tolist() == [0, 0, 0, 3, 0, 0]
-    assert attributes["tensor_maps"]["0"].tolist() == [1, 1, 16, 3, 3, *range(4, 19)]
+    assert attributes["tensor_maps"]["0"].tolist() == [1, 1, 16, 3, 3, 0, *range(4, 19)]
+
+
+def test_an_im2col_tensor_map_is_its_words():
+    """Lower corners, then upper ones, as `cuTensorMapEncodeIm2col` takes them."""
+    corners = ((-1, 2), (-3, 4))
+    tensor = TensorMap(
+        Operand(0), 9, (4, 5, 6, 7), (8, 9, 10), (11, 12), (13, 14, 15, 16), 17, 18, 19, 20, corners=corners
+    )
+    attributes = custom_call.attributes(host_plan(replace(GOOD, arguments=(tensor,))), results=2)
+    assert attributes["tensor_maps"]["0"].tolist() == [0, 0, 0, 9, 4, 2, *range(4, 21), -1, -3, 2, 4]
 
 
 def test_scratch_lies_on_cache_lines_of_its_own():
@@ -112,6 +122,7 @@ def test_scratch_beyond_memory_is_an_error():
 
 
 TENSOR_MAP = TensorMap(Operand(0), 7, (8, 4), (32,), (8, 4), (1, 1))
+IM2COL = TensorMap(Operand(0), 7, (8, 4, 2), (32, 128), (8, 4), (1, 2, 1), corners=((-1, 1),))
 BAD_PLANS = {
     "unknown kernel": (
         host_plan(replace(GOOD, kernel="nope")),
@@ -156,7 +167,16 @@ BAD_PLANS = {
     ),
     "tensor map of unequal ranks": (
         host_plan(replace(GOOD, arguments=(replace(TENSOR_MAP, box=(8,)),))),
-        "probe, tensor map 0: has 15 words; rank 2 takes 16",
+        "probe, tensor map 0: has 16 words; rank 2 takes 17",
+    ),
+    "im2col": (host_plan(replace(GOOD, arguments=(IM2COL,))), "there are no tensor maps on the host"),
+    "im2col tensor map whose corners do not fit its rank": (
+        host_plan(replace(GOOD, arguments=(replace(IM2COL, corners=((0, 0),) * 2),))),
+        "probe, tensor map 0: has 2 corners with rank 3",
+    ),
+    "im2col tensor map with a long box": (
+        host_plan(replace(GOOD, arguments=(replace(IM2COL, box=(8, 4, 1)),))),
+        "probe, tensor map 0: has 23 words; rank 3 takes 22",
     ),
 }
 

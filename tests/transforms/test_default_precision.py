@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import jaxdnn
-from checking.cases import AttentionCase, MatmulCase, NormCase
+from checking.cases import AttentionCase, ConvolutionCase, MatmulCase, NormCase
 from checking.compare import as_tuple
 from checking.transforms import vjp, with_cotangents
 

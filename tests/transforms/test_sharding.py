@@ -45,7 +45,7 @@ def test_forward(cpus, row):
     assert set(collectives(text)) == row.sends
     calls = native_calls(text)
     assert len(calls) == row.calls[0]
-    if row.outputs:
+    if row.outputs and calls:
         specs = zip((*row.case.operands, *row.case.outputs), (*row.operands, *row.outputs), strict=True)
         shares = [share(row.case.shape_of(name), spec) for name, spec in specs]
         sizes = {math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", calls[0])}

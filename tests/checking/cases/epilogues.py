@@ -32,6 +32,8 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
     "summed over rows": lambda acc, c: _summed(acc * c),
     "least of each row": lambda acc: jnp.min(acc, axis=-1),
     "extrema": _extrema,
+    "channel sums": lambda acc: (acc, jnp.sum(acc, (0, 2, 3)), jnp.sum(acc * acc, (0, 2, 3))),
+    "sums of channels": lambda acc: (acc, jnp.sum(acc, (0, 1, 2)), jnp.sum(acc * acc, (0, 1, 2))),
     "sum alone": lambda acc: jnp.sum(jnp.square(acc)),
     "below the diagonal": lambda acc: jnp.where(jnp.tri(*acc.shape[-2:], dtype=bool), acc, 0),
     "softmax": lambda acc: jax.nn.softmax(acc / 4),

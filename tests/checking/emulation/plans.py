@@ -136,6 +136,8 @@ class Emulated:
 def _unit(k: int, plan: Plan) -> str:
     """A plan's text in a namespace of its own, in which `jaxdnn` has what the headers and what this unit declares."""
     body = re.sub(r"^#include.*\n", "", plan.unit, flags=re.MULTILINE).replace('extern "C" ', "")
+    # An entry point must not hide the kernel that it calls, which may have its name.
+    body = re.sub(r"(__global__ void (?:__launch_bounds__\(.*\)\s+)?)(\w+\()", r"\1entry_\2", body)
     text = (
         f"namespace plan{k} {{\nnamespace jaxdnn {{ using namespace ::jaxdnn; }}\nusing namespace jaxdnn;\n{body}}}\n"
     )
@@ -144,7 +146,7 @@ def _unit(k: int, plan: Plan) -> str:
         assert one.cluster[1:] == (1, 1), "a cluster lies along x"
         text += (
             f'extern "C" const char* run{k}_{i}(int order, void* const* arguments) {{\n'
-            f"    return launch({shape}, order, plan{k}::{one.kernel}, arguments);\n}}\n"
+            f"    return launch({shape}, order, plan{k}::entry_{one.kernel}, arguments);\n}}\n"
         )
     return text
 
@@ -156,11 +158,20 @@ def _held(argument: Argument, address: Callable[[Operand | Result | Scratch], in
             return ctypes.c_int64(argument.bits)
         case TensorMap():  # as shim/ptx/tma.cuh has it
             itemsize = ITEMSIZE[argument.dtype]
-            rest = 4 - len(argument.dimensions)
             swizzle = {value: rows for rows, value in SWIZZLE.items()}[argument.swizzle]
-            words = (address(argument.buffer), itemsize, swizzle, *argument.dimensions, *(rest * [1]))
-            strides = (itemsize, *argument.strides, *(rest * [0]))
-            return (ctypes.c_int64 * 15)(*words, *strides, *argument.box, *(rest * [1]))
+            lower, upper = zip(*argument.corners, strict=True) if argument.corners else ((), ())
+            words = [address(argument.buffer), itemsize, swizzle]
+            for numbers, length, rest in (
+                (argument.dimensions, 5, 1),
+                ((itemsize, *argument.strides), 5, 0),
+                (argument.box, 5, 1),
+                ((len(lower),), 1, 0),
+                (argument.element_strides[1:-1] if lower else (), 3, 0),
+                (lower, 3, 0),
+                (upper, 3, 0),
+            ):
+                words += [*numbers, *((length - len(numbers)) * [rest])]
+            return (ctypes.c_int64 * len(words))(*words)
         case Counter():
             return ctypes.c_int32(0)
         case Constant():

@@ -27,13 +27,14 @@ import numpy as np
 
 import jaxdnn
 from checking.cases import AttentionCase as AttentionCase
+from checking.cases import ConvolutionCase as ConvolutionCase
 from checking.cases import MatmulCase as MatmulCase
 from checking.cases import NormCase as NormCase
 from checking.compare import as_tuple, compare, difference, engines, platform
-from checking.fuzz import attention, matmul, norm
+from checking.fuzz import attention, convolution, matmul, norm
 from checking.tolerance import exact_and_tolerance
 
-OPS = {"norm": norm, "matmul": matmul, "attention": attention}
+OPS = {"norm": norm, "matmul": matmul, "attention": attention, "convolution": convolution}
 CHECKS = ("forward", "jvp", "vjp")
 
 

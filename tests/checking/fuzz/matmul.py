@@ -2,8 +2,8 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,7 @@ from checking.cases import BF16, F16, F32, F64, MatmulCase
 from checking.cases.dtypes import E4M3, E5M2, I8, I32
 from checking.fuzz import bounded, epilogues
 from checking.fuzz.bounded import Bounded
+from checking.fuzz.contraction import Contraction
 from checking.fuzz.epilogues import BOUNDED, JAX, Program
 
 # The most products of elements in a case; most have far fewer.
@@ -21,15 +22,21 @@ _DTYPES = (
     *((F32, F32), (F32, F32), (F32, F32), (BF16, BF16), (BF16, BF16), (BF16, BF16), (F16, F16), (F64, F64)),
     *((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (I8, I8), (BF16, F32), (F32, BF16), (BF16, F16)),
 )
+D = TypeVar("D", bound="Drawn")
 _ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "elu", "softplus", "mish", "hard_swish")
 
 
 @dataclass(frozen=True, repr=False)
-class DrawnCase(MatmulCase):
-    """A product of arrays whose epilogue is a program."""
+class Drawn(MatmulCase):
+    """A product of any kind whose epilogue is a program."""
 
-    program: Program | None = None
-    preferred: str | None = None
+    program: Program | None = field(default=None, kw_only=True)
+    preferred: str | None = field(default=None, kw_only=True)
+
+    @property
+    def contraction(self) -> Contraction:
+        """Which elements are multiplied, and where the products are added."""
+        raise NotImplementedError
 
     def call(self, *arrays: Any, **changes: Any) -> Any:
         return super().call(*arrays, preferred_element_type=self.preferred, **changes)
@@ -67,16 +74,31 @@ class DrawnCase(MatmulCase):
         return np.sin(np.arange(array.size)).reshape(array.shape) > 0 if array.dtype == bool else array
 
 
+@dataclass(frozen=True, repr=False)
+class DrawnCase(Drawn):
+    """A product of arrays whose epilogue is a program."""
+
+    @property
+    def contraction(self) -> Contraction:
+        return _contractions(self)
+
+
 def draw(random: np.random.Generator) -> DrawnCase:
     """A random case."""
+    case = _shapes(random)
+    dtypes = _DTYPES[random.integers(len(_DTYPES))]
+    if case.kind == "gated_linear_unit" and dtypes[0] == I8:
+        dtypes = (BF16, BF16)
+    return described(random, case, dtypes)
+
+
+def described(random: np.random.Generator, case: D, dtypes: tuple[str, str]) -> D:
+    """A case of these shapes with dtypes, an epilogue and a seed."""
 
     def one(options: Sequence[Any]) -> Any:
         return options[random.integers(len(options))]
 
-    dtypes = one(_DTYPES)
-    case = _shapes(random).replace(seed=int(random.integers(2**31)))
-    if case.kind == "gated_linear_unit" and dtypes[0] == I8:
-        dtypes = (BF16, BF16)
+    case = case.replace(seed=int(random.integers(2**31)))
     case = case.replace(dtypes_of=dtypes)
     if dtypes[0] == I8:
         case = case.replace(preferred=I32)
@@ -93,7 +115,7 @@ def draw(random: np.random.Generator) -> DrawnCase:
         case = case.replace(extras=tuple((n, one((F32, dtypes[0]))) for _ in range(biases)))
         return case.replace(epilogue=one(_ACTIVATIONS))
     if random.random() < 0.8:
-        shape = _contractions(case).shape
+        shape = case.contraction.shape
         program, extras = epilogues.draw(random, shape, (case.accumulator,))
         case = case.replace(program=program, extras=extras)
     return case
@@ -158,7 +180,8 @@ def _general(random: np.random.Generator, size: Any, small: Any) -> DrawnCase:
     return DrawnCase("dot_general", a, b, numbers=((a_contracted, b_contracted), (a_batch, b_batch)))
 
 
-class _Contraction(NamedTuple):
+@dataclass(frozen=True)
+class _Letters(Contraction):
     """The letters of the dimensions of a, b and their product, for numpy's `einsum`, and the letters' sizes.
 
     Dimensions of size one that stretch have no letter.
@@ -173,30 +196,18 @@ class _Contraction(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return tuple(self.sizes[letter] for letter in self.y)
 
-    def product(self, of: str, left: tuple[str, Bounded], right: tuple[str, Bounded], roundoff: Any) -> Bounded:
-        """What is left of the product of two arrays, each given with its letters, along the letters `of`.
+    def terms(self, of: str, left: str, right: str) -> int:
+        return int(np.prod([self.sizes[letter] for letter in {*left, *right} - {*of}]))
 
-        `roundoff` is a function of the number of terms: how the sums err relatively to the sum of their terms' sizes.
-        """
-        terms = int(np.prod([self.sizes[letter] for letter in {*left[0], *right[0]} - {*of}]))
-        x, y = (array for _, array in (left, right))
-        shapes = [tuple(self.sizes[letter] for letter in letters) for letters in (left[0], right[0])]
-
-        def summed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-            arrays = [array.reshape(shape) for array, shape in zip((first, second), shapes, strict=True)]
-            return np.einsum(f"{left[0]},{right[0]}->{of}", *arrays, optimize=True)
-
-        off = roundoff(terms)
-        value, error = summed(x.value, y.value), off * summed(np.abs(x.value), np.abs(y.value))
-        for first, second in ((x.error, np.abs(y.value)), (np.abs(x.value), y.error), (x.error, y.error)):
-            if np.any(first) and np.any(second):
-                with np.errstate(invalid="ignore"):
-                    error = error + (1 + off) * np.nan_to_num(summed(first, second), nan=np.inf, posinf=np.inf)
-        return Bounded(value, error, x.dtype)
+    def summed(self, of: str, left: tuple[str, np.ndarray], right: tuple[str, np.ndarray]) -> np.ndarray:
+        letters, arrays = zip(left, right, strict=True)
+        pairs = zip(letters, arrays, strict=True)
+        shaped = [array.reshape(tuple(self.sizes[letter] for letter in own)) for own, array in pairs]
+        return np.einsum(f"{letters[0]},{letters[1]}->{of}", *shaped, optimize=True)
 
 
 @functools.lru_cache(maxsize=8)
-def _contractions(case: DrawnCase) -> _Contraction:
+def _contractions(case: DrawnCase) -> _Letters:
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     if case.numbers is not None:
         (a_contracted, b_contracted), (a_batch, b_batch) = case.numbers
@@ -218,17 +229,17 @@ def _contractions(case: DrawnCase) -> _Contraction:
         of_a = [x for x in of_a if sizes[0][x] != 1 or sizes[1].get(x, 1) == 1]
         of_b = [x for x in of_b if sizes[1][x] != 1 or sizes[0].get(x, 1) == 1]
         known = {x: sizes[0][x] for x in of_a} | {x: sizes[1][x] for x in of_b}
-        return _Contraction("".join(of_a), "".join(of_b), "".join(y), known)
+        return _Letters("".join(of_a), "".join(of_b), "".join(y), known)
     known = dict(zip(of_a, case.a, strict=True)) | dict(zip(of_b, case.b, strict=True))
-    return _Contraction("".join(of_a), "".join(of_b), "".join(y), known)
+    return _Letters("".join(of_a), "".join(of_b), "".join(y), known)
 
 
-def evaluate(case: DrawnCase, check: str, primals: Any, directions: Any = ()) -> list[tuple[np.ndarray, np.ndarray]]:
+def evaluate(case: Drawn, check: str, primals: Any, directions: Any = ()) -> list[tuple[np.ndarray, np.ndarray]]:
     """The results of a "forward", "jvp" or "vjp" check, flat, with the error that each element may have.
 
     `directions` are those of the floating operands, or of the results.
     """
-    c, count = _contractions(case), 2 if case.kind == "gated_linear_unit" else 1
+    c, count = case.contraction, 2 if case.kind == "gated_linear_unit" else 1
     wide = [array.astype(np.int64) if array.dtype == np.int8 else array for array in primals[: 1 + count]]
     arrays = [bounded.exact(array) for array in (*wide, *primals[1 + count :])]
     a, rights, extras = arrays[0], arrays[1 : 1 + count], arrays[1 + count :]
@@ -284,7 +295,7 @@ def _zero(x: Bounded) -> Bounded:
     return Bounded(np.zeros(x.shape), np.zeros(x.shape), F32)
 
 
-def _rounded_sum(case: DrawnCase, terms: Sequence[Bounded]) -> Bounded:
+def _rounded_sum(case: Drawn, terms: Sequence[Bounded]) -> Bounded:
     """The sum of gradients that are rounded to the dtype of a before they are added."""
     unit = bounded.unit(case.dtypes_of[0])
     value = sum(term.value for term in terms)
@@ -292,7 +303,7 @@ def _rounded_sum(case: DrawnCase, terms: Sequence[Bounded]) -> Bounded:
     return Bounded(np.asarray(value), error, terms[0].dtype)
 
 
-def _epilogue(case: DrawnCase, acc: Sequence[Bounded], extras: Sequence[Bounded]) -> list[Bounded]:
+def _epilogue(case: Drawn, acc: Sequence[Bounded], extras: Sequence[Bounded]) -> list[Bounded]:
     """The results, of which those in the sums' dtype are rounded to the case's."""
     if case.kind == "gated_linear_unit":
         dtype = acc[0].dtype

@@ -7,22 +7,28 @@
 
 namespace jaxdnn {
 
-/// checking/emulation/plans.py fills it in. Sizes count elements, strides bytes.
+/// checking/emulation/plans.py fills it in. Sizes count elements, strides bytes. Of one that is im2col, the box is
+/// channels and places, which are walked through between corners.
 struct TensorMap {
   unsigned char* data;
   long long itemsize, swizzle;  // bytes of a row of shared memory whose chunks of 16 are exchanged
-  long long sizes[4], strides[4], box[4];
+  long long sizes[5], strides[5], box[5];
+  long long spatial;  // dimensions of places; 0 unless im2col
+  long long steps[3], lower[3], upper[3];
+
+  long long bytes() const { return box[0] * box[1] * box[2] * box[3] * itemsize; }
 };
 
 namespace ptx {
+
+inline unsigned swizzled(const TensorMap& map, unsigned at) { return at ^ (at >> 7) % (map.swizzle / 16) << 4; }
 
 /// For each element of a box, which lies at `shared` in shared memory: where it is there, and in the tensor, or null.
 template <class Visit>
 void visit_box(const TensorMap& map, unsigned shared, const int (&first)[4], Visit visit) {
   const long long row_bytes = map.box[0] * map.itemsize;
   for (long long i = 0; i < map.box[0] * map.box[1] * map.box[2] * map.box[3]; ++i) {
-    unsigned at = shared + i / map.box[0] * row_bytes + i % map.box[0] * map.itemsize;
-    at ^= (at >> 7) % (map.swizzle / 16) << 4;
+    const unsigned at = swizzled(map, shared + i / map.box[0] * row_bytes + i % map.box[0] * map.itemsize);
     unsigned char* data = map.data;
     bool inside = true;
     long long rest = i;
@@ -36,21 +42,52 @@ void visit_box(const TensorMap& map, unsigned shared, const int (&first)[4], Vis
   }
 }
 
+/// Likewise of a column of places, from `first` on. They pass from one corner to the other of each dimension, and each
+/// is read `offset` further.
+template <int kSpatial, class Visit>
+void visit_places(const TensorMap& map, unsigned shared, int channel, const int (&first)[kSpatial], int image,
+                  const unsigned short (&offset)[kSpatial], Visit visit) {
+  long long place[kSpatial];
+  std::copy_n(first, kSpatial, place);
+  for (long long i = 0; i < map.box[1]; ++i) {
+    for (long long element = 0; element < map.box[0]; ++element) {
+      const unsigned at = swizzled(map, shared + (i * map.box[0] + element) * map.itemsize);
+      bool inside =
+          0 <= channel + element && channel + element < map.sizes[0] && 0 <= image && image < map.sizes[kSpatial + 1];
+      unsigned char* data = map.data + (channel + element) * map.strides[0] + image * map.strides[kSpatial + 1];
+      for (int axis = 0; axis < kSpatial; ++axis) {
+        const long long coordinate = place[axis] + offset[axis];
+        inside &= 0 <= coordinate && coordinate < map.sizes[axis + 1];
+        data += coordinate * map.strides[axis + 1];
+      }
+      visit(at, inside ? data : nullptr);
+    }
+    int axis = 0;
+    while (axis < kSpatial && (place[axis] += map.steps[axis]) > map.sizes[axis + 1] - 1 + map.upper[axis]) {
+      place[axis] = map.lower[axis];
+      ++axis;
+    }
+    image += axis == kSpatial;
+  }
+}
+
 inline void prefetch_tensormap(const TensorMap*) {}
 
-/// To the same place in each block of the cluster that `blocks` has a bit for.
-inline void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
-                                                unsigned short blocks, int x, int y, int z, int w = 0) {
+/// What `visits(visit)` has, to the same place in each block of the cluster that `blocks` has a bit for.
+template <class Visits>
+void load_multicast(unsigned destination, const TensorMap* map, unsigned barrier, unsigned short blocks,
+                    Visits visits) {
   const emulation::Cluster& cluster = emulation::machine.current->block->cluster;
-  if (destination % 1024) emulation::fail("loads a box to %u, which is not aligned", destination);
+  // The pattern of a swizzle repeats every eight lines.
+  if (destination % (8 * map->swizzle)) emulation::fail("loads a box to %u, which is not aligned", destination);
   for (emulation::Block* const block : cluster.blocks) {
     if (!(blocks >> block->rank & 1)) continue;
-    if (destination + map->box[0] * map->box[1] * map->itemsize > block->dynamic.size) {
+    if (destination + map->bytes() > block->dynamic.size) {
       emulation::fail("loads a box past the end of shared memory");
     }
     const auto load = [=, map = *map] {
       unsigned bytes = 0;
-      visit_box(map, destination, {x, y, z, w}, [&](unsigned at, const unsigned char* data) {
+      visits(map, [&](unsigned at, const unsigned char* data) {
         unsigned char* const to = block->dynamic.data() + at;
         data ? std::memcpy(to, data, map.itemsize) : std::memset(to, 0, map.itemsize);
         bytes += map.itemsize;
@@ -66,10 +103,41 @@ inline void cp_async_bulk_tensor_load_multicast(unsigned destination, const Tens
   }
 }
 
+inline void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
+                                                unsigned short blocks, int x, int y, int z, int w = 0) {
+  if (map->spatial) emulation::fail("loads a box by the map of an image");
+  load_multicast(destination, map, barrier, blocks,
+                 [=](const TensorMap& held, auto visit) { visit_box(held, destination, {x, y, z, w}, visit); });
+}
+
+inline unsigned short own_block() { return 1 << emulation::machine.current->block->rank; }
+
 inline void cp_async_bulk_tensor_load(unsigned destination, const TensorMap* map, unsigned barrier, int x, int y, int z,
                                       int w = 0) {
-  const unsigned short own = 1 << emulation::machine.current->block->rank;
-  cp_async_bulk_tensor_load_multicast(destination, map, barrier, own, x, y, z, w);
+  cp_async_bulk_tensor_load_multicast(destination, map, barrier, own_block(), x, y, z, w);
+}
+
+template <int kSpatial>
+void cp_async_bulk_tensor_load_im2col_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
+                                                unsigned short blocks, int channel, const int (&place)[kSpatial],
+                                                int image, const unsigned short (&offset)[kSpatial]) {
+  if (map->spatial != kSpatial) emulation::fail("loads %d-D places by another map", kSpatial);
+  struct Start {
+    int place[kSpatial];
+    unsigned short offset[kSpatial];
+  } start;
+  std::copy_n(place, kSpatial, start.place);
+  std::copy_n(offset, kSpatial, start.offset);
+  load_multicast(destination, map, barrier, blocks, [=](const TensorMap& held, auto visit) {
+    visit_places<kSpatial>(held, destination, channel, start.place, image, start.offset, visit);
+  });
+}
+
+template <int kSpatial>
+void cp_async_bulk_tensor_load_im2col(unsigned destination, const TensorMap* map, unsigned barrier, int channel,
+                                      const int (&place)[kSpatial], int image,
+                                      const unsigned short (&offset)[kSpatial]) {
+  cp_async_bulk_tensor_load_im2col_multicast(destination, map, barrier, own_block(), channel, place, image, offset);
 }
 
 inline void cp_async_bulk_tensor_load_evict_first(unsigned destination, const TensorMap* map, unsigned barrier, int x,

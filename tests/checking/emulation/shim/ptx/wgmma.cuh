@@ -35,10 +35,11 @@ float wgmma_value(unsigned bits) {
 template <WgmmaType kType, bool kAlongExtent>
 float wgmma_element(const emulation::Block& block, unsigned long long tile, int at, int k) {
   const unsigned start = (tile & 0x3fff) << 4, chunk = (tile >> 16 & 0x3fff) << 4, group = (tile >> 32 & 0x3fff) << 4;
+  const int bytes = 256 >> (tile >> 62);  // of a line
   const int line = kAlongExtent ? k : at, element = kAlongExtent ? at : k;
-  unsigned address = start + line / 8 * group + line % 8 * 128 + element % 64 * 2;
-  if (kAlongExtent) address += element / 64 * chunk;
-  address ^= (address >> 7) % 8 << 4;
+  unsigned address = start + line / 8 * group + line % 8 * bytes + element % (bytes / 2) * 2;
+  if (kAlongExtent) address += element / (bytes / 2) * chunk;
+  address ^= (address >> 7) % (bytes / 16) << 4;
   unsigned short bits;
   std::memcpy(&bits, block.dynamic.data() + address, sizeof(bits));
   return wgmma_value<kType>(bits);

@@ -1,0 +1,1 @@
+"""Convolution problems, run in numpy."""
