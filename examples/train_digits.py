@@ -1,7 +1,8 @@
 """Trains a small transformer on real handwritten digits, once with jaxdnn's ops and once with plain JAX.
 
-An 8 x 8 image is cut into 16 patches of 2 x 2 pixels. Each block attends across the patches, `dot_product_attention`,
-and then mixes the features. Both halves of a block add their result to a residual stream which the next half
+A convolution, `conv_general_dilated`, turns the patches of 2 x 2 pixels of an 8 x 8 image into features, and its kernel
+adds what tells where they lie. Each block attends across the patches, `dot_product_attention`, and then mixes the
+features. Both halves of a block add their result to a residual stream which the next half
 normalizes, so that one call of a norm does both: `y, stream = rms_norm(update, scale, residual=stream)`. The hidden
 layer is a matmul whose kernel adds the bias and applies the activation: `matmul(y, weight, bias, epilogue=...)`.
 
@@ -32,17 +33,35 @@ from sklearn.model_selection import train_test_split
 
 import jaxdnn
 
-PATCHES, PIXELS, CLASSES, HEADS = 16, 4, 10, 4
+PATCH, GRID, CLASSES, HEADS = 2, 4, 10, 4  # pixels of a patch and patches of an image, along each side
 
 
 class Layers(NamedTuple):
     """Where the network takes its layers from."""
 
     name: str
+    stem: Callable
     layer_norm: Callable
     rms_norm: Callable
     attention: Callable
     hidden: Callable
+
+
+_CONVOLUTION = {
+    "window_strides": (PATCH, PATCH),
+    "padding": "VALID",
+    "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
+}
+
+
+def stem(images, weight, position):
+    """One kernel: each patch's product, and what is added to it."""
+    return jaxdnn.conv_general_dilated(images, weight, **_CONVOLUTION, operands=[position], epilogue=jnp.add)
+
+
+def plain_stem(images, weight, position):
+    """What one writes without jaxdnn."""
+    return jax.lax.conv_general_dilated(images, weight, **_CONVOLUTION) + position
 
 
 def hidden(y, weight, bias):
@@ -70,8 +89,8 @@ def plain_rms_norm(x, scale, *, residual=None, epsilon=1e-6):
     return y if residual is None else (y, x)
 
 
-JAXDNN = Layers("jaxdnn", jaxdnn.layer_norm, jaxdnn.rms_norm, jaxdnn.dot_product_attention, hidden)
-PLAIN = Layers("plain JAX", plain_layer_norm, plain_rms_norm, jax.nn.dot_product_attention, plain_hidden)
+JAXDNN = Layers("jaxdnn", stem, jaxdnn.layer_norm, jaxdnn.rms_norm, jaxdnn.dot_product_attention, hidden)
+PLAIN = Layers("plain JAX", plain_stem, plain_layer_norm, plain_rms_norm, jax.nn.dot_product_attention, plain_hidden)
 
 
 def initial_parameters(key: jax.Array, features: int, blocks: int) -> dict[str, Any]:
@@ -92,8 +111,8 @@ def initial_parameters(key: jax.Array, features: int, blocks: int) -> dict[str, 
         }
 
     return {
-        "embedding": dense(PIXELS, features),
-        "position": jax.random.normal(next(keys), (PATCHES, features)),
+        "stem": dense(PATCH**2, features).reshape(PATCH, PATCH, 1, features),
+        "position": jax.random.normal(next(keys), (GRID, GRID, features)),
         "blocks": [block() for _ in range(blocks)],
         "scale": jnp.ones(features),
         "bias": jnp.zeros(features),
@@ -101,9 +120,10 @@ def initial_parameters(key: jax.Array, features: int, blocks: int) -> dict[str, 
     }
 
 
-def logits(layers: Layers, parameters: dict[str, Any], patches: jax.Array) -> jax.Array:
-    """(batch, 16, 4) patches -> (batch, 10) logits."""
-    stream = patches @ parameters["embedding"] + parameters["position"]
+def logits(layers: Layers, parameters: dict[str, Any], images: jax.Array) -> jax.Array:
+    """(batch, 8, 8, 1) images -> (batch, 10) logits."""
+    patches = layers.stem(images, parameters["stem"], parameters["position"])
+    stream = patches.reshape(len(images), GRID**2, -1)
     update = None
     for block in parameters["blocks"]:
         if update is None:
@@ -120,8 +140,8 @@ def logits(layers: Layers, parameters: dict[str, Any], patches: jax.Array) -> ja
     return y.mean(-2) @ parameters["head"]
 
 
-def loss(layers: Layers, parameters: dict[str, Any], patches: jax.Array, labels: jax.Array) -> jax.Array:
-    log_probabilities = jax.nn.log_softmax(logits(layers, parameters, patches))
+def loss(layers: Layers, parameters: dict[str, Any], images: jax.Array, labels: jax.Array) -> jax.Array:
+    log_probabilities = jax.nn.log_softmax(logits(layers, parameters, images))
     return -jnp.take_along_axis(log_probabilities, labels[:, None], -1).mean()
 
 
@@ -134,9 +154,9 @@ class Adam(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def step(layers: Layers, state: Adam, number, rate, patches, labels) -> tuple[Adam, jax.Array]:
+def step(layers: Layers, state: Adam, number, rate, images, labels) -> tuple[Adam, jax.Array]:
     """One step of Adam (Kingma and Ba, 2015); `number` counts from 1."""
-    value, gradient = jax.value_and_grad(partial(loss, layers))(state.parameters, patches, labels)
+    value, gradient = jax.value_and_grad(partial(loss, layers))(state.parameters, images, labels)
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, gradient)
     second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, state.second, gradient)
 
@@ -146,12 +166,11 @@ def step(layers: Layers, state: Adam, number, rate, patches, labels) -> tuple[Ad
     return Adam(jax.tree.map(updated, state.parameters, first, second), first, second), value
 
 
-def load_patches() -> list[np.ndarray]:
-    """Patches and labels to train on, then those held out."""
-    images, labels = load_digits(return_X_y=True)
-    grid = images.reshape(-1, 4, 2, 4, 2).swapaxes(2, 3)
-    patches = (grid.reshape(-1, PATCHES, PIXELS) / 8 - 1).astype(np.float32)
-    train_x, test_x, train_y, test_y = train_test_split(patches, labels, test_size=0.2, random_state=0, stratify=labels)
+def load_images() -> list[np.ndarray]:
+    """Images and labels to train on, then those held out."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels.reshape(-1, 8, 8, 1) / 8 - 1).astype(np.float32)
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
     return [train_x, train_y, test_x, test_y]
 
 
@@ -189,7 +208,7 @@ def main(arguments: list[str] | None = None) -> float:
     options = parser.parse_args(arguments)
 
     console = Console()
-    train_x, train_y, test_x, test_y = load_patches()
+    train_x, train_y, test_x, test_y = load_images()
     parameters = initial_parameters(jax.random.key(0), options.features, options.blocks)
     zeros = jax.tree.map(jnp.zeros_like, parameters)
     states = {layers: Adam(parameters, zeros, zeros) for layers in (JAXDNN, PLAIN)}

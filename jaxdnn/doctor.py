@@ -16,26 +16,35 @@ from jaxdnn import _native
 from jaxdnn.config import Options
 from jaxdnn.device import find_target, gpus
 from jaxdnn.engines.base import Engine
+from jaxdnn.engines.convolution.problem import Window
 from jaxdnn.engines.table import ENGINES
+from jaxdnn.planning.candidates import engines_for
 from jaxdnn.planning.select import select
 from jaxdnn.pointwise import trace
 from jaxdnn.primitives.attention.spec import AttentionSpec
+from jaxdnn.primitives.convolution.spec import ConvolutionSpec
 from jaxdnn.primitives.fused.derivative import EpilogueSpec
 from jaxdnn.primitives.fused.epilogue import Epilogue
 from jaxdnn.primitives.matmul.spec import MatmulSpec
 from jaxdnn.primitives.norm.spec import NormSpec
 from jaxdnn.spec import Signature, Spec
 
-_ROWS, _WEIGHTS = (jax.ShapeDtypeStruct((rows, 256), "float32") for rows in (64, 256))
+_ROWS = jax.ShapeDtypeStruct((64, 256), "float32")
+_FACTORS = {name: jax.ShapeDtypeStruct((rows, 256), "bfloat16") for name, rows in (("a", 64), ("b", 256))}
 _QUERY, _KEY = (jax.ShapeDtypeStruct((1, 64, 2, *group, 64), "bfloat16") for group in ((1,), ()))
+_IMAGE = jax.ShapeDtypeStruct((2, 8, 8, 64), "float32")
+_DENSE, _DEPTHWISE = (jax.ShapeDtypeStruct((3, 3, channels, 64), "float32") for channels in (64, 1))
+_WINDOWS = (Window(8, 3, 8, low=1),) * 2
 _SQUARE = Epilogue(lambda acc: (acc * acc,), trace(lambda acc: acc * acc, _ROWS.shape, (_ROWS.dtype,)))
 _DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("accumulator0",), seeded=("y0",))
 
-# A call of each op, which the engines of its problem are asked to make ready: the spec, the operands, the results.
+# Calls of each op, which the engines of its problem are asked to make ready: the spec, the operands, the results.
 _SAMPLES: tuple[tuple[Spec, dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]], ...] = (
     (NormSpec(kind="rms_norm"), {"x": _ROWS}, {"y": _ROWS}),
-    (MatmulSpec(), {"a": _ROWS, "b": _WEIGHTS}, {"y": _ROWS}),
+    (MatmulSpec(), _FACTORS, {"y": _ROWS}),
     (AttentionSpec(), {"query": _QUERY, "key": _KEY, "value": _KEY}, {"out": _QUERY}),
+    (ConvolutionSpec(windows=_WINDOWS), {"a": _IMAGE, "b": _DENSE}, {"y": _IMAGE}),
+    (ConvolutionSpec(windows=_WINDOWS, group=(1, 1)), {"a": _IMAGE, "b": _DEPTHWISE}, {"y": _IMAGE}),
     (_DERIVATIVE, {"accumulator0": _ROWS, "d_y0": _ROWS}, {"d_accumulator0": _ROWS}),
 )
 
@@ -52,7 +61,12 @@ def main(arguments: argparse.Namespace | None = None) -> int:
     reasons = {engine: _why_not(engine) for engine in ENGINES}
     console.print(_engine_table(reasons))
     for reason in dict.fromkeys(filter(None, reasons.values())):
-        engines = ", ".join(engine.name for engine in ENGINES if reasons[engine] == reason)
+        kept = [engine for engine in ENGINES if reasons[engine] == reason]
+        platforms = {engine.platform for engine in kept}
+        if all(engine in kept for engine in ENGINES if engine.platform in platforms):
+            engines = f"every engine for {' and '.join(sorted(platforms))}"
+        else:
+            engines = ", ".join(f"{engine.name} of {engine.family}" for engine in kept)
         console.print(f"{engines}: {reason}", markup=False, highlight=False)
     return 0
 
@@ -130,15 +144,19 @@ def _engine_table(reasons: Mapping[Engine, str | None]) -> Table:
 
 
 def _why_not(engine: Engine) -> str | None:
-    """Why the engine can't serve a small call on this machine; None if it can."""
+    """Why the engine can't serve any small call on this machine; None if it can."""
     if engine.platform == "any":
         return None
     if isinstance(find_target(engine.platform, Options()), str):
         return "there is no such device here"
-    spec, operands, results = next(sample for sample in _SAMPLES if engine.problem in sample[0].problems)
     options = Options(engine=engine.name, deterministic=False)
-    selection = select(spec.replace(options=options), Signature(operands, results), engine.platform)
-    return dict(selection.rejected).get(engine.name)
+    reasons = []
+    for spec, operands, results in _SAMPLES:
+        signature = Signature(operands, results)
+        if engine in engines_for(spec, spec.problem(signature)):
+            selection = select(spec.replace(options=options), signature, engine.platform)
+            reasons.append(dict(selection.rejected).get(engine.name))
+    return None if None in reasons else reasons[0]
 
 
 def _version(parts: tuple[int, int]) -> str:

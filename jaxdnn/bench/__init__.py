@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdnn.bench import attention, matmul, norm, report, timing
+from jaxdnn.bench import attention, convolution, matmul, norm, report, timing
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
@@ -41,6 +41,7 @@ FAMILIES = {
     "norm": Family(norm.cases, ("rows", "columns"), _FLOATS),
     "matmul": Family(matmul.cases, ("m", "n", "k"), (*_FLOATS, "float8_e4m3fn")),
     "attention": Family(attention.cases, ("batch", "length", "heads", "head_size"), _FLOATS),
+    "convolution": Family(convolution.cases, ("batch", "size", "channels", "window", "features"), _FLOATS),
 }
 
 

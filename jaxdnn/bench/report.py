@@ -77,7 +77,8 @@ def means(rows: Sequence[Row]) -> list[str]:
             geometric_mean([getattr(row, column) for row in group])
             for column in ("rate", "fraction_of_limit", "speedup")
         )
-        rate = _rate(rate, group[0].unit, fraction)
+        (unit, *others) = {row.unit for row in group}
+        rate = "" if others else _rate(rate, unit, fraction)
         return _LINE.format(call, "geometric mean", dtype, "", rate, "", _times(speedup), "", "", "").rstrip()
 
     return [mean(*name, group) for name, group in groups.items()]
