@@ -1,6 +1,7 @@
 """The benchmark: every case of a family, against plain JAX and against the machine's limit, in one run.
 
     python -m jaxdnn bench [family] [--only PATTERN] [--shapes 512x4096 ...] [--dtypes float32 ...] [--save] [--readme]
+    python -m jaxdnn bench [family] --untuned SEED
 
 One line a case, then geometric means. `--save` writes a CSV for this device, `--readme` makes the tables of
 benchmarks/README.md from all of them.
@@ -10,13 +11,13 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from jaxdnn.bench import attention, convolution, matmul, norm, report, timing
+from jaxdnn.bench import attention, convolution, matmul, norm, report, timing, untuned
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
@@ -29,19 +30,23 @@ class Family:
       cases: of shapes and dtypes; where these are empty, of the ones that are published.
       sizes: what a shape consists of.
       dtypes: the ones that may be asked for.
+      classes: of shapes, which draw cases.
     """
 
     cases: Callable[..., Iterable[timing.Case]]
     sizes: tuple[str, ...]
     dtypes: tuple[str, ...]
+    classes: Sequence[untuned.Class]
 
 
 _FLOATS = ("float32", "bfloat16", "float16")
 FAMILIES = {
-    "norm": Family(norm.cases, ("rows", "columns"), _FLOATS),
-    "matmul": Family(matmul.cases, ("m", "n", "k"), (*_FLOATS, "float8_e4m3fn")),
-    "attention": Family(attention.cases, ("batch", "length", "heads", "head_size"), _FLOATS),
-    "convolution": Family(convolution.cases, ("batch", "size", "channels", "window", "features"), _FLOATS),
+    "norm": Family(norm.cases, ("rows", "columns"), _FLOATS, norm.CLASSES),
+    "matmul": Family(matmul.cases, ("m", "n", "k"), (*_FLOATS, "float8_e4m3fn"), matmul.CLASSES),
+    "attention": Family(attention.cases, ("batch", "length", "heads", "head_size"), _FLOATS, attention.CLASSES),
+    "convolution": Family(
+        convolution.cases, ("batch", "size", "channels", "window", "features"), _FLOATS, convolution.CLASSES
+    ),
 }
 
 
@@ -58,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtypes", metavar="DTYPE", nargs="+", choices=dtypes, default=(), help=f"of {', '.join(dtypes)}"
     )
+    parser.add_argument("--untuned", metavar="SEED", type=int, help="instead of ours: shapes drawn from this number")
     parser.add_argument("--save", action="store_true", help="write a CSV for this device into the results folder")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the CSVs")
     parser.add_argument("--readme", action="store_true", help="measure nothing: write the CSVs' tables into their page")
@@ -68,6 +74,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.readme:
         report.update_readme(arguments.results.parent / "README.md", arguments.results)
         return 0
+    if arguments.untuned is not None and (arguments.shapes or arguments.dtypes or arguments.save):
+        print("bench: --untuned draws shapes and dtypes, and saves nothing: leave out the others", file=sys.stderr)
+        return 2
     chosen = {
         name: [case for case in cases if arguments.only.search(str(case))] for name, cases in _cases(arguments).items()
     }
@@ -116,13 +125,15 @@ def _cases(arguments: argparse.Namespace) -> dict[str, list[timing.Case]]:
     """The cases of each family that was named, or of all, of those shapes and dtypes asked for that it has."""
 
     def cases(family: Family) -> list[timing.Case]:
+        if arguments.untuned is not None:
+            return list(untuned.draw(family.classes, arguments.untuned))
         shapes = [shape for shape in arguments.shapes if len(shape) == len(family.sizes)]
         dtypes = [dtype for dtype in arguments.dtypes if dtype in family.dtypes]
         if (arguments.shapes and not shapes) or (arguments.dtypes and not dtypes):
             return []
         return list(family.cases(shapes, dtypes))
 
-    named = [arguments.family] if arguments.family else FAMILIES
+    named = [arguments.family] if arguments.family else list(FAMILIES)
     return {name: cases(FAMILIES[name]) for name in named}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
+from jaxdnn.bench.untuned import Class, Sizes
 
 _SAMPLE = 16  # queries of the first batch element, whose results are compared with float64
 
@@ -126,6 +127,38 @@ def _of_networks() -> Iterator[Call]:
 
 def _dense(batch: int, length: int, heads: int, head_size: int, dtype: str = "bfloat16") -> Call:
     return Call(batch, length, length, heads, heads, head_size, dtype)
+
+
+def _of_lengths(longest: int, *kinds: dict[str, Any]) -> Class:
+    """Of one of these kinds, forward or with the gradient."""
+
+    def one(sizes: Sizes) -> Case:
+        length, key_heads = sizes.size(16, longest), sizes.one(1, 2, 4, 8)
+        size, dtype = sizes.one(32, 64, 64, 80, 96, 128, 128, 256), sizes.one("bfloat16", "bfloat16", "float16")
+        call = Call(sizes.size(1, 32), length, length, key_heads * sizes.one(1, 1, 2, 4, 8), key_heads, size, dtype)
+        return case(replace(call, **sizes.one(*kinds)), gradient=sizes.one(False, True))
+
+    return one
+
+
+def _decoding(sizes: Sizes) -> Case:
+    key_heads = sizes.one(1, 2, 4, 8)
+    heads, size = key_heads * sizes.one(1, 2, 4, 8), sizes.one(64, 128, 256)
+    call = Call(sizes.size(1, 128), 1, sizes.size(256, 65_536), heads, key_heads, size, "bfloat16", kind="decoding")
+    return case(call, gradient=False)
+
+
+_CAUSAL = {"kind": "causal", "causal": True}
+# All keys and causal masks, of any lengths and of short ones; what networks make of attention besides; and decoding.
+CLASSES: tuple[Class, ...] = (
+    _of_lengths(16_384, {}, _CAUSAL),
+    _of_lengths(512, {}, _CAUSAL),
+    _of_lengths(16_384, {"kind": "windowed", "causal": True, "window": 512}),
+    _of_lengths(16_384, {"kind": "packed", "causal": True, "documents": 7}),
+    _of_lengths(2048, {"kind": "biased", "bias": True}),
+    _of_lengths(8192, {"kind": "soft-capped", "soft_cap": 30.0}, {"kind": "causal", "causal": True, "soft_cap": 30.0}),
+    _decoding,
+)
 
 
 def _both(calls: Iterable[Call]) -> Iterator[Case]:

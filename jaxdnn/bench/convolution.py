@@ -14,6 +14,7 @@ from jax import lax
 
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
+from jaxdnn.bench.untuned import Class, Sizes
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
 _DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
@@ -145,6 +146,56 @@ def cases(shapes: Sequence[tuple[int, int, int, int, int]] = (), dtypes: Sequenc
     if gpu and not shapes and not dtypes:
         for call, epilogue in product(_RESNET, ("bias + relu", "bias + residual + relu")):
             yield case(replace(call, epilogue=epilogue), "fprop")
+
+
+def _of_windows(draw: Callable[[Sizes], Call]) -> Class:
+    """In one of the directions."""
+    return lambda sizes: case(draw(sizes), sizes.one(*_DIRECTIONS))
+
+
+def _image(sizes: Sizes, channels: int, *, least: int = 7, most: int = 224) -> tuple[int, ...]:
+    return sizes.size(1, 256), sizes.size(least, most), sizes.size(least, most), channels
+
+
+def _dense(sizes: Sizes) -> Call:
+    window = sizes.one((3, 3), (3, 3), (1, 1), (5, 5), (1, 7))
+    return Call(_image(sizes, sizes.size(16, 1024)), window, sizes.size(16, 1024), stride=sizes.one(1, 1, 2))
+
+
+def _dilated(sizes: Sizes) -> Call:
+    image, features = _image(sizes, 8 * sizes.size(4, 64), least=14, most=128), 8 * sizes.size(4, 64)
+    return Call(image, (3, 3), features, dilation=sizes.size(2, 16), kind="dilated")
+
+
+def _grouped(sizes: Sizes) -> Call:
+    groups, channels = sizes.one(2, 4, 8, 16, 32), sizes.one(4, 8, 16, 32, 64)
+    image = _image(sizes, groups * channels, most=56)
+    return Call(image, (3, 3), groups * channels, groups=groups, stride=sizes.one(1, 1, 2), kind="grouped")
+
+
+def _any_depthwise(sizes: Sizes) -> Call:
+    channels, size = sizes.size(16, 1024), sizes.one(3, 5, 7)
+    window = sizes.one((size, size), (size, size), (size, size, size), (4,))
+    image = (sizes.size(1, 64), *(sizes.size(7, 112 if len(window) < 3 else 32) for _ in window), channels)
+    return replace(_depthwise(image, window), stride=sizes.one(1, 1, 2))
+
+
+def _stem(sizes: Sizes) -> Call:
+    size, stride = sizes.one((3, 1), (3, 2), (7, 2), (4, 4), (14, 14), (16, 16))
+    image, padding = _image(sizes, sizes.one(1, 3, 3, 4), least=64, most=320), "VALID" if size == stride else "SAME"
+    return Call(image, (size, size), sizes.size(32, 1024), stride=stride, padding=padding, kind="stem")
+
+
+def _of_rank(sizes: Sizes) -> Call:
+    channels, features = sizes.size(16, 512), sizes.size(16, 512)
+    if sizes.one(True, False):
+        image = (sizes.size(1, 8), *(sizes.size(8, 128) for _ in range(3)), channels)
+        return Call(image, (3, 3, 3), features, stride=sizes.one(1, 1, 2), kind="3-D")
+    image = (sizes.size(1, 128), sizes.size(64, 8192), channels)
+    return Call(image, (sizes.one(3, 5, 9),), features, stride=sizes.one(1, 1, 2), kind="1-D")
+
+
+CLASSES = tuple(map(_of_windows, (_dense, _dilated, _grouped, _any_depthwise, _stem, _of_rank)))
 
 
 def case(call: Call, direction: Direction) -> Case:

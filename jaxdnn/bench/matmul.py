@@ -12,6 +12,7 @@ import numpy as np
 
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
+from jaxdnn.bench.untuned import Class, Sizes
 
 BF16, F32, E4M3 = (jnp.dtype(dtype) for dtype in (jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn))
 
@@ -36,14 +37,7 @@ def cases(shapes: Sequence[tuple[int, int, int]] = (), dtypes: Sequence[str] = (
     """
     backend = jax.default_backend()
     for name, shape in product(dtypes or _DTYPES[backend], shapes or _SHAPES[backend]):
-        dtype = jnp.dtype(name)
-        if dtype == E4M3:
-            yield _case("matmul", shape, dtype, [shape], _fused_dot, _plain_dot, columns=0)
-            continue
-        yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
-        yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
-        half = (shape[0], shape[1] // 2, shape[2])
-        yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, _plain_swiglu)
+        yield from _with_epilogues(shape, jnp.dtype(name))
     if shapes or dtypes or backend != "gpu":
         return
     for shape in _SHAPES["gpu"][:2]:
@@ -53,6 +47,42 @@ def cases(shapes: Sequence[tuple[int, int, int]] = (), dtypes: Sequence[str] = (
     for count, shape in ((4096, (128, 128, 64)), (4096, (128, 64, 128)), (8192, (64, 64, 64))):
         yield _case(f"matmul, {count} times", shape, BF16, [shape], jaxdnn.matmul, jnp.matmul, batch=(count,))
     yield _gradient((8192, 14_336, 4096), BF16)
+
+
+def _with_epilogues(shape: tuple[int, int, int], dtype: np.dtype) -> Iterator[Case]:
+    if dtype == E4M3:
+        yield _case("matmul", shape, dtype, [shape], _fused_dot, _plain_dot, columns=0)
+        return
+    yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
+    yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
+    half = (shape[0], shape[1] // 2, shape[2])
+    yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, _plain_swiglu)
+
+
+def _of_shapes(shape: Callable[[Sizes], tuple[int, int, int]], dtypes: Sequence[str] = ("bfloat16",)) -> Class:
+    """With one of the epilogues."""
+    return lambda sizes: sizes.one(*_with_epilogues(shape(sizes), jnp.dtype(sizes.one(*dtypes))))
+
+
+def _batch(sizes: Sizes) -> Case:
+    count, shape = sizes.size(2, 4096), (sizes.size(16, 1024), sizes.size(16, 1024), sizes.size(16, 1024))
+    return _case(f"matmul, {count} times", shape, BF16, [shape], jaxdnn.matmul, jnp.matmul, batch=(count,))
+
+
+# Layers of models, with many tokens and with few; any sizes, small ones; a vocabulary; a short sum; and batches.
+CLASSES: tuple[Class, ...] = (
+    _of_shapes(lambda sizes: (sizes.size(512, 32_768), sizes.one(1, 3, 4) * sizes.width(), sizes.width())),
+    _of_shapes(lambda sizes: (sizes.size(1, 128), sizes.one(1, 3, 4) * sizes.width(), sizes.width())),
+    _of_shapes(lambda sizes: (sizes.size(256, 16_384), sizes.size(256, 16_384), sizes.size(256, 16_384))),
+    _of_shapes(lambda sizes: (sizes.size(16, 1024), sizes.size(16, 1024), sizes.size(16, 1024))),
+    _of_shapes(lambda sizes: (sizes.size(64, 8192), sizes.size(30_000, 160_000), sizes.width())),
+    _of_shapes(lambda sizes: (sizes.size(1024, 65_536), sizes.size(64, 4096), sizes.size(16, 512))),
+    _of_shapes(
+        lambda sizes: (16 * sizes.size(8, 1024), sizes.one(1, 4) * sizes.width(), sizes.width()), ("float8_e4m3fn",)
+    ),
+    _of_shapes(lambda sizes: (sizes.size(64, 4096), sizes.width(), sizes.width()), ("float32",)),
+    _batch,
+)
 
 
 def _fused_gelu(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 
 import jaxdnn
 from jaxdnn.bench.timing import Case, Implementation
+from jaxdnn.bench.untuned import Class, Sizes
 
 _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "gpu": ((32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384), (1048576, 128)),
@@ -21,12 +22,30 @@ _PARAMETER_DTYPE = jnp.dtype(jnp.float32)
 
 def cases(shapes: Sequence[tuple[int, int]] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:
     """Forward, backward alone, and both in one program, for each norm, shape (rows, columns) and dtype."""
-    names = product(dtypes or _DTYPES, shapes or _SHAPES[jax.default_backend()])
-    for dtype, shape in ((jnp.dtype(name), shape) for name, shape in names):
-        for direction in (_forward, _backward, _forward_backward):
-            yield direction("layer_norm", jaxdnn.layer_norm, _plain_layer_norm, shape, dtype, parameters=2)
-            yield direction("rms_norm", jaxdnn.rms_norm, _plain_rms_norm, shape, dtype, parameters=1)
-        yield _residual(shape, dtype)
+    for dtype, shape in product(dtypes or _DTYPES, shapes or _SHAPES[jax.default_backend()]):
+        yield from _directions(shape, jnp.dtype(dtype))
+
+
+def _directions(shape: tuple[int, int], dtype: np.dtype) -> Iterator[Case]:
+    for direction in (_forward, _backward, _forward_backward):
+        yield direction("layer_norm", jaxdnn.layer_norm, _plain_layer_norm, shape, dtype, parameters=2)
+        yield direction("rms_norm", jaxdnn.rms_norm, _plain_rms_norm, shape, dtype, parameters=1)
+    yield _residual(shape, dtype)
+
+
+def _of_rows(*columns: int) -> Class:
+    """Rows of between so many columns, or of a model's width."""
+
+    def one(sizes: Sizes) -> Case:
+        width = sizes.size(*columns) if columns else sizes.width()
+        # As many rows as make arrays of one to a hundred million elements, on a GPU.
+        rows = sizes.size(2**20, 2**27) // width if jax.default_backend() == "gpu" else sizes.size(16, 2**22 // width)
+        return sizes.one(*_directions((max(1, rows), width), jnp.dtype(sizes.one(*_DTYPES))))
+
+    return one
+
+
+CLASSES = (_of_rows(), _of_rows(16, 256), _of_rows(257, 16_384), _of_rows(16_385, 300_000))
 
 
 def _plain_layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:

@@ -99,3 +99,34 @@ def test_taylor_terms():
     ours, theirs = (jax.tree.leaves(jet.jet(function, arrays, series)) for function in functions)
     for got, want in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [(-2, 1), (-1, 1), (-3, 2), (2, -1), (-9, 4), (4, -10), (-12, 20)], ids=str)
+@pytest.mark.parametrize("result", ["output", "image", "filter"])
+def test_images_that_are_cut_off(padding, result):
+    """XLA's convolutions on CPUs may read what lies outside of them."""
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((4, 12, 3)), random.standard_normal((3, 3, 4))
+    low, high = padding
+
+    def exact(a, b):
+        places = jnp.pad(a, ((0, 0), (12, 20), (0, 0)))[:, 12 - low : 24 + high]
+        windows = jnp.stack([places[:, i : i + 3] for i in range(places.shape[1] - 2)], 1)
+        return jnp.einsum("nowc,wck->nok", windows, b)
+
+    def ours(a, b):
+        return jaxdnn.conv_general_dilated(a, b, (1,), (padding,), dimension_numbers=("NHC", "HIO", "NHC"))
+
+    number = ("output", "image", "filter").index(result)
+    with jax.enable_x64(True):
+        cotangent = random.standard_normal(exact(a, b).shape)
+        want = (exact(a, b), *jax.vjp(exact, a, b)[1](cotangent))[number]
+
+    @jax.jit
+    def found(a, b, cotangent):
+        y, vjp = jax.vjp(ours, a, b)
+        return (y, *vjp(cotangent))[number]
+
+    for _ in range(3):
+        got = found(*(array.astype("float32") for array in (a, b, cotangent)))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)

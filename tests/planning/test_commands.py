@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import jaxdnn
 from checking.calls import TARGETS
 from jaxdnn import __main__ as commands
 from jaxdnn import _native, device, doctor
-from jaxdnn.bench import FAMILIES, report
+from jaxdnn.bench import FAMILIES, report, untuned
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning import select
 
@@ -193,6 +194,31 @@ def test_bench_of_nothing_is_an_error_that_lists_the_cases(capsys, arguments):
     assert {"layer_norm", "rms_norm", "matmul", "bias"} <= set(said.err.split())
     assert re.search(r"\b\d+ x \d+\b", said.err), said.err
     assert len(said.err.splitlines()) == 1 + 3 * len(FAMILIES)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_that_nobody_has_tuned_for(monkeypatch, family, backend):
+    """The seed says which; others come from another one, and all classes have as many."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    classes = FAMILIES[family].classes
+    drawn = [[(str(case), case.bytes, case.flops) for case in untuned.draw(classes, seed)] for seed in (3, 3, 4)]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == len(drawn[2]) == untuned.DRAWN * len(classes)
+    assert len({*drawn[0], *drawn[2]}) > 1.5 * len(drawn[0])
+
+
+def test_bench_of_shapes_that_nobody_has_tuned_for(capsys):
+    (*_, case) = untuned.draw(FAMILIES["norm"].classes[:2], 0)
+    assert commands.main(["bench", "norm", "--untuned", "0", "--only", f"^{re.escape(str(case))}$"]) == 0
+    measured = [line for line in capsys.readouterr().out.splitlines() if " us " in line]
+    assert [line.split(case.shape)[0].strip() for line in measured] == [case.call]
+
+
+@pytest.mark.parametrize("other", [["--shapes", "8x8"], ["--dtypes", "float32"], ["--save"]], ids=" ".join)
+def test_drawn_shapes_are_no_others(capsys, other):
+    assert commands.main(["bench", "--untuned", "1", *other]) == 2
+    assert "--untuned draws shapes and dtypes" in capsys.readouterr().err
 
 
 def test_bench_of_no_pattern(capsys):

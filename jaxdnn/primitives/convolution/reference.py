@@ -4,7 +4,7 @@ Whichever array is computed, the windows say it as a forward pass (`Window.trans
 are joined with the axes of their letter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,7 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
     wide, narrow = jnp.dtype(spec.accumulator), jnp.dtype(dtype)
     count = "batch_group_count" if spec.result == "filter" else "feature_group_count"
     parameters: dict[str, Any] = {**lax_parameters(spec), count: groups}
+    lhs, parameters["padding"] = _cut(lhs, parameters["padding"], parameters["lhs_dilation"])
 
     def multiply(lhs: jax.Array, rhs: jax.Array, preferred: Any) -> jax.Array:
         y = lax.conv_general_dilated(
@@ -116,6 +117,27 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
         return multiply_wide(lhs, rhs)
     plain = lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16) and wide == jnp.float32
     return lax.platform_dependent(lhs, rhs, cuda=multiply_narrow if plain else multiply_wide, default=multiply_wide)
+
+
+def _cut(
+    lhs: jax.Array, padding: Sequence[tuple[Any, Any]], dilation: Sequence[int]
+) -> tuple[jax.Array, tuple[tuple[Any, Any], ...]]:
+    """Without the places that negative padding cuts off, and the padding that is left.
+
+    XLA's convolutions on CPUs (of JAX before 0.12) read outside of an image that is cut off at its start by at least
+    what is added at its end.
+    """
+    left = []
+    for axis, ((low, high), spread) in enumerate(zip(padding, dilation, strict=True), 1):
+        size = lhs.shape[axis]
+        if spread == 1 and all(isinstance(one, int) for one in (low, high, size)) and min(low, high) < 0:
+            start, stop = max(0, -low), size - max(0, -high)
+            if start < stop:
+                lhs, low, high = lax.slice_in_dim(lhs, start, stop, axis=axis), max(0, low), max(0, high)
+            else:  # only zeros are left
+                lhs, low, high = jnp.zeros_like(lax.slice_in_dim(lhs, 0, 1, axis=axis)), 0, size + low + high - 1
+        left.append((low, high))
+    return lhs, tuple(left)
 
 
 def _dilated(size: Any, dilation: int) -> Any:
