@@ -85,6 +85,8 @@ class Call:
 
     def fused(self, image: jax.Array, filter_: jax.Array, *operands: jax.Array) -> jax.Array:
         """Ours."""
+        if not operands:
+            return jaxdnn.conv_general_dilated(image, filter_, **self.arguments())
         return jaxdnn.conv_general_dilated(
             image, filter_, **self.arguments(), operands=operands, epilogue=_epilogue, out_dtype=self.dtype
         )
@@ -238,14 +240,14 @@ def _implementation(call: Call, direction: Direction, convolution: Callable[...,
 
 
 def _dgrad(call: Call, convolution: Callable[..., jax.Array], filter_: jax.Array, d_out: jax.Array) -> jax.Array:
-    image = jax.ShapeDtypeStruct(call.image, filter_.dtype)
-    (gradient,) = jax.linear_transpose(lambda image: convolution(image, filter_), image)(d_out)
+    _, vjp = jax.vjp(lambda image: convolution(image, filter_), jnp.zeros(call.image, filter_.dtype))
+    (gradient,) = vjp(d_out)
     return gradient
 
 
 def _wgrad(call: Call, convolution: Callable[..., jax.Array], image: jax.Array, d_out: jax.Array) -> jax.Array:
-    filter_ = jax.ShapeDtypeStruct(call.filter, image.dtype)
-    (gradient,) = jax.linear_transpose(lambda filter_: convolution(image, filter_), filter_)(d_out)
+    _, vjp = jax.vjp(lambda filter_: convolution(image, filter_), jnp.zeros(call.filter, image.dtype))
+    (gradient,) = vjp(d_out)
     return gradient
 
 

@@ -5,7 +5,7 @@ from jaxdnn.engines.attention.simt.engine import AttentionSimt
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.base import Engine
 from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
-from jaxdnn.engines.convolution.host import HostConvolution
+from jaxdnn.engines.convolution.host.engine import HostConvolution
 from jaxdnn.engines.convolution.simt.engine import ConvolutionSimt
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.engines.norm.direct.engine import DirectNorm

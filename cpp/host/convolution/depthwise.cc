@@ -19,10 +19,10 @@ namespace convolution {
 
 constexpr int kBlock = 8;
 constexpr int kAxes = 3;
-// Operands and results of an epilogue; `MAX_ARRAYS` in jaxdnn/engines/convolution/host.py.
+// Operands and results of an epilogue; `MAX_ARRAYS` in jaxdnn/engines/convolution/host/engine.py.
 constexpr int kMaxArrays = 32;
 
-// ---- The words of a plan, in the order of `_words` in jaxdnn/engines/convolution/host.py ----------------------------
+// ---- The words of a plan, in the order of `_arguments` in jaxdnn/engines/convolution/host/unit.py -------------------
 
 // How place i of the source, tap t and place o of the result meet: i * base + low == o * stride + t * dilation.
 struct AxisWords {

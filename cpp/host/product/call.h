@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "../pointwise/interpreter.h"
 #include "format.h"
@@ -46,9 +47,11 @@ struct ArrayWords {
 
 struct CallWords {
   int64_t batch, m, n, k;
+  int64_t groups;                // of columns, which tiles don't cross
   int64_t rows, columns, depth;  // of a tile and its blocks
   int64_t splits;                // of k
   int64_t streams;               // whether b is read where it lies
+  int64_t plain;                 // whether the result is the accumulators, in their own type
   int64_t group;                 // tiles that a task works on
   int64_t accumulators, operands, results;
   MatrixWords matrices[1 + kMaxAccumulators];  // a, then b of each sum
@@ -58,9 +61,9 @@ struct Matrix {
   MatrixWords words;
   const char* data;
   char* packed;
-  int64_t lines, tile_lines;
+  int64_t groups, lines, tile_lines;  // lines of a group
 
-  int64_t tiles() const { return (lines + tile_lines - 1) / tile_lines; }
+  int64_t tiles() const { return groups * ((lines + tile_lines - 1) / tile_lines); }
   int64_t count(int64_t batch) const { return words.batch_stride == 0 ? 1 : batch; }
   bool ahead() const { return words.packing == Packing::ahead; }
 };
@@ -77,12 +80,15 @@ class Call {
       : words_(*static_cast<const CallWords*>(arguments[0])),
         program_(static_cast<const int64_t*>(arguments[1])),
         format_(find_format(Dtype(words_.matrices[0].dtype), Dtype(words_.matrices[1].dtype))) {
-    const auto* strides =
-        reinterpret_cast<const ArrayWords*>(static_cast<const int64_t*>(arguments[0]) + sizeof(CallWords) / 8);
+    const auto* strides = reinterpret_cast<const ArrayWords*>(&words_ + 1);
+    others_ = strides + words_.operands + words_.results;
     const void* const* next = arguments + 2;
     for (int64_t i = 0; i <= words_.accumulators; ++i, next += 2) {
-      matrices_[i] = {words_.matrices[i], static_cast<const char*>(next[0]),
-                      static_cast<char*>(const_cast<void*>(next[1])), i == 0 ? words_.m : words_.n,
+      matrices_[i] = {words_.matrices[i],
+                      static_cast<const char*>(next[0]),
+                      static_cast<char*>(const_cast<void*>(next[1])),
+                      i == 0 ? 1 : words_.groups,
+                      i == 0 ? words_.m : words_.n / words_.groups,
                       i == 0 ? words_.rows : words_.columns};
     }
     partial_ = static_cast<char*>(const_cast<void*>(*next++));
@@ -93,6 +99,8 @@ class Call {
   }
 
   const CallWords& words() const { return words_; }
+  // The words behind those of a product.
+  const void* others() const { return others_; }
   const Format& format() const { return format_; }
   bool sums_integers() const { return words_.matrices[0].dtype == int64_t(Dtype::int8); }
   const Matrix& matrix(int64_t i) const { return matrices_[i]; }
@@ -114,9 +122,10 @@ class Call {
   }
 
   pointwise::Tile tile(const Place& place) const {
-    const int64_t row = place.row * words_.rows, column = place.column * words_.columns;
-    return {place.batch, row, column, std::min(words_.rows, words_.m - row),
-            std::min(words_.columns, words_.n - column)};
+    const int64_t of_group = words_.n / words_.groups, tiles = column_tiles() / words_.groups;
+    const int64_t row = place.row * words_.rows, column = place.column % tiles * words_.columns;
+    return {place.batch, row, place.column / tiles * of_group + column, std::min(words_.rows, words_.m - row),
+            std::min(words_.columns, of_group - column)};
   }
 
   int64_t sums_stride(const pointwise::Tile& tile) const { return format_.padded_columns(tile.columns); }
@@ -191,6 +200,33 @@ class Call {
     return packs ? tile.columns / format_.b_width * format_.b_width : 0;
   }
 
+  // Where a tile's accumulators lie in the result itself, if they can be there as multiplications leave them.
+  char* in_result(const pointwise::Tile& tile) const {
+    const bool whole = format_.a_step == 1 && tile.columns % format_.b_width == 0;
+    if (words_.plain == 0 || words_.splits > 1 || !whole) return nullptr;
+    const pointwise::Array& result = arrays_[words_.operands];
+    return static_cast<char*>(result.data) +
+           (tile.batch * result.batch + tile.row * result.row + tile.column) * format_.sum_bytes;
+  }
+  int64_t result_stride() const { return arrays_[words_.operands].row; }
+
+  // Runs the epilogue on a tile's accumulators, or leaves those of a split where they wait for the others.
+  void leave(const Place& place, const pointwise::Tile& tile, const char* const* accumulators) const {
+    const int64_t stride = sums_stride(tile), sum_bytes = format_.sum_bytes;
+    if (words_.splits == 1) {
+      pointwise::Rows rows[kMaxAccumulators];
+      for (int64_t sum = 0; sum < words_.accumulators; ++sum) rows[sum] = {accumulators[sum], stride};
+      return finish(place, tile, rows);
+    }
+    for (int64_t sum = 0; sum < words_.accumulators; ++sum) {
+      char* to = partial(place.split, sum, tile);
+      for (int64_t row = 0; row < tile.rows; ++row) {
+        std::memcpy(to + row * words_.n * sum_bytes, accumulators[sum] + row * stride * sum_bytes,
+                    size_t(tile.columns * sum_bytes));
+      }
+    }
+  }
+
   // Runs the epilogue on a tile.
   void finish(const Place& place, const pointwise::Tile& tile, const pointwise::Rows* accumulators) const {
     pointwise::Array arrays[kMaxArrays];
@@ -212,6 +248,7 @@ class Call {
   char* partial_;
   pointwise::Array arrays_[kMaxArrays];
   const ArrayWords* tile_strides_[kMaxArrays];
+  const void* others_;
 };
 
 }  // namespace product

@@ -32,17 +32,16 @@ inline const Features& features() {
   return found;
 }
 
-template <int rows>
-__attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const void* a_panel, const void* b_panel,
-                                                         void* sums_tile, int64_t stride, bool adds, const Ahead&) {
-  const int32_t* a = static_cast<const int32_t*>(a_panel);
+template <int rows, typename Rows>
+__attribute__((target("avx512bf16"))) inline void dot_steps(int64_t units, Rows a, const void* b_panel, void* sums_tile,
+                                                            int64_t stride, bool adds) {
   const float* b = static_cast<const float*>(b_panel);
   float* to = static_cast<float*>(sums_tile);
   __m512 accumulators[rows][kPanelVectors];
   for (int i = 0; i < rows; ++i) {
     for (int j = 0; j < kPanelVectors; ++j) accumulators[i][j] = _mm512_setzero_ps();
   }
-  for (int64_t unit = 0; unit < units; ++unit, a += rows, b += kPanelVectors * 16) {
+  for (int64_t unit = 0; unit < units; ++unit, a.next(), b += kPanelVectors * 16) {
     __m512bh columns[kPanelVectors];
     for (int j = 0; j < kPanelVectors; ++j) columns[j] = (__m512bh)_mm512_loadu_ps(b + j * 16);
 #pragma GCC unroll 16
@@ -61,12 +60,32 @@ __attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const vo
   }
 }
 
+template <int rows>
+__attribute__((target("avx512bf16"))) void multiply_dots(int64_t units, const void* a, const void* b,
+                                                         void* accumulators, int64_t stride, bool adds, const Ahead&) {
+  dot_steps<rows>(units, PackedRows<int32_t, rows>{static_cast<const int32_t*>(a)}, b, accumulators, stride, adds);
+}
+
+template <int rows>
+__attribute__((target("avx512bf16"))) void multiply_dot_rows(int64_t units, const void* a, int64_t a_stride,
+                                                             const void* b, void* accumulators, int64_t stride,
+                                                             bool adds) {
+  dot_steps<rows>(units, SpacedRows<int32_t, rows>(a, a_stride), b, accumulators, stride, adds);
+}
+
 template <int... rows>
 constexpr std::array<Multiply, sizeof...(rows)> dots_table(std::integer_sequence<int, rows...>) {
   return {multiply_dots<rows + 1>...};
 }
 
+template <int... rows>
+constexpr std::array<MultiplyRows, sizeof...(rows)> dot_rows_table(std::integer_sequence<int, rows...>) {
+  return {multiply_dot_rows<rows + 1>...};
+}
+
 constexpr std::array<Multiply, kPanelRows> kMultiplyDots = dots_table(std::make_integer_sequence<int, kPanelRows>());
+constexpr std::array<MultiplyRows, kPanelRows> kMultiplyDotRows =
+    dot_rows_table(std::make_integer_sequence<int, kPanelRows>());
 
 // Tiles are configured for as long as this lives.
 class TileScope {

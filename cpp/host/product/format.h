@@ -1,6 +1,8 @@
 // How a product's operands are packed and multiplied, which depends on their dtypes and on the processor.
 #pragma once
 
+#include <algorithm>
+
 #include "pack.h"
 
 JAXDNN_ISA_BEGIN
@@ -18,6 +20,7 @@ struct Format {
   int64_t unit_step;         // and a block along k to one of this many units
   bool tiles;
   const Multiply* multiply;                 // by steps in the panel of a, less one
+  const MultiplyRows* multiply_rows;        // by rows, less one; null for tiles, whose rows are packed
   const MultiplyPacking* multiply_packing;  // likewise; null where panels of b are more than a copy of its rows
   Pack pack_a, pack_b;
 
@@ -32,6 +35,18 @@ struct Format {
   int64_t units(int64_t depth) const {
     const int64_t unit = unit_depth * unit_step;
     return (depth + unit - 1) / unit * unit_step;
+  }
+
+  // The products of panels of a, of `rows` rows in all, and one of b.
+  void multiply_panels(int64_t units, const char* a, int64_t rows, int64_t panel_rows, const char* b, char* to,
+                       int64_t stride, bool adds, Ahead ahead) const {
+    for (int64_t row = 0; row < rows; row += panel_rows) {
+      const int64_t steps = (std::min(panel_rows, rows - row) + a_step - 1) / a_step;
+      multiply[steps - 1](units, a, b, to, stride, adds, ahead);
+      ahead.data += units / ahead.every * ahead.stride;
+      a += steps * a_step * units * unit_bytes;
+      to += panel_rows * stride * sum_bytes;
+    }
   }
 };
 
@@ -56,8 +71,19 @@ inline Pack pack_floats(Dtype dtype) {
 
 template <typename T>
 constexpr Format vector_format(int64_t unit_depth, const MultiplyPacking* multiply_packing, Pack pack_a, Pack pack_b) {
-  return {unit_depth,          sizeof(T),        sizeof(T), kPanelRows, kPanelVectors * kLanes<T>, 1, 1, false,
-          kMultiply<T>.data(), multiply_packing, pack_a,    pack_b};
+  return {unit_depth,
+          sizeof(T),
+          sizeof(T),
+          kPanelRows,
+          kPanelVectors * kLanes<T>,
+          1,
+          1,
+          false,
+          kMultiply<T>.data(),
+          kMultiplyRows<T>.data(),
+          multiply_packing,
+          pack_a,
+          pack_b};
 }
 
 #if JAXDNN_MATMUL_DOT
@@ -95,6 +121,7 @@ constexpr Format tile_format(int64_t unit_depth, Pack pack_a, Pack pack_b) {
           true,
           kMultiplyTiles<integers>.data(),
           nullptr,
+          nullptr,
           pack_a,
           pack_b};
 }
@@ -122,6 +149,7 @@ inline Format find_format(Dtype a, Dtype b) {
               1,
               false,
               kMultiplyDots.data(),
+              kMultiplyDotRows.data(),
               nullptr,
               pack_pairs(a),
               pack_pairs(b)};

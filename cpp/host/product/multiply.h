@@ -4,7 +4,8 @@
 //
 // A unit is what one lane multiplies in one instruction: a float, a double, or a pair of 16-bit numbers that are
 // neighbours along k. A panel of a holds, for each step, one unit of each of its rows; a panel of b one unit of each of
-// its columns, which fill kPanelVectors vectors. The accumulators stay in registers over all of k.
+// its columns, which fill kPanelVectors vectors. The accumulators stay in registers over all of k. Rows of a that are
+// dense along k, and equally far apart, are multiplied where they lie.
 #pragma once
 
 #if defined(__SSE2__)
@@ -37,6 +38,10 @@ using Multiply = void (*)(int64_t units, const void* a, const void* b, void* acc
 // in `packed` for the rows that come after. The loads and stores hide behind the multiplications.
 using MultiplyPacking = void (*)(int64_t units, const void* a, const void* b, int64_t step, void* packed,
                                  void* accumulators, int64_t stride, bool adds);
+
+// Of rows of a that lie `a_stride` bytes apart.
+using MultiplyRows = void (*)(int64_t units, const void* a, int64_t a_stride, const void* b, void* accumulators,
+                              int64_t stride, bool adds);
 
 constexpr int kPanelVectors = 2;
 constexpr int kLineBytes = 64, kL2 = 2;  // a line of cache; the cache that prefetches go to
@@ -102,16 +107,48 @@ inline Vector<int32_t> multiply_add(Vector<int32_t> a, Vector<int32_t> b, Vector
   return (Vector<int32_t>)((Vector<uint32_t>)c + products);
 }
 
+// The rows of a at a step along k: of a panel, or where they lie.
+template <typename T, int rows>
+struct PackedRows {
+  const T* step;
+
+  T operator[](int row) const { return step[row]; }
+  void next() { step += rows; }
+  void prefetch() const {
+    if constexpr (kUnitsAhead > 0) {
+      for (int i = 0; i < rows; i += kLanes<T>) __builtin_prefetch(step + kUnitsAhead * rows + i);
+    }
+  }
+};
+
+template <typename T, int rows>
+struct SpacedRows {
+  // Of every third: one register for each row is more than there are, and an address may have one and two strides.
+  static constexpr int kBases = (rows + 2) / 3;
+  const char* bases[kBases];
+  int64_t stride;
+
+  SpacedRows(const void* a, int64_t stride) : stride(stride) {
+    for (int i = 0; i < kBases; ++i) bases[i] = static_cast<const char*>(a) + 3 * i * stride;
+  }
+  T operator[](int row) const { return load_bytes<T>(bases[row / 3] + row % 3 * stride); }
+  void next() {
+#pragma GCC unroll 16
+    for (int i = 0; i < kBases; ++i) bases[i] += sizeof(T);
+  }
+  void prefetch() const {}
+};
+
 // T: what a unit of vectors is loaded as, and the type of the accumulators.
-template <typename T, int rows, bool packs>
-inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, T* packed, T* to, int64_t stride,
-                           bool adds, Ahead ahead) {
+template <typename T, int rows, bool packs, typename Rows>
+inline void multiply_steps(int64_t units, Rows a, const T* b, int64_t step, T* packed, T* to, int64_t stride, bool adds,
+                           Ahead ahead) {
   constexpr int kWidth = kLanes<T>;
   Vector<T> accumulators[rows][kPanelVectors] = {};
   for (int64_t unit = 0; unit < units;) {
     for (int i = 0; i < kPanelVectors * kVectorBytes; i += kLineBytes) __builtin_prefetch(ahead.data + i, 0, kL2);
     ahead.data += ahead.stride;
-    for (const int64_t end = std::min(units, unit + ahead.every); unit < end; ++unit, a += rows, b += step) {
+    for (const int64_t end = std::min(units, unit + ahead.every); unit < end; ++unit, a.next(), b += step) {
       Vector<T> columns[kPanelVectors];
       for (int j = 0; j < kPanelVectors; ++j) {
         columns[j] = load_bytes<Vector<T>>(b + j * kWidth);
@@ -120,9 +157,7 @@ inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, 
           std::memcpy(packed + (unit * kPanelVectors + j) * kWidth, &columns[j], sizeof(columns[j]));
         }
       }
-      if constexpr (kUnitsAhead > 0) {
-        for (int i = 0; i < rows; i += kLanes<T>) __builtin_prefetch(a + kUnitsAhead * rows + i);
-      }
+      a.prefetch();
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
         const Vector<T> row = a[i] - Vector<T>{};
@@ -149,14 +184,23 @@ inline void multiply_steps(int64_t units, const T* a, const T* b, int64_t step, 
 template <typename T, int rows>
 void multiply(int64_t units, const void* a, const void* b, void* accumulators, int64_t stride, bool adds,
               const Ahead& ahead) {
-  multiply_steps<T, rows, false>(units, static_cast<const T*>(a), static_cast<const T*>(b), kPanelVectors * kLanes<T>,
-                                 nullptr, static_cast<T*>(accumulators), stride, adds, ahead);
+  multiply_steps<T, rows, false>(units, PackedRows<T, rows>{static_cast<const T*>(a)}, static_cast<const T*>(b),
+                                 kPanelVectors * kLanes<T>, nullptr, static_cast<T*>(accumulators), stride, adds,
+                                 ahead);
+}
+
+template <typename T, int rows>
+void multiply_rows(int64_t units, const void* a, int64_t a_stride, const void* b, void* accumulators, int64_t stride,
+                   bool adds) {
+  multiply_steps<T, rows, false>(units, SpacedRows<T, rows>(a, a_stride), static_cast<const T*>(b),
+                                 kPanelVectors * kLanes<T>, nullptr, static_cast<T*>(accumulators), stride, adds,
+                                 {static_cast<const char*>(b), 0, units});
 }
 
 template <typename T, int rows>
 void multiply_packing(int64_t units, const void* a, const void* b, int64_t step, void* packed, void* accumulators,
                       int64_t stride, bool adds) {
-  multiply_steps<T, rows, true>(units, static_cast<const T*>(a), static_cast<const T*>(b), step,
+  multiply_steps<T, rows, true>(units, PackedRows<T, rows>{static_cast<const T*>(a)}, static_cast<const T*>(b), step,
                                 static_cast<T*>(packed), static_cast<T*>(accumulators), stride, adds,
                                 {static_cast<const char*>(b), 0, units});
 }
@@ -167,6 +211,11 @@ constexpr std::array<Multiply, sizeof...(rows)> multiply_table(std::integer_sequ
 }
 
 template <typename T, int... rows>
+constexpr std::array<MultiplyRows, sizeof...(rows)> rows_table(std::integer_sequence<int, rows...>) {
+  return {multiply_rows<T, rows + 1>...};
+}
+
+template <typename T, int... rows>
 constexpr std::array<MultiplyPacking, sizeof...(rows)> packing_table(std::integer_sequence<int, rows...>) {
   return {multiply_packing<T, rows + 1>...};
 }
@@ -174,6 +223,9 @@ constexpr std::array<MultiplyPacking, sizeof...(rows)> packing_table(std::intege
 // By the number of rows, less one.
 template <typename T>
 constexpr std::array<Multiply, kPanelRows> kMultiply = multiply_table<T>(std::make_integer_sequence<int, kPanelRows>());
+template <typename T>
+constexpr std::array<MultiplyRows, kPanelRows> kMultiplyRows =
+    rows_table<T>(std::make_integer_sequence<int, kPanelRows>());
 template <typename T>
 constexpr std::array<MultiplyPacking, kPanelRows> kMultiplyPacking =
     packing_table<T>(std::make_integer_sequence<int, kPanelRows>());

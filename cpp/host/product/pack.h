@@ -11,8 +11,11 @@ JAXDNN_ISA_BEGIN
 
 namespace product {
 
-// Rows of a, or columns of b: "lines". Of an element (line, k) the address is line * line_stride + k * depth_stride;
-// one of the strides is 1.
+// Panels are packed from sources, which have the elements (line, k) of rows of a, or columns of b: "lines". In memory
+// those of a line are neighbours if it runs `along_depth`, else those of a step; `row` is where so many neighbours lie
+// from (line, k) on. A source that has to put them there puts them at `here`, for which steps have its `staging`.
+
+// Of an element (line, k) the address is line * line_stride + k * depth_stride; one of the strides is 1.
 struct Lines {
   const void* data;
   int64_t line_stride, depth_stride;
@@ -20,6 +23,20 @@ struct Lines {
   template <typename S>
   const S* at(int64_t line, int64_t k) const {
     return static_cast<const S*>(data) + line * line_stride + k * depth_stride;
+  }
+
+  bool along_depth() const { return line_stride != 1 || depth_stride == 1; }
+  template <typename S>
+  const S* row(int64_t line, int64_t k, int64_t, S*) const {
+    return at<S>(line, k);
+  }
+  template <typename S>
+  S* staging(int64_t) const {
+    return nullptr;
+  }
+  template <typename S>
+  void prefetch(int64_t line, int64_t k) const {
+    __builtin_prefetch(at<S>(line, k));
   }
 };
 
@@ -43,6 +60,7 @@ using Pack = void (*)(const Lines& source, const Block& block, void* panels);
 
 constexpr int kMostLines =
     kPanelVectors * kVectorBytes / 4 > kTilePanelRows ? kPanelVectors * kVectorBytes / 4 : kTilePanelRows;
+
 constexpr int64_t kChunk = 64;  // steps along k that are packed together
 
 // ---- Rows of elements, as E -----------------------------------------------------------------------------------------
@@ -70,7 +88,12 @@ inline void convert_row(const S* from, E* to, int64_t count) {
       const auto vector = load_bytes<Vector<uint8_t>>(from + i);
       std::memcpy(to + i, &vector, sizeof(vector));
     }
+#if defined(__AVX512BW__)
+    const auto rest = __mmask64((uint64_t(1) << (count - i) * int64_t(sizeof(E))) - 1);
+    _mm512_mask_storeu_epi8(to + i, rest, _mm512_maskz_loadu_epi8(rest, from + i));
+#else
     if (i < count) std::memcpy(to + i, from + i, size_t(count - i) * sizeof(E));
+#endif
   } else {
     if constexpr (std::is_same_v<E, float> && sizeof(S) == 2) {
       for (; i + kLanes<float> <= count; i += kLanes<float>) store(to + i, load(from + i));
@@ -108,21 +131,21 @@ inline void interleave(const E* const (&rows)[unit_depth], void* to, int64_t wid
   }
 }
 
-// Packs one unit of `lines` lines of a panel, of which `depth` steps exist. `rows` are the first one's elements.
+// Packs one unit of `lines` lines of a panel, from the first one on, of which `depth` steps exist: `rows`.
 template <typename S, typename E, int unit_depth, typename Width>
-inline void pack_unit(const S* rows, int64_t depth_stride, int64_t depth, Width lines, char* to) {
+inline void pack_unit(const S* const (&rows)[unit_depth], int64_t first, int64_t depth, Width lines, char* to) {
   if constexpr (unit_depth == 1) {
-    convert_row(rows, reinterpret_cast<E*>(to), lines);
+    convert_row(rows[0] + first, reinterpret_cast<E*>(to), lines);
   } else if (std::is_same_v<S, E> && depth == unit_depth) {
     const E* pointers[unit_depth];
-    for (int d = 0; d < unit_depth; ++d) pointers[d] = reinterpret_cast<const E*>(rows + d * depth_stride);
+    for (int d = 0; d < unit_depth; ++d) pointers[d] = reinterpret_cast<const E*>(rows[d] + first);
     interleave<E, unit_depth>(pointers, to, lines);
   } else {
     E staged[unit_depth][kMostLines];
     const E* pointers[unit_depth];
     for (int d = 0; d < unit_depth; ++d) {
       if (d < depth) {
-        convert_row(rows + d * depth_stride, staged[d], lines);
+        convert_row(rows[d] + first, staged[d], lines);
       } else {
         std::memset(staged[d], 0, sizeof(staged[d]));
       }
@@ -134,24 +157,28 @@ inline void pack_unit(const S* rows, int64_t depth_stride, int64_t depth, Width 
 
 // Row after row through all panels, for memory gives long rows faster than short ones: 512 bytes at 18 GB/s and 64 at
 // 5, where the rows are 16 KiB apart (one Zen 3 core).
-template <typename S, typename E, int unit_depth>
-void pack_steps(const Lines& source, const Block& block, void* panels) {
+template <typename S, typename E, int unit_depth, typename Source>
+void pack_steps(const Source& source, const Block& block, void* panels) {
   constexpr int64_t kUnitBytes = int64_t(sizeof(E)) * unit_depth, kAhead = 8;
   constexpr std::integral_constant<int64_t, kPanelVectors * kVectorBytes / kUnitBytes> kVectors;
   constexpr std::integral_constant<int64_t, kPanelRows> kRows;
   const int64_t used_units = (block.depth + unit_depth - 1) / unit_depth;
   for (int64_t unit = 0; unit < used_units; ++unit) {
     const int64_t k = unit * unit_depth, depth = std::min<int64_t>(unit_depth, block.depth - k);
-    const S* rows = source.at<S>(block.line, block.k + k);
+    const S* rows[unit_depth];
+    for (int d = 0; d < depth; ++d) {
+      S* here = source.template staging<S>(d * block.lines);
+      rows[d] = source.template row<S>(block.line, block.k + k + d, block.lines, here);
+    }
     block.for_panels([&](int64_t first, int64_t lines, int64_t padded) {
       char* to = static_cast<char*>(panels) + (first * block.units + unit * padded) * kUnitBytes;
-      for (int d = 0; d < unit_depth; ++d) __builtin_prefetch(rows + first + (kAhead + d) * source.depth_stride);
+      for (int d = 0; d < unit_depth; ++d) source.template prefetch<S>(block.line + first, block.k + k + kAhead + d);
       if (lines == kVectors) {
-        pack_unit<S, E, unit_depth>(rows + first, source.depth_stride, depth, kVectors, to);
+        pack_unit<S, E, unit_depth>(rows, first, depth, kVectors, to);
       } else if (lines == kRows) {
-        pack_unit<S, E, unit_depth>(rows + first, source.depth_stride, depth, kRows, to);
+        pack_unit<S, E, unit_depth>(rows, first, depth, kRows, to);
       } else {
-        pack_unit<S, E, unit_depth>(rows + first, source.depth_stride, depth, lines, to);
+        pack_unit<S, E, unit_depth>(rows, first, depth, lines, to);
       }
       std::memset(to + lines * kUnitBytes, 0, size_t((padded - lines) * kUnitBytes));
     });
@@ -240,8 +267,8 @@ inline void transpose(const char* const* rows, int64_t lines, int64_t units, cha
 
 // Calls body(rows, units, done) for chunks of the units of one panel, of which `done` come before: rows[line] is where
 // the line's units lie in a row, zeros where there are none.
-template <typename S, typename E, int unit_depth, typename Body>
-inline void for_chunks(const Lines& source, const Block& block, int64_t first, int64_t lines, int64_t padded,
+template <typename S, typename E, int unit_depth, typename Source, typename Body>
+inline void for_chunks(const Source& source, const Block& block, int64_t first, int64_t lines, int64_t padded,
                        Body body) {
   alignas(64) static thread_local E staged[kMostLines][kChunk];
   alignas(64) static constexpr char zeros[kChunk * sizeof(E)] = {};
@@ -254,12 +281,15 @@ inline void for_chunks(const Lines& source, const Block& block, int64_t first, i
         rows[line] = zeros;
         continue;
       }
-      const S* from = source.at<S>(block.line + first + line, block.k + begin);
+      S gathered[kChunk];
+      S* here = gathered;
+      if constexpr (std::is_same_v<S, E>) here = staged[line];
+      const S* from = source.template row<S>(block.line + first + line, block.k + begin, depth, here);
       if (std::is_same_v<S, E> && depth == chunk) {
         rows[line] = reinterpret_cast<const char*>(from);
         continue;
       }
-      convert_row(from, staged[line], depth);
+      if (static_cast<const void*>(from) != staged[line]) convert_row(from, staged[line], depth);
       std::memset(static_cast<void*>(staged[line] + depth), 0, size_t(chunk - depth) * sizeof(E));
       rows[line] = reinterpret_cast<const char*>(staged[line]);
     }
@@ -268,9 +298,9 @@ inline void for_chunks(const Lines& source, const Block& block, int64_t first, i
 }
 
 // Panels of b, or of a for the instructions on vectors.
-template <typename S, typename E, int unit_depth>
-void pack(const Lines& source, const Block& block, void* panels) {
-  if (source.line_stride == 1 && source.depth_stride != 1) return pack_steps<S, E, unit_depth>(source, block, panels);
+template <typename S, typename E, int unit_depth, typename Source>
+void pack(const Source& source, const Block& block, void* panels) {
+  if (!source.along_depth()) return pack_steps<S, E, unit_depth>(source, block, panels);
   constexpr int kUnitBytes = int(sizeof(E)) * unit_depth;
   block.for_panels([&](int64_t first, int64_t lines, int64_t padded) {
     char* panel = static_cast<char*>(panels) + first * block.units * kUnitBytes;
@@ -282,12 +312,12 @@ void pack(const Lines& source, const Block& block, void* panels) {
 }
 
 // Panels of a in tiles: a tile holds kTileUnits units of each of kTileRows lines, one line after the other.
-template <typename S, typename E, int unit_depth>
-void pack_tiles(const Lines& source, const Block& block, void* panels) {
+template <typename S, typename E, int unit_depth, typename Source>
+void pack_tiles(const Source& source, const Block& block, void* panels) {
   constexpr int kRowBytes = kTileUnits * 4;
   block.for_panels([&](int64_t first, int64_t lines, int64_t padded) {
     char* to = static_cast<char*>(panels) + first * block.units * 4;
-    if (source.depth_stride == 1) {
+    if (source.along_depth()) {
       for_chunks<S, E, unit_depth>(source, block, first, lines, padded,
                                    [&](const char* const* rows, int64_t units, int64_t) {
                                      for (int64_t unit = 0; unit < units; unit += kTileUnits) {

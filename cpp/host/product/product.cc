@@ -116,20 +116,15 @@ inline void multiply_tile(const Call& call, const Place& place, const pointwise:
           ahead = {next, lines.depth_stride * format.unit_bytes, others};
         }
         if (packs && sum == 0 && block + 1 < end) call.fetch_rows(tile, block + 1, column, packed);
-        const char* rows = a;
         char* to = space.accumulators[sum] + column * format.sum_bytes;
-        for (int64_t row = 0; row < tile.rows; row += panel_rows) {
-          const int64_t steps = (std::min(panel_rows, tile.rows - row) + format.a_step - 1) / format.a_step;
-          if (packs && row == 0) {
-            format.multiply_packing[steps - 1](units, rows, lines.data, lines.depth_stride, space.panel, to, stride,
-                                               block > first);
-          } else {
-            format.multiply[steps - 1](units, rows, b, to, stride, block > first, ahead);
-            ahead.data += units / ahead.every * ahead.stride;
-          }
-          rows += steps * format.a_step * units * format.unit_bytes;
-          to += panel_rows * row_bytes;
+        // The rows of a whose multiplication packs.
+        const int64_t rows = packs ? std::min(panel_rows, tile.rows) : 0;
+        if (packs) {
+          format.multiply_packing[rows - 1](units, a, lines.data, lines.depth_stride, space.panel, to, stride,
+                                            block > first);
         }
+        format.multiply_panels(units, a + rows * units * format.unit_bytes, tile.rows - rows, panel_rows, b,
+                               to + rows * row_bytes, stride, block > first, ahead);
       }
     }
   }
@@ -171,20 +166,7 @@ void product_multiply(const void* const* arguments, int64_t task) {
     } else {
       product::stream_tile<float>(call, place, tile, space);
     }
-    const int64_t stride = call.sums_stride(tile), sum_bytes = call.format().sum_bytes;
-    if (call.words().splits == 1) {
-      pointwise::Rows accumulators[product::kMaxAccumulators];
-      for (int i = 0; i < product::kMaxAccumulators; ++i) accumulators[i] = {space.accumulators[i], stride};
-      call.finish(place, tile, accumulators);
-      continue;
-    }
-    for (int64_t sum = 0; sum < call.words().accumulators; ++sum) {
-      char* to = call.partial(place.split, sum, tile);
-      for (int64_t row = 0; row < tile.rows; ++row) {
-        std::memcpy(to + row * call.words().n * sum_bytes, space.accumulators[sum] + row * stride * sum_bytes,
-                    size_t(tile.columns * sum_bytes));
-      }
-    }
+    call.leave(place, tile, space.accumulators);
   }
 }
 

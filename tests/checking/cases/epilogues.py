@@ -23,6 +23,7 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
     "bias erf gelu": lambda acc, bias: jax.nn.gelu(acc + bias, approximate=False),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
+    "operand alone": lambda _, c: c,
     "accumulate": lambda acc, c, alpha, beta: alpha * acc + beta * c,
     "residual": lambda acc, bias, c: jnp.tanh(acc + bias) + c,
     "of rows": lambda acc, scale: jnp.sin(acc * scale[..., None]),

@@ -16,9 +16,10 @@ from jaxdnn.planning.calls import Call
 UNITS = {"float64": 1e-12, "float32": 2e-6, "int32": 0.0}  # of a sum's rounding
 
 
-def convolutions(case: Any, result: str) -> Call:
-    """The call of a case, or of its gradients, that computes this array."""
-    (found,) = [c for c in calls_of(case) if isinstance(c.problem, Convolution) and c.problem.result == result]
+def convolutions(case: Any, result: str, mapped: tuple[int | None, ...] | None = None) -> Call:
+    """The call of a case, or of its gradients, that computes this array; under vmap if `mapped` has its in_axes."""
+    calls = [call for call in calls_of(case, mapped) if isinstance(call.problem, Convolution)]
+    (found,) = [call for call in calls if call.problem.result == result]
     return found
 
 

@@ -14,7 +14,7 @@ from jaxdnn.engines.product.problem import Product
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """What suits an instruction set and a dtype: the largest tile, elements along k, what rows are a multiple of."""
 
     rows: int
@@ -26,11 +26,11 @@ class _Shape:
 # A block of a, of `rows` rows, stays in the L2 cache, and a panel of b, of `depth` steps, in L1; the size
 # hardly matters [1]. Epilogues are fastest on rows as long as the interpreter's blocks.
 _SHAPES = {
-    "avx512": _Shape(168, 512, 256),
+    "avx512": Shape(168, 512, 256),
     # Dtypes for which the processor may have tiles, whose accumulators wait in them longer [2].
-    "avx512, narrow": _Shape(128, 256, 1024, step=32),
-    "avx2": _Shape(192, 512, 256),
-    "baseline": _Shape(96, 512, 256),
+    "avx512, narrow": Shape(128, 256, 1024, step=32),
+    "avx2": Shape(192, 512, 256),
+    "baseline": Shape(96, 512, 256),
 }
 # Tiles that a large result is to have at least, so that many threads share it evenly; a result must not depend on how
 # many there are. Few rows wait for memory, some threads longer than others, and want more [3].
@@ -66,14 +66,19 @@ def candidates(product: Product, target: Target) -> Iterable[HostKnobs]:
     return dict.fromkeys((best, *frugal, *_variants(best, product)))
 
 
-def _even(size: int, most: int, multiple: int) -> int:
+def shape_of(product: Product, target: Target) -> Shape:
+    """What suits the product's dtype, and the processor."""
+    narrow = target.arch == "avx512" and product.a.itemsize < 4
+    return _SHAPES["avx512, narrow" if narrow else target.arch if target.arch in _SHAPES else "baseline"]
+
+
+def even(size: int, most: int, multiple: int) -> int:
     """The length of equal parts of at most `most`, but for their being a multiple."""
     return min(size, up(math.ceil(size / math.ceil(size / most)), multiple))
 
 
 def _heuristic(product: Product, target: Target) -> HostKnobs:
-    narrow = target.arch == "avx512" and product.a.itemsize < 4
-    shape = _SHAPES["avx512, narrow" if narrow else target.arch if target.arch in _SHAPES else "baseline"]
+    shape = shape_of(product, target)
 
     def count(tile: tuple[int, int]) -> int:
         rows, columns = tile
@@ -93,7 +98,7 @@ def _heuristic(product: Product, target: Target) -> HostKnobs:
     splits = max(1, product.k // (depth if streamed else 4 * depth if whole else 8 * depth))
     cuts = _CUTS["columns" if whole else "rows" if on_the_way else "both"]
     tiles = [
-        (_even(product.m, shape.rows // down, shape.step), _even(product.n, shape.columns // across, COLUMN_STEP))
+        (even(product.m, shape.rows // down, shape.step), even(product.n, shape.columns // across, COLUMN_STEP))
         for down, across in cuts
     ]
     if streamed and not product.b_transposed:

@@ -20,10 +20,15 @@ _REDUCE_SPAN = 256  # elements of a reduced result that a task of pointwise_redu
 
 @dataclass(frozen=True)
 class Call:
-    """One call's launches. The order of the words is that of `CallWords` in cpp/host/product/call.h."""
+    """One call's launches. The order of the words is that of `CallWords` in cpp/host/product/call.h.
+
+    Attributes:
+      groups: of columns, which tiles don't cross.
+    """
 
     config: HostKnobs
     product: Product
+    groups: int = 1
 
     @property
     def row_tiles(self) -> int:
@@ -31,7 +36,7 @@ class Call:
 
     @property
     def column_tiles(self) -> int:
-        return math.ceil(self.product.n / self.config.columns)
+        return self.groups * math.ceil(self.product.n // self.groups / self.config.columns)
 
     @property
     def blocks(self) -> int:
@@ -48,6 +53,13 @@ class Call:
     @property
     def streams(self) -> bool:
         return self.config.streams and streams(self.product)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the result is the accumulators, in their own type."""
+        program, (result, *others) = self.product.program, self.product.results
+        stored = program.instructions[program.outputs[0].value].operation == "accumulator"
+        return not others and stored and isinstance(result, Matrix) and result.dtype == program.accumulators[0].dtype
 
     def packing(self, index: int) -> str:
         """When a matrix is packed."""
@@ -107,8 +119,8 @@ class Call:
         product, config = self.product, self.config
         none = Scalar("int64", 0)
         scratch = iter(Scratch(index) for index in range(len(self.scratch)))
-        words = [product.batch, product.m, product.n, product.k, config.rows, config.columns, config.depth]
-        words += [self.splits, int(self.streams), config.tiles_per_task]
+        words = [product.batch, product.m, product.n, product.k, self.groups, config.rows, config.columns, config.depth]
+        words += [self.splits, int(self.streams), int(self.plain), config.tiles_per_task]
         words += [len(product.b), len(product.operands), len(product.results)]
         buffers: list[Argument] = []
         for index, matrix in enumerate(self.matrices):

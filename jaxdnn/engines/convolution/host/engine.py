@@ -1,0 +1,58 @@
+"""Convolutions on the CPU: windows in registers where a group has one channel (cpp/host/convolution/depthwise.cc), and
+products of gathered panels where it has more (cpp/host/convolution/implicit_gemm.cc).
+"""
+
+from collections.abc import Iterable
+
+from jaxdnn.device import Target
+from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.convolution.host.heuristic import candidates
+from jaxdnn.engines.convolution.host.knobs import HostConvolutionKnobs, HostDepthwiseKnobs
+from jaxdnn.engines.convolution.host.unit import depthwise, depthwise_reason, gemm, gemm_reason, is_depthwise
+from jaxdnn.engines.convolution.problem import Convolution
+from jaxdnn.engines.convolution.reasons import AXES
+from jaxdnn.plan import Plan
+from jaxdnn.pointwise.bytecode import MAX_INDICES
+from jaxdnn.pointwise.operations import DTYPES
+
+MAX_ARRAYS = 32  # kMaxArrays in cpp/host/convolution/depthwise.cc and cpp/host/product/call.h
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+class HostConvolution(ProblemEngine[Convolution, HostConvolutionKnobs]):
+    """Vectors as wide as the processor's, tiles in cache, XLA's own threads."""
+
+    name = "host"
+    platform = "cpu"
+    problem = Convolution
+    notes = ("deterministic",)
+
+    def reason(self, problem: Convolution, target: Target) -> str | None:
+        del target
+        if problem.a.dtype != problem.b.dtype or problem.a.dtype not in _DTYPES:
+            return f"its kernels don't multiply {problem.a.dtype} by {problem.b.dtype}"
+        if problem.accumulator != (wide := "float64" if problem.a.dtype == "float64" else "float32"):
+            return f"its kernels sum {problem.a.dtype} in {wide}; {problem.accumulator} is asked for"
+        if len(problem.windows) > AXES:
+            return f"it has at most {AXES} spatial dimensions, and the convolution {len(problem.windows)}"
+        lengths = [length for window in problem.windows for length in (window.image, window.filter, window.output)]
+        if not min(problem.batch, problem.n, problem.groups, problem.c, problem.k, *lengths):
+            return "an axis has no elements"
+        arrays = (*problem.operands, *problem.results)
+        if len(arrays) > MAX_ARRAYS:
+            return f"the epilogue has more than {MAX_ARRAYS} operands and results"
+        if any(len(operand.gathered) > MAX_INDICES for operand in problem.operands):
+            return f"its epilogue looks an operand up by more than {MAX_INDICES} integers at once"
+        if unknown := {array.dtype for array in arrays} - set(DTYPES):
+            return f"its epilogues don't have arrays of {' and '.join(sorted(unknown))}"
+        return depthwise_reason(problem) if is_depthwise(problem) else gemm_reason(problem)
+
+    def configurations(self, problem: Convolution, target: Target) -> Iterable[HostConvolutionKnobs]:
+        return candidates(problem, target)
+
+    def build(self, config: HostConvolutionKnobs, problem: Convolution, target: Target) -> Plan:
+        del target
+        if isinstance(config, HostDepthwiseKnobs):
+            return Plan(unit="", arch="", launches=(depthwise(config, problem),))
+        call = gemm(config, problem)
+        return Plan(unit="", arch="", launches=tuple(call.launches()), scratch=call.scratch)
