@@ -94,16 +94,16 @@ def main(arguments: argparse.Namespace) -> int:
     print(f"{device}, JAX {jax.__version__}: a copy moves {limit / 1e9:,.1f} GB/s", flush=True)
     print(report.HEADER, flush=True)
     for family, cases in chosen.items():
-        rows = []
+        rows, path = [], report.device_file(arguments.results, device, family)
         for case in cases:
             rows.append(_row(case, device, limit))
             print(rows[-1], flush=True)
+            if arguments.save:  # of each, so that a run that is cut off has saved what it measured
+                report.save(rows, path)
         if not rows:
             continue
         print(*report.means(rows), sep="\n")
         if arguments.save:
-            path = report.device_file(arguments.results, device, family)
-            report.save(rows, path)
             print(f"written to {path}")
     return 0
 

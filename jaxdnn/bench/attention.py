@@ -185,7 +185,7 @@ def case(call: Call, *, gradient: bool) -> Case:
         flops=0 if decoding else 2 * products * call.batch * call.heads * call.pairs() * call.head_size,
         operands=partial(_operands, call, gradient),
         jaxdnn=_implementation(partial(_fused, call), call.segments, gradient),
-        xla=_implementation(partial(_plain, call), call.mask, gradient),
+        xla=_implementation(partial(_plain, call, gradient), call.mask, gradient),
         sample=partial(_sample, call, gradient),
     )
 
@@ -229,18 +229,29 @@ def _fused(call: Call, segments: np.ndarray | None, *inputs: jax.Array) -> jax.A
     )
 
 
-def _plain(call: Call, mask: jax.Array | None, *inputs: jax.Array) -> jax.Array:
+def _plain(call: Call, gradient: bool, mask: jax.Array | None, *inputs: jax.Array) -> jax.Array:
     """jax.nn's, by cuDNN where that takes the call. It has no soft cap, and no float16 on CPUs."""
     gpu = jax.default_backend() == "gpu"
     if call.soft_cap is not None or (call.dtype == "float16" and not gpu):
         return _by_hand(call, np.arange(call.queries), *inputs)
-    return jax.nn.dot_product_attention(
+    cudnn = gpu and call.dtype != "float32"
+    if cudnn and gradient and call.keys % 2:  # which it refuses: one is added, and masked
+        inputs, mask = _even(*inputs), None if mask is None else jnp.pad(mask, ((0, 0), (0, 0), (0, 1), (0, 1)))
+    result = jax.nn.dot_product_attention(
         *inputs,
         mask=mask,
         is_causal=call.causal,
         local_window_size=None if call.window is None else (call.window, 0),
-        implementation="cudnn" if gpu and call.dtype != "float32" else "xla",
+        key_value_seq_lengths=jnp.full(call.batch, call.keys) if inputs[1].shape[1] > call.keys else None,
+        implementation="cudnn" if cudnn else "xla",
     )
+    return result[:, : call.queries]
+
+
+def _even(query: jax.Array, key: jax.Array, value: jax.Array, *bias: jax.Array) -> tuple[jax.Array, ...]:
+    """With one position more, of zeros."""
+    longer = (jnp.pad(array, ((0, 0), (0, 1), (0, 0), (0, 0))) for array in (query, key, value))
+    return *longer, *(jnp.pad(array, ((0, 0), (0, 0), (0, 1), (0, 1))) for array in bias)
 
 
 def _by_hand(
