@@ -114,6 +114,37 @@ RUNS = {
         NormKnobs(4, 1, 32, splits=2, join="launches"),
         mapped=(0, 0, None),
     ),
+    "launches in stages": Run(
+        layer(7, 196, x=BF16, residual=F32, statistics=True, data="large_mean", **PARAMETERS),
+        NormKnobs(4, 1, 32, turns=4, splits=2, stages=2, join="launches"),
+        NormKnobs(4, 1, 32, turns=3, splits=2, stages=2, join="launches"),
+    ),
+    "skewed": Run(
+        layer(13, 131, x=BF16, residual=BF16, statistics=True, data="large_mean", **PARAMETERS),
+        NormKnobs(4, 2, 32, 2, turns=3),
+        NormKnobs(4, 2, 32, 2),
+    ),
+    "skewed, in stages": Run(
+        layer(27, 261, x=F16, scale=F16, bias=F16, data="large_mean"),
+        NormKnobs(8, 1, 64, 2, stages=2, turns=3),
+        NormKnobs(8, 1, 64, 2, stages=2, hold=False),
+    ),
+    "skewed, in a cluster": Run(
+        layer(9, 259, x=BF16, scale=BF16, bias=F32, residual=F32),
+        NormKnobs(4, 2, 32, turns=2, splits=2, parameters="memory", ahead=1),
+        NormKnobs(4, 2, 32, splits=2),
+    ),
+    "skewed, in launches": Run(
+        layer(21, 259, x=BF16, residual=BF16, statistics=True, data="large_mean", **PARAMETERS),
+        NormKnobs(8, 1, 32, turns=2, splits=3, stages=2, join="launches"),
+        NormKnobs(8, 1, 32, turns=2, splits=3, stages=1, join="launches"),
+    ),
+    "skewed, prefetched, in groups": Run(
+        layer(4, 133, residual=F32, **PARAMETERS),
+        NormKnobs(4, 2, 32, 2, turns=1, prefetch=1),
+        NormKnobs(4, 2, 32, 2),
+        mapped=(0, None, 0, 0),
+    ),
     "rms launches, in groups": Run(
         rms(3, 196, x=BF16, scale=F32, residual=F32),
         NormKnobs(4, 1, 32, turns=1, splits=2, join="launches"),

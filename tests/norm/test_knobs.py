@@ -11,8 +11,10 @@ from checking.calls import calls_of, configurations, native
 from checking.cases import BF16, F32, NormCase
 from checking.compare import platform
 from jaxdnn import device
+from jaxdnn.engines.norm.direct.knobs import NormKnobs
 
 H200, A100 = device._NAMED[90], device._NAMED[80]
+ODD = NormCase("layer_norm", (64, 1028), x=BF16, scale=F32, bias=F32)
 WIDE = NormCase("layer_norm", (4096, 16_384), x=BF16, scale=F32, bias=F32)
 
 
@@ -42,7 +44,27 @@ def test_rows_are_asked_for_early_in_one_turn_alone():
     assert first(replace(WIDE, shape=(16_384, 4096))).prefetch == 0
     assert first(NormCase("rms_norm", (8192, 8192), x=BF16, scale=F32, residual=BF16)).prefetch == 128
     assert first(NormCase("rms_norm", (8192, 8192), x=BF16, scale=F32, residual=BF16), A100).prefetch == 0
-    assert first(NormCase("rms_norm", (8192, 8196), x=BF16)).prefetch == 0  # rows that begin between 16-byte words
+
+
+def test_skewed_rows_have_wide_accesses_and_few_loads_of_parameters():
+    rows = NormCase("layer_norm", (4097, 5121), x=BF16, scale=F32, bias=F32)
+    assert (first(rows).vector, first(rows).turns, first(rows).stages) == (8, 8, 2)
+    # Registers do not hold both parameters of such rows; and there are too few for rings of eight turns.
+    for near in (replace(rows, shape=(30_001, 771)), replace(rows, shape=(200, 5121))):
+        assert (first(near).vector, first(near).parameters, first(near).ahead) == (4, "memory", 2)
+    assert first(replace(rows, shape=(4097, 5124))).vector == 4  # 8 bytes divide a row
+    assert first(replace(rows, shape=(4097, 37))).vector == 1
+
+
+def test_few_long_rows_are_in_flight_in_two_launches():
+    few = NormCase("rms_norm", (64, 262_144), x=BF16, scale=F32)
+    assert (first(few).join, first(few).stages, first(few).turns) == ("launches", 2, 4)
+    assert first(replace(few, shape=(7, 262_144))).turns == 1  # there are not so many rows
+    call = calls_of(few)[1]
+    (engine,) = native("cuda", "norm")
+    assert configurations(engine, call, H200)[0].stages == 2
+    # float32 rows have 64 KiB in flight by themselves.
+    assert configurations(engine, calls_of(replace(few, x=F32))[1], H200)[0].stages == 0
 
 
 @pytest.mark.parametrize(
@@ -53,10 +75,12 @@ def test_rows_are_asked_for_early_in_one_turn_alone():
         ("expected up to `vectors` with parameters = 'memory'", {"parameters": "registers"}),
         ("prefetch must be an int of at least 0; got -1", {"prefetch": -1}),
         ("prefetch needs blocks in the order of the rows", {"turns": 0}),
+        ("needs at least as many columns", {"case": NormCase("rms_norm", (64, 5), x=BF16), "vector": 8}),
         (
-            "prefetch needs rows of a multiple of 16 bytes",
-            {"case": NormCase("rms_norm", (64, 1028), x=BF16), "prefetch": 1},
+            "whole warps; got threads_per_row = 16",
+            {"case": ODD, "vector": 8, "threads_per_row": 16, "rows_per_block": 2},
         ),
+        ("registers or memory; got 'shared'", {"case": ODD, "vector": 8, "stages": 2, "parameters": "shared"}),
         ("has no bulk prefetch", {"target": A100, "prefetch": 1}),
         ("knobs of the forward pass", {"direction": 1, "prefetch": 1}),
     ],
@@ -65,6 +89,18 @@ def test_rows_are_asked_for_early_in_one_turn_alone():
 def test_bad_knobs(message, arguments):
     with pytest.raises(ValueError, match=message):
         planned(**{"case": WIDE, **arguments})
+
+
+def test_groups_that_begin_between_vectors_have_vectors_that_divide_a_row():
+    (engine,) = native("cuda", "norm")
+    for rows, allowed in ((4, True), (3, False)):
+        call = calls_of(NormCase("rms_norm", (rows, 1027), x=F32, scale=F32), (0, 0))[0]
+        knobs = NormKnobs(4, 9, 32, rows_per_block=1)
+        if allowed:
+            engine.build(knobs, call.problem, H200)
+        else:
+            with pytest.raises(ValueError, match="groups of a multiple of the vector"):
+                engine.build(knobs, call.problem, H200)
 
 
 @pytest.mark.skipif(platform() != "cuda", reason="there is no GPU")

@@ -41,6 +41,45 @@ struct Vector {
     }
   }
 
+  /// Elements `first` to `end` alone, one at a time; the others are zeros.
+  __device__ __forceinline__ void load(const T* source, int first, int end) {
+    clear();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= first && i < end) {
+        Vector<T, 1> element;
+        element.load(source + i);
+        set(i, element.get(0));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(T* destination, int first, int end) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= first && i < end) {
+        Vector<T, 1> element;
+        element.set(0, get(i));
+        element.store(destination + i);
+      }
+    }
+  }
+
+  /// Clears all but elements `first` to `end`.
+  __device__ __forceinline__ void trim(int first, int end) {
+    static_assert(sizeof(T) >= 2, "8-bit elements have no use for it");
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= first && i < end) continue;
+      if constexpr (sizeof(T) == 2) {
+        words[i / 2] &= i % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+      } else {
+#pragma unroll
+        for (int word = 0; word < static_cast<int>(sizeof(T)) / 4; ++word) words[i * sizeof(T) / 4 + word] = 0;
+      }
+    }
+  }
+
   __device__ __forceinline__ T get(int i) const {
     T value;
     if constexpr (sizeof(T) == 2) {

@@ -94,6 +94,10 @@ __device__ __forceinline__ void ld_shared(unsigned* words, unsigned address) {
   }
 }
 
+__device__ __forceinline__ void ld_shared(unsigned short& value, unsigned address) {
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+}
+
 __device__ __forceinline__ void ld_shared(float& value, unsigned address) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
 }

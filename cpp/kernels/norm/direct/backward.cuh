@@ -61,13 +61,14 @@ struct NormBackward {
   Compute inverse_columns = 0, scale_offset = 0;
 
   static constexpr bool kReadX = Config::kDX || Config::kDScale;  // d_bias alone needs d_y only
+  static constexpr bool kReadSum = Config::kDSum && Config::kStep != Step::measure;
   using Sums =
       RowSum<Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster, Config::kCentered ? 2 : 1>;
   static constexpr int kThreads = Config::kThreadsPerRow * Config::kRowsPerBlock;
   static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
   static constexpr int kRowBytes =
       static_cast<int>((kReadX ? sizeof(typename Config::X) : 0) + sizeof(typename Config::Y) +
-                       (Config::kDSum ? sizeof(typename Config::X) : 0)) *
+                       (kReadSum ? sizeof(typename Config::X) : 0)) *
       Config::kVector * Config::kVectors * kThreads;
   // Rows whose sums are added through shared memory: all, or one a warp once lanes have added theirs.
   static constexpr int kPartials = Config::kThreadsPerRow < 32 ? kThreads / 32 : Config::kRowsPerBlock;
@@ -94,7 +95,7 @@ struct BackwardRows {
   static constexpr bool kHold = Config::kHold || !kRing;
   using XRows = RowStream<X, Config, Call::kReadX>;
   using YRows = RowStream<Y, Config, true>;
-  using SumRows = RowStream<X, Config, Config::kDSum>;
+  using SumRows = RowStream<X, Config, Call::kReadSum>;
 
   /// A row's statistics and their cotangents. Of rows that don't exist all are zeros.
   struct Scalars {
@@ -173,10 +174,19 @@ struct BackwardRows {
     d_y.read(held.d_y[kHold ? v : 0], threads, row, stage, v);
   }
 
+  /// After all that are held are on their way.
+  __device__ __forceinline__ void trim(Held& held, int v) const {
+    if constexpr (Call::kReadX) threads.trim(held.x[kHold ? v : 0], v);
+    threads.trim(held.d_y[kHold ? v : 0], v);
+  }
+
   /// One vector of xhat, d_y and g = d_y w. Without `kHold` it is loaded again for each pass.
   __device__ __forceinline__ void get(Held& held, const Row& row, int stage, int v, const Scalars& scalars,
                                       Compute (&xhat)[kVector], Compute (&dy)[kVector], Compute (&g)[kVector]) {
-    if constexpr (!kHold) load(held, row, stage, v);
+    if constexpr (!kHold) {
+      load(held, row, stage, v);
+      trim(held, v);
+    }
     held.d_y[kHold ? v : 0].keep_packed();
     held.d_y[kHold ? v : 0].unpack(dy);
     if constexpr (Call::kReadX) {
@@ -203,6 +213,8 @@ struct BackwardRows {
     if constexpr (kHold) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) load(held, row, stage, v);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) trim(held, v);
     }
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -267,7 +279,7 @@ struct BackwardRows {
       if constexpr (kRing && !kHold) fetch_vector(later, stage, v);
       Vector<X, kVector> rounded;
       rounded.pack(g);
-      if (row.valid && threads.holds(v)) rounded.store(d_x + row.offset + threads.column(v));
+      if (row.valid && threads.holds(v)) threads.store(rounded, d_x + row.offset, v);
     }
     if constexpr (kRing && !kHold) ptx::cp_async_commit_group();
   }
@@ -287,7 +299,7 @@ struct BackwardRows {
       for (int v = 0; v < kVectors; ++v) {
         Vector<Compute, kVector> vector;
         vector.pack(sums[v]);
-        if (threads.holds(v)) vector.store(partial + threads.column(v));
+        if (threads.holds(v)) threads.store(vector, partial, v);
       }
     } else {
       const int own = Config::kThreadsPerRow < 32 ? threadIdx.x / 32 : threads.row_in_block;
@@ -300,7 +312,7 @@ struct BackwardRows {
           Compute value = sums[v][i];
 #pragma unroll
           for (int mask = 16; mask >= Config::kThreadsPerRow; mask /= 2) value += ptx::shfl_sync_bfly(value, mask);
-          if (writes) combine[own * Call::kRowColumns + threads.column(v) + i] = value;
+          if (writes && threads.inside(v, i)) combine[own * Call::kRowColumns + threads.column(v) + i] = value;
         }
       }
       __syncthreads();
@@ -335,6 +347,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     const typename Rows::Scalars scalars = next;
     next = rows.load_scalars(row.number + threads.row_stride);
 
+    if constexpr (Config::kStep == Step::apply) prefetch_splits<Config>(rows.sums_of(row));
     typename Rows::Held held;
     Compute totals[Config::kCentered ? 2 : 1] = {};
     rows.accumulate(held, row, stage, scalars, totals);

@@ -58,9 +58,11 @@ struct NormForward {
   using Sums = RowSum<typename Config::Compute, Config::kThreadsPerRow, Config::kRowsPerBlock, Config::kCluster,
                       kMoments ? 2 : 1>;
   static constexpr int kSumBytes = (Sums::kSharedBytes + 15) / 16 * 16;
+  // The second of two steps reads the sum that the first one wrote.
+  static constexpr bool kAdds = Config::kResidual && Config::kStep != Step::apply;
   static constexpr int kRowBytes =
-      static_cast<int>(sizeof(typename Config::X) + (Config::kResidual ? sizeof(typename Config::Residual) : 0)) *
-      Config::kVector * Config::kVectors * Config::kThreadsPerRow * Config::kRowsPerBlock;
+      static_cast<int>(sizeof(typename Config::X) + (kAdds ? sizeof(typename Config::Residual) : 0)) * Config::kVector *
+      Config::kVectors * Config::kThreadsPerRow * Config::kRowsPerBlock;
   using ScalePlace = Parameter<typename Config::Scale, Config, Config::kScale>;
   using BiasPlace = Parameter<typename Config::Bias, Config, Config::kBias>;
   static constexpr int kParameterBytes = ScalePlace::kSharedBytes + BiasPlace::kSharedBytes;
@@ -77,8 +79,7 @@ struct ForwardRows {
   using Y = typename Config::Y;
   using Compute = typename Config::Compute;
   static constexpr int kVector = Config::kVector, kVectors = Config::kVectors, kStages = Config::kStages;
-  // The second of two steps reads the sum that the first one wrote.
-  static constexpr bool kAdds = Config::kResidual && Config::kStep != Step::apply;
+  static constexpr bool kAdds = Call::kAdds;
   static constexpr bool kStoresSum = Config::kStoreSum && Config::kStep != Step::apply;
   // Parameters come after the row, which is needed first, unless they are kept for several rows.
   static constexpr bool kLoadsEachTurn = (Config::kTurns == 1 && kStages == 0) || Config::kParameters == Place::memory;
@@ -133,6 +134,16 @@ struct ForwardRows {
     ptx::cp_async_commit_group();
   }
 
+#if __CUDA_ARCH__ >= 900
+  /// Asks L2 for all 16-byte words that begin between these columns, and the one before.
+  template <class T>
+  __device__ __forceinline__ static void prefetch(const T* from, int count) {
+    const auto begin = reinterpret_cast<unsigned long long>(from) & ~15ull;
+    const auto end = reinterpret_cast<unsigned long long>(from + count) & ~15ull;
+    ptx::cp_async_bulk_prefetch_l2(reinterpret_cast<const void*>(begin), static_cast<unsigned>(end - begin));
+  }
+#endif
+
   /// Asks L2 for a later block's row.
   __device__ __forceinline__ void prefetch(const Row& row) const {
 #if __CUDA_ARCH__ >= 900
@@ -140,10 +151,9 @@ struct ForwardRows {
       constexpr int kTurnRows = Config::kTurns * Config::kRowsPerBlock;
       const long long later = row.number + static_cast<long long>(Config::kPrefetch) * kTurnRows;
       if (threads.lane == 0 && later < call.rows) {
-        const long long from = later * columns + threads.first;
-        const unsigned count = threads.end - threads.first;
-        ptx::cp_async_bulk_prefetch_l2(x.source + from, count * sizeof(X));
-        if constexpr (kAdds) ptx::cp_async_bulk_prefetch_l2(residual.source + from, count * sizeof(Residual));
+        const int from = threads.rank * call.slice;
+        prefetch(x.source + later * columns + from, threads.end - from);
+        if constexpr (kAdds) prefetch(residual.source + later * columns + from, threads.end - from);
       }
     }
 #endif
@@ -167,21 +177,24 @@ struct ForwardRows {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       Compute values[kVector];
-      loaded[v].unpack(values);
       if constexpr (kAdds) {
         Compute other[kVector];
+        loaded[v].unpack(values);
         added[v].unpack(other);
 #pragma unroll
         for (int i = 0; i < kVector; ++i) values[i] += other[i];
         packed[v].pack(values);
+        threads.trim(packed[v], v);
         packed[v].unpack(values);
       } else {
+        threads.trim(loaded[v], v);
+        loaded[v].unpack(values);
 #pragma unroll
         for (int i = 0; i < Vector<Sum, kVector>::kWords; ++i) packed[v].words[i] = loaded[v].words[i];
       }
       if constexpr (kStoresSum) {
         Sum* const sum = call.sum + group_rows * columns;
-        if (row.valid && threads.holds(v)) packed[v].store(sum + row.offset + threads.column(v));
+        if (row.valid && threads.holds(v)) threads.store(packed[v], sum + row.offset, v);
       }
       if constexpr (Config::kStep != Step::apply) {
         if constexpr (!Config::kCentered) {
@@ -203,7 +216,9 @@ struct ForwardRows {
       packed[v].keep_packed();
       packed[v].unpack(values);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) values[i] = (values[i] - mean) * (values[i] - mean);
+      for (int i = 0; i < kVector; ++i) {
+        values[i] = threads.inside(v, i) ? (values[i] - mean) * (values[i] - mean) : 0;
+      }
       if (threads.holds(v)) total += tree_sum(values);
     }
     return total;
@@ -223,7 +238,7 @@ struct ForwardRows {
     } else {
       row_sum(total);
       if constexpr (Config::kStep == Step::measure) {
-        mean = total[0] / static_cast<Compute>(threads.end - threads.rank * call.slice);
+        mean = total[0] / static_cast<Compute>(threads.count(threads.rank));
       } else {
         mean = mean_of(total[0], static_cast<Compute>(call.columns), call.inverse_columns);
       }
@@ -244,8 +259,7 @@ struct ForwardRows {
     mean = 0;
     if constexpr (Config::kCentered) {
       for (int split = lane; split < Config::kSplits; split += 32) {
-        const int rest = call.columns - split * call.slice;
-        mean += moments[split * 2] * static_cast<Compute>(rest < call.slice ? rest : call.slice);
+        mean += moments[split * 2] * static_cast<Compute>(threads.count(split));
       }
       mean = lanes_sum<32>(mean) / static_cast<Compute>(call.columns);
     }
@@ -253,9 +267,8 @@ struct ForwardRows {
     for (int split = lane; split < Config::kSplits; split += 32) {
       squares += moments[split * 2 + 1];
       if constexpr (Config::kCentered) {
-        const int rest = call.columns - split * call.slice;
         const Compute apart = moments[split * 2] - mean;
-        squares += apart * apart * static_cast<Compute>(rest < call.slice ? rest : call.slice);
+        squares += apart * apart * static_cast<Compute>(threads.count(split));
       }
     }
     squares = lanes_sum<32>(squares);
@@ -285,7 +298,7 @@ struct ForwardRows {
       }
       Vector<Y, kVector> rounded;
       rounded.pack(values);
-      if (row.valid && threads.holds(v)) rounded.store(y + row.offset + threads.column(v));
+      if (row.valid && threads.holds(v)) threads.store(rounded, y + row.offset, v);
       scale.advance(threads, v);
       bias.advance(threads, v);
     }
@@ -304,6 +317,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
   // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
   for (long long base = rows.threads.first_row; base < rows.threads.end_row; base += rows.threads.row_stride) {
     const Row row = rows.threads.row(base, rows.columns);
+    if constexpr (Config::kStep == Step::apply) prefetch_splits<Config>(rows.moments_of(row));
     typename Rows::Packed packed;
     Compute mean, total[1] = {rows.load(row, stage, packed)};
     if constexpr (Config::kStages > 0) {

@@ -7,6 +7,16 @@
 //
 //   slice:   | vector 0: thread 0, thread 1, ... | vector 1: thread 0, thread 1, ... | ... (the end may be masked)
 //
+// Rows of a length that `kVector` does not divide (`kSkewed`) begin between vectors of memory. Their vectors begin
+// `skew` columns before them, where memory is aligned, and what the first and the last one hold of other rows, or of
+// what lies after the last row in the same 16 bytes, is cleared, and not written:
+//
+//   memory:  | vector | vector | ...                          skew = first element of the row % kVector
+//   row:         |< column 0 ...            columns - 1 >|
+//
+// Each row has its own skew, but rows `kPeriod` turns apart have the same one. A block works on such rows only, so that
+// its threads keep their columns, and with them parameters and sums.
+//
 // Almost always there is one split. Rows too wide for one block, and few wide rows, have several: the blocks of a
 // cluster, which add their sums through distributed shared memory (`Step::whole`), or unrelated blocks of two launches,
 // of which the first writes each split's sums to memory (`Step::measure`) and the second reads them (`Step::apply`).
@@ -23,7 +33,7 @@ enum class Step { whole, measure, apply };
 struct Row {
   long long number;  // in its group
   bool valid;        // the last turn of a group may leave some threads of a block without a row
-  long long offset;  // of its first column, in elements; that of row 0 if it is not valid
+  long long offset;  // of its first column, in elements; if it is not valid, where an access is aligned all the same
 };
 
 template <class Config>
@@ -35,6 +45,9 @@ struct RowThreads {
   int lane;              // this thread among those of its row and block
   int row_in_block;      // these threads' row
   int rank;              // this block's split of the row
+  int skew = 0;          // columns by which vectors begin before their row
+  int columns;           // of a row
+  int slice;             // columns of a split, `skew` of them before the row
   int first;             // this thread's first column
   int end;               // the first column after this block's slice
   long long group;       // the group of rows this block works on
@@ -43,38 +56,85 @@ struct RowThreads {
   long long end_row;     // after this block's last turn, or the group's last row
   long long row_stride;  // rows between two turns
 
-  __device__ __forceinline__ RowThreads(long long rows, int columns, int slice, int blocks_per_group) {
+  __device__ __forceinline__ RowThreads(long long rows, int row_columns, int row_slice, int blocks_per_group)
+      : columns(row_columns), slice(row_slice) {
     lane = threadIdx.x % Config::kThreadsPerRow;
     row_in_block = threadIdx.x / Config::kThreadsPerRow;
     rank = static_cast<int>(blockIdx.x % Config::kSplits);
-    first = rank * slice + lane * Config::kVector;
-    end = Config::kSplits == 1 || (rank + 1) * slice > columns ? columns : (rank + 1) * slice;
     const unsigned unit = blockIdx.x / Config::kSplits;
     group = Config::kGrouped ? unit / blocks_per_group : 0;
     block = Config::kGrouped ? unit % blocks_per_group : unit;
-    constexpr int kTurnRows = (Config::kTurns == 0 ? 1 : Config::kTurns) * Config::kRowsPerBlock;
-    first_row = block * kTurnRows;
-    end_row = Config::kTurns == 0 || first_row + kTurnRows > rows ? rows : first_row + kTurnRows;
-    row_stride = (Config::kTurns == 0 ? static_cast<long long>(blocks_per_group) : 1) * Config::kRowsPerBlock;
+    // The rows that were measured last are still in the L2 cache.
+    if (Config::kStep == Step::apply && Config::kTurns > 0) block = blocks_per_group - 1 - block;
+    if constexpr (Config::kTurns == 0) {
+      first_row = block * Config::kRowsPerBlock;
+      end_row = rows;
+      row_stride = static_cast<long long>(blocks_per_group) * Config::kRowsPerBlock;
+    } else {
+      // As many neighbouring blocks as a period has turns work on as many rows, each on every kPeriod-th of them.
+      constexpr int kPeriodRows = Config::kPeriod * Config::kTurns * Config::kRowsPerBlock;
+      const long long start = block / Config::kPeriod * kPeriodRows;
+      first_row = start + block % Config::kPeriod * Config::kRowsPerBlock;
+      end_row = start + kPeriodRows > rows ? rows : start + kPeriodRows;
+      row_stride = Config::kPeriod * Config::kRowsPerBlock;
+    }
+    if constexpr (Config::kSkewed) {
+      skew = static_cast<int>(static_cast<unsigned>(first_row + row_in_block) * columns % Config::kVector);
+    }
+    first = rank * slice - skew + lane * Config::kVector;
+    end = Config::kSplits == 1 || (rank + 1) * slice - skew > columns ? columns : (rank + 1) * slice - skew;
   }
 
   /// Where this thread's vector `v` begins.
   __device__ __forceinline__ int column(int v) const { return first + v * (Config::kThreadsPerRow * Config::kVector); }
 
-  /// Whether vector `v` lies in the slice. Vectors never straddle its end: `kVector` divides `slice` and the columns.
+  /// Whether any of vector `v` lies in the slice. Vectors never straddle its ends, but those of a skewed row: `kVector`
+  /// divides `slice`, and else the columns.
   __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
+
+  /// Whether all of a vector that is held lies in the row.
+  __device__ __forceinline__ bool whole(int v) const {
+    return !Config::kSkewed || (column(v) >= 0 && column(v) + Config::kVector <= columns);
+  }
+
+  /// Whether element `i` of a vector that is held lies in the row.
+  __device__ __forceinline__ bool inside(int v, int i) const {
+    return !Config::kSkewed || (column(v) + i >= 0 && column(v) + i < columns);
+  }
+
+  /// How many of the row's columns a split has.
+  __device__ __forceinline__ int count(int split) const {
+    const int from = split * slice - skew, to = from + slice;
+    return (to < columns ? to : columns) - (from > 0 ? from : 0);
+  }
+
+  /// Clears what vector `v` holds of other rows.
+  template <class T>
+  __device__ __forceinline__ void trim(Vector<T, Config::kVector>& vector, int v) const {
+    if (!whole(v)) vector.trim(-column(v), columns - column(v));
+  }
+
+  /// Stores what vector `v` has of the row at `destination`.
+  template <class T>
+  __device__ __forceinline__ void store(const Vector<T, Config::kVector>& vector, T* destination, int v) const {
+    if (whole(v)) {
+      vector.store(destination + column(v));
+    } else {
+      vector.store(destination + column(v), -column(v), columns - column(v));
+    }
+  }
 
   /// These threads' row of the turn that begins at row `base`, before `end_row`.
   __device__ __forceinline__ Row row(long long base, long long columns) const {
     const long long number = base + row_in_block;
     const bool valid = Config::kRowsPerBlock == 1 || number < end_row;
-    return {number, valid, valid ? number * columns : 0};
+    return {number, valid, valid ? number * columns : skew};
   }
 
   /// A row of these threads that may lie after the block's last.
   __device__ __forceinline__ Row ahead(long long number, long long columns) const {
     const bool valid = number < end_row;
-    return {number, valid, valid ? number * columns : 0};
+    return {number, valid, valid ? number * columns : skew};
   }
 };
 
@@ -110,6 +170,12 @@ struct RowStream {
     }
   }
 };
+
+/// Asks the L1 cache for two numbers of each split of a row, which all lanes of a warp will add up.
+template <class Config, class Compute>
+__device__ __forceinline__ void prefetch_splits(const Compute* pairs) {
+  for (int split = threadIdx.x % 32; split < Config::kSplits; split += 32) ptx::prefetch_global_l1(pairs + split * 2);
+}
 
 /// A sum over `count` numbers divided by it, to within a rounding, and exact where the quotient is: the mean of equal
 /// numbers is that number, which a product with `inverse`, the rounded 1 / count, misses.
@@ -161,9 +227,21 @@ struct Parameter {
   }
 
   __device__ __forceinline__ void load_vector(const RowThreads<Config>& threads, int v) {
-    Vector<T, Config::kVector>& vector = kept[kKept > 0 ? v % kKept : 0];
+    read(kept[kKept > 0 ? v % kKept : 0], threads, v);
+  }
+
+  /// Of a skewed row's columns, which begin anywhere in a vector of the parameter, one at a time.
+  __device__ __forceinline__ void read(Vector<T, Config::kVector>& vector, const RowThreads<Config>& threads,
+                                       int v) const {
     vector.clear();
-    if (threads.holds(v)) vector.load(source + threads.column(v));
+    if (!threads.holds(v)) return;
+    if constexpr (!Config::kSkewed) {
+      vector.load(source + threads.column(v));
+    } else if (threads.whole(v)) {
+      vector.load(source + threads.column(v), 0, Config::kVector);
+    } else {
+      vector.load(source + threads.column(v), -threads.column(v), threads.columns - threads.column(v));
+    }
   }
 
   template <class Compute>
@@ -178,8 +256,7 @@ struct Parameter {
       } else if constexpr (kInShared) {
         slots.read(vector, 0, v);
       } else {
-        vector.clear();
-        if (threads.holds(v)) vector.load(source + threads.column(v));
+        read(vector, threads, v);
       }
       vector.unpack(values);
     }

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from jaxdnn.device import Target
-from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, collapsed, read
+from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, collapsed, read, vector_columns
 from jaxdnn.engines.norm.problem import Rows
 
 MOST_CANDIDATES = 8
@@ -42,8 +42,14 @@ class Heuristic:
         self.parameter_sizes = [size for name, size in sizes.items() if name in ("scale", "bias")]
         self.gradients = len({"scale", "bias"} & {*problem.active})
         self.words = 2 if self.problem.compute_dtype == "float64" else 1  # registers of one number
-        # Accesses of 16 bytes of the narrowest array, of at most 32 bytes of the widest, that divide a row.
-        self.vector = math.gcd(self.problem.columns, min(16 // min(self.row_sizes), 32 // max(self.row_sizes)))
+        # Accesses of 16 bytes of the narrowest array, of at most 32 bytes of the widest. Where they do not divide a
+        # row, narrower ones that do, if they have 8 bytes; else the row is skewed, if whole warps have enough of it.
+        widest = min(16 // min(self.row_sizes), 32 // max(self.row_sizes))
+        columns = self.problem.columns
+        dividing = math.gcd(columns, widest)
+        together = self.problem.groups == 1 or self.problem.rows * columns % widest == 0
+        self.skewed = dividing * min(self.row_sizes) < 8 and together and columns >= 32 * widest
+        self.vector = widest if self.skewed else dividing
 
     def candidates(self) -> Iterator[NormKnobs]:
         found = self.forward_candidates() if self.forward else self.backward_candidates()
@@ -64,12 +70,14 @@ class Heuristic:
     ) -> NormKnobs | None:
         """`elements` columns a thread, `widest` an access at most, in blocks of at least `threads`, if it can be."""
         vector = min(self.vector, elements, widest)
-        accesses = self.problem.columns // vector
-        each = -(-accesses // splits)
+        columns = self.problem.columns
+        each = -(-vector_columns(columns, vector) // (vector * splits))
         threads_per_row = power_of_two(-(-each * vector // elements))
-        # Four neighbouring lanes, and a warp of a row in splits, even if that leaves a thread fewer columns.
-        threads_per_row = max(threads_per_row, 32 if splits > 1 else min(4, power_of_two(each)))
-        if threads_per_row > 1024 or (splits - 1) * each >= accesses:
+        # Four neighbouring lanes, and a warp of a row in splits or a skewed one, even if that leaves a thread fewer
+        # columns.
+        warp = splits > 1 or columns % vector
+        threads_per_row = max(threads_per_row, 32 if warp else min(4, power_of_two(each)))
+        if threads_per_row > 1024 or (splits - 1) * each * vector >= columns:
             return None
         rows = max(1, threads // threads_per_row) if splits == 1 else 1
         return NormKnobs(
@@ -81,7 +89,12 @@ class Heuristic:
         # cache by the shortest way, `near` [9, 10].
         heavy = sum(self.parameter_sizes) > 2 * sum(self.row_sizes)
         size = max(self.row_sizes)
+        if self.skewed and self.parameter_sizes:
+            yield from self.skewed_candidates(64 // size)
+        launches = [*self.split(64 // size, self.long_ring(4)), *self.split(64 // size, self.direct)]
         for splits in self.clusters():
+            if splits > 2 and not self.few(splits):
+                yield from launches
             row_bytes = size * self.problem.columns // splits
             # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it. Two
             # launches, which read x twice, overtake clusters of four blocks of 64 bytes [12].
@@ -105,7 +118,13 @@ class Heuristic:
                     near = self.near(elements)
                     yield from [near] if near else []
                 yield from (knobs for knobs in ([ring, direct] if ringed else [direct, ring]) if knobs)
-        yield from self.split(64 // size, self.direct)
+        yield from launches
+
+    def skewed_candidates(self, elements: int) -> Iterator[NormKnobs]:
+        """Parameters of a skewed row come one at a time: they are kept for eight, where registers hold them [13]."""
+        ring, near = self.long_ring(8)(self.layout(1, elements, 128)), self.near(elements)
+        kept = ring is not None and ring.threads * ring.blocks_per_sm >= 512
+        yield from (knobs for knobs in ([ring, near] if kept else [near, ring]) if knobs)
 
     def split(self, elements: int, complete: Callable[[NormKnobs | None], NormKnobs | None]) -> Iterator[NormKnobs]:
         """Rows over two launches, in splits for 256 threads."""
@@ -120,6 +139,9 @@ class Heuristic:
             return None
         layout = replace(layout, turns=1, blocks_per_sm=max(1, 1024 // layout.threads))
         variants = [layout, self.with_ahead(layout), replace(layout, parameters="memory")]
+        if layout.vectors == 1 and self.parameter_sizes:
+            # Threads of one access each need all the others in flight, and parameters take registers [15].
+            variants = [replace(layout, parameters="memory", blocks_per_sm=max(1, 2048 // layout.threads)), *variants]
         variants = [variant for knobs in variants for variant in (self.with_prefetch(knobs), knobs)]
         return self.within_registers(variants, layout.blocks_per_sm)
 
@@ -135,10 +157,8 @@ class Heuristic:
             return None
         layout = replace(layout, turns=1, blocks_per_sm=1024 // layout.threads)
         wave = self.target.sm_count * layout.blocks_per_sm * layout.rows_per_block
-        if self.problem.rows * self.problem.groups < 6 * wave:
-            return None
         ahead = self.with_ahead(layout)
-        if not ahead.ahead:
+        if not self.skewed and (self.problem.rows * self.problem.groups < 6 * wave or not ahead.ahead):
             return None
         return self.within_registers([self.with_prefetch(ahead), ahead], layout.blocks_per_sm)
 
@@ -152,9 +172,21 @@ class Heuristic:
         row_bytes = [size * self.problem.columns for size in self.row_sizes]
         if self.target.compute_capability < 90 or knobs.splits > 1 or self.words == 2:
             return knobs
-        if min(row_bytes) < 2048 or any(size % 16 for size in row_bytes):
+        if min(row_bytes) < 2048:
             return knobs
         return replace(knobs, prefetch=max(1, PREFETCH_BYTES // (sum(row_bytes) * knobs.rows_per_block)))
+
+    def long_ring(self, most: int) -> Callable[[NormKnobs | None], NormKnobs | None]:
+        """`ring` with up to so many turns, a power of two, as far as there are rows for all blocks."""
+
+        def complete(layout: NormKnobs | None) -> NormKnobs | None:
+            if layout is None:
+                return None
+            blocks = self.problem.rows * self.problem.groups * layout.splits // layout.rows_per_block
+            turns = min(most, blocks // (self.target.sm_count * max(1, 512 // layout.threads)))
+            return self.ring(layout, power_of_two(turns // 2 + 1)) if turns > 1 else None
+
+        return complete
 
     def ring(self, layout: NormKnobs | None, turns: int) -> NormKnobs | None:
         """Several turns, two stages, 512 threads on a multiprocessor."""
@@ -175,6 +207,8 @@ class Heuristic:
 
     def backward_layout(self, splits: int, elements: int) -> NormKnobs | None:
         """Blocks of 256 threads, or of two rows of 256 [7]."""
+        if self.skewed:
+            return self.layout(splits, elements, 256, widest=4)  # eight columns take more registers to trim [13]
         layout = self.layout(splits, elements, 256)
         if layout and layout.threads_per_row == 256 and max(self.row_sizes) < 4:
             return self.layout(splits, elements, 512)
@@ -188,14 +222,24 @@ class Heuristic:
         layout = replace(layout, blocks_per_sm=max(1, (1024 if few else 512) // layout.threads))
         fewest = max(1, 512 // layout.threads)
         if layout.join == "launches" or layout.vector * min(self.row_sizes) < 4:
-            return self.within_registers([layout, replace(layout, parameters="memory")], fewest)
+            variants = [layout, replace(layout, parameters="memory")]
+            # Rows in flight beside the one at hand, where that has not 64 KiB on a multiprocessor by itself [14].
+            wanted = self.staged(layout)
+            if layout.join == "launches" and wanted.stages > 1:
+                variants = [self.within_shared(wanted), *variants]
+            return self.within_registers(variants, fewest)
         # A row that is read twice is widened four numbers at a time, which takes fewer registers than eight.
         shape = layout
         if layout.vector > 4:
             shape = replace(layout, vector=4, vectors=layout.vectors * layout.vector // 4)
         again = replace(shape, hold=False)
         variants = [layout, again, replace(again, parameters="shared"), replace(again, parameters="memory")]
-        if layout.splits == 1 and not few and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4):
+        if (
+            layout.splits == 1
+            and not few
+            and not self.skewed
+            and (layout.threads_per_row >= 512 or max(self.row_sizes) >= 4)
+        ):
             # In one large block, rows held in registers cost more than a second reading [8].
             variants = [*variants[1:3], layout, variants[3]]
         if layout.threads_per_row > 512:
@@ -215,8 +259,11 @@ class Heuristic:
         return None
 
     def shareable(self, knobs: NormKnobs) -> bool:
-        """Whether parameters can wait in shared memory: cp.async copies at least 4 bytes."""
-        return bool(self.parameter_sizes) and all(knobs.vector * size >= 4 for size in self.parameter_sizes)
+        """Whether parameters can wait in shared memory: cp.async copies at least 4 bytes, as they are aligned."""
+        aligned = self.problem.columns % knobs.vector == 0 and all(
+            knobs.vector * size >= 4 for size in self.parameter_sizes
+        )
+        return bool(self.parameter_sizes) and aligned
 
     def staged(self, knobs: NormKnobs) -> NormKnobs:
         """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes [7]."""
@@ -255,16 +302,21 @@ class Heuristic:
         exact = knobs.splits * knobs.split_columns == self.problem.columns
         steps = 8 if knobs.join == "launches" else 0
         if self.forward:
-            ring = (32 if self.problem.groups > 1 else 24) if knobs.stages else 0
+            if knobs.splits > 1 and steps:
+                row = max(row - kept, row // len(self.row_sizes))  # one step has no parameters, the other reads the sum
+            ring = (32 if self.problem.groups > 1 or self.problem.columns % knobs.vector else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
+            masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
             early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
             early += 8 if early and self.problem.groups > 1 else 0
+            steps -= min(steps, ring)
             return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps + early
         sums = self.gradients * elements * self.words
         alone = exact and knobs.threads == knobs.threads_per_row and knobs.splits == 1
         masks = 0 if alone else max(0, elements * self.words - 16)
         masks += max(0, vectors - 4) if exact else 3 * vectors
         masks += 0 if alone or knobs.hold else 16
+        masks += (7 if knobs.stages else 3) * vectors if self.problem.columns % knobs.vector else 0
         seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*self.read})
         # Numbers in flight: most of a row's in float32, more in float64, whose conversions take registers too.
         flight = 3 * elements if self.words == 2 else elements * 3 // 4

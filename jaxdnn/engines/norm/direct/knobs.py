@@ -1,5 +1,6 @@
 """Knobs of the direct norm engine, and what it makes of a call before it knows them."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,6 +79,11 @@ class NormKnobs:
     def split_columns(self) -> int:
         """Columns that the threads of a row can hold."""
         return self.vector * self.vectors * self.threads_per_row
+
+
+def vector_columns(columns: int, vector: int) -> int:
+    """Columns of the vectors that a row of so many lies in, wherever it begins in memory: at most `vector` - 1 more."""
+    return columns + vector - math.gcd(columns, vector)
 
 
 def read(problem: Rows) -> tuple[str, ...]:

@@ -1,17 +1,20 @@
 """The plan that the direct norm engine's knobs make: translation unit, launches and scratch."""
 
+import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from jaxdnn.device import Target
-from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read
+from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read, vector_columns
 from jaxdnn.engines.norm.problem import Rows
 from jaxdnn.engines.unit import Parameter, arguments, entry_text, includes, numbers, signature_text, struct_text
 from jaxdnn.plan import Launch, Scalar, Scratch
 
 MAX_GRID = 2**31 - 1
 REDUCE_THREADS = 1024  # kReduceThreads in norm/direct/reduce.cuh
+Step = Literal["whole", "measure", "apply"]
 
 
 class Call:
@@ -28,15 +31,15 @@ class Call:
         self.streamed = [name for name in self.read if name in STREAMED]
         self.compute = self.problem.compute_dtype
         # Columns of each part, a multiple of the vector; the last part may be shorter.
-        vectors = -(-self.problem.columns // knobs.vector)
+        vectors = -(-vector_columns(self.problem.columns, knobs.vector) // knobs.vector)
         self.slice = -(-vectors // knobs.splits) * knobs.vector
         self.sums_over_splits = self.forward or "x" in self.active
         self.check()
 
     def check(self) -> None:
         knobs, columns = self.knobs, self.problem.columns
-        if columns % knobs.vector:
-            raise ValueError(f"direct norm: vector is {knobs.vector}; expected a divisor of the {columns} columns")
+        if self.skewed:
+            self.check_skewed()
         if self.slice > knobs.split_columns or (knobs.splits - 1) * self.slice >= columns:
             raise ValueError(
                 f"direct norm: {knobs.splits} splits of {knobs.split_columns} columns don't fit a row of {columns}"
@@ -49,13 +52,11 @@ class Call:
             raise ValueError("direct norm: ahead and prefetch are knobs of the forward pass; expected 0")
         if knobs.prefetch:
             self.check_prefetch()
-        if knobs.stages and knobs.splits > 1 and knobs.join == "launches":
-            raise ValueError("direct norm: join = 'launches' needs stages = 0")
         if knobs.cluster > 1 and self.target.compute_capability < 90:
             raise ValueError(f"direct norm: {self.target.name} has no clusters; expected join = 'launches'")
-        if self.shared_memory > self.target.shared_memory:
+        if (needed := max(map(self.shared_memory, self.steps))) > self.target.shared_memory:
             raise ValueError(
-                f"direct norm: these knobs need {self.shared_memory} bytes of shared memory, and a block of "
+                f"direct norm: these knobs need {needed} bytes of shared memory, and a block of "
                 f"{self.target.name} has {self.target.shared_memory}"
             )
 
@@ -64,8 +65,18 @@ class Call:
             raise ValueError(f"direct norm: {self.target.name} has no bulk prefetch; expected prefetch = 0")
         if not self.knobs.turns:
             raise ValueError("direct norm: prefetch needs blocks in the order of the rows; expected turns > 0")
-        if any(self.slice * self.itemsize(name) % 16 or self.problem.columns % self.slice for name in self.streamed):
-            raise ValueError("direct norm: prefetch needs rows of a multiple of 16 bytes; expected prefetch = 0")
+
+    def check_skewed(self) -> None:
+        knobs, problem = self.knobs, self.problem
+        reason = f"vector is {knobs.vector}, no divisor of the {problem.columns} columns, which needs"
+        if problem.columns < knobs.vector:
+            raise ValueError(f"direct norm: {reason} at least as many columns")
+        if knobs.threads_per_row < 32:
+            raise ValueError(f"direct norm: {reason} whole warps; got threads_per_row = {knobs.threads_per_row}")
+        if knobs.parameters == "shared":
+            raise ValueError(f"direct norm: {reason} parameters in registers or memory; got 'shared'")
+        if problem.groups > 1 and problem.rows * problem.columns % knobs.vector:
+            raise ValueError(f"direct norm: {reason} groups of a multiple of the vector; expected vector = 1")
 
     def itemsize(self, name: str) -> int:
         return self.arrays[name].itemsize
@@ -75,12 +86,36 @@ class Call:
         return all(self.knobs.vector * self.itemsize(name) >= 4 for name in names if name in self.read)
 
     @property
+    def skewed(self) -> bool:
+        """Whether rows begin between vectors."""
+        return self.problem.columns % self.knobs.vector != 0
+
+    @property
+    def period(self) -> int:
+        """Turns after which rows begin at the same element of a vector again, if a block has more than one."""
+        if self.turns == 1:
+            return 1
+        rows = self.knobs.vector // math.gcd(self.problem.columns, self.knobs.vector)
+        return rows // math.gcd(rows, self.knobs.rows_per_block)
+
+    @property
     def exact(self) -> bool:
         """Whether every thread has the same number of columns."""
         return self.knobs.splits * self.knobs.split_columns == self.problem.columns
 
     @property
-    def shared_memory(self) -> int:
+    def steps(self) -> tuple[Step, ...]:
+        """Of the kernel's, one a launch."""
+        split = self.knobs.splits > 1 and self.knobs.join == "launches" and self.sums_over_splits
+        return ("measure", "apply") if split else ("whole",)
+
+    def row_size(self, step: Step) -> int:
+        """Bytes of a column that a step reads of a row."""
+        if step == "apply" and "residual" in self.read:
+            return self.itemsize("sum")
+        return sum(self.itemsize(name) for name in self.streamed if step != "measure" or name != "d_sum")
+
+    def shared_memory(self, step: Step) -> int:
         """What the kernel's own `kSharedBytes` says, which the unit asserts."""
         knobs = self.knobs
         compute = np.dtype(self.compute).itemsize
@@ -89,7 +124,7 @@ class Call:
         paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
         values = 2 if self.problem.centered and paired else 1
         sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
-        ring = knobs.stages * knobs.split_columns * knobs.rows_per_block * sum(map(self.itemsize, self.streamed))
+        ring = knobs.stages * knobs.split_columns * knobs.rows_per_block * self.row_size(step)
         combine = 0
         if not self.forward and {"scale", "bias"} & {*self.active}:
             narrow = knobs.threads_per_row < 32
@@ -110,12 +145,13 @@ class Call:
     def blocks_per_group(self) -> int:
         """Thread blocks, times `splits`, that share the rows of one group."""
         knobs, problem = self.knobs, self.problem
-        needed = -(-problem.rows // (knobs.rows_per_block * max(1, self.turns)))
         if self.turns:
-            return needed
+            return -(-problem.rows // (knobs.rows_per_block * self.turns * self.period)) * self.period
+        needed = -(-problem.rows // knobs.rows_per_block)
         # Of a larger cluster all blocks sit in one group of multiprocessors, whose size may not be a multiple of it.
         usable = self.target.sm_count if knobs.cluster <= 2 else max(knobs.cluster, self.target.sm_count // 16 * 16)
-        return max(1, min(needed, usable * knobs.blocks_per_sm // (knobs.splits * problem.groups)))
+        most = usable * knobs.blocks_per_sm // (knobs.splits * problem.groups)
+        return min(needed, max(1, most // self.period) * self.period)
 
     # ------------------------------------------------------------------------------------------------------ arguments
 
@@ -163,7 +199,7 @@ class Call:
             flags |= {"DX": "x" in active, "DScale": "scale" in active, "DBias": "bias" in active}
             flags |= {"Hold": knobs.hold}
         flags |= {"ScaleOffset": "scale" in of and dict(self.problem.factors)["scale_offset"] != 0}
-        flags |= {"Exact": self.exact}
+        flags |= {"Exact": self.exact, "Skewed": self.skewed}
         constants = {
             "Vector": knobs.vector,
             "Vectors": knobs.vectors,
@@ -172,6 +208,7 @@ class Call:
             "Splits": knobs.splits,
             "Cluster": knobs.cluster,
             "Turns": self.turns,
+            "Period": self.period,
             "Stages": knobs.stages,
             "Ahead": knobs.ahead,
             "Prefetch": knobs.prefetch,
@@ -179,7 +216,7 @@ class Call:
         }
         return struct_text("Config", {name: f"jaxdnn::{dtype}" for name, dtype in types.items()}, constants | flags)
 
-    def launch(self, step: str, parameters: list[Parameter]) -> tuple[str, Launch]:
+    def launch(self, step: Step, parameters: list[Parameter]) -> tuple[str, Launch]:
         """The entry point and the launch of one step ("whole", "measure" or "apply")."""
         knobs = self.knobs
         header = f"norm_{self.direction}"
@@ -189,7 +226,7 @@ class Call:
         x = "    using X = Config::Sum;\n" if step == "apply" and "residual" in self.read else ""
         text = (
             f"struct {config} : Config {{\n{x}    static constexpr jaxdnn::Step kStep = jaxdnn::Step::{step};\n}};\n"
-            f"static_assert({call}<{config}>::kSharedBytes == {self.shared_memory}, "
+            f"static_assert({call}<{config}>::kSharedBytes == {self.shared_memory(step)}, "
             '"the plan and the kernel disagree about shared memory");\n\n'
             + entry_text(header, f"{call}<{config}>", f"{knobs.threads}, {knobs.blocks_per_sm}", parameters, kernel)
         )
@@ -199,7 +236,7 @@ class Call:
             grid=(self.problem.groups * self.blocks_per_group * knobs.splits, 1, 1),
             block=(knobs.threads, 1, 1),
             cluster=(knobs.cluster, 1, 1),
-            shared_memory=self.shared_memory,
+            shared_memory=self.shared_memory(step),
         )
         return text, launch
 
@@ -235,7 +272,7 @@ class Call:
         """The unit, the launches and the sizes of the scratch buffers."""
         problem = self.problem
         compute = np.dtype(self.compute).itemsize
-        split = self.knobs.splits > 1 and self.knobs.join == "launches" and self.sums_over_splits
+        split = len(self.steps) > 1
         scratch: list[int] = []
         splits: list[Parameter] = []
         if split:
