@@ -2,15 +2,19 @@
 // is read by TMA's im2col mode, place by place of its windows. All but the copies is product/sm90.cuh.
 //
 //   an output       rows are its places, of all images one after the other; columns are its channels. K runs through
-//   the
-//                   taps of the window, and at each through the image's channels, a stage (128 bytes) at a time:
+//                   the taps of the window, and at each through the image's channels, a stage (128 bytes) at a time:
 //                       A's stage    rows' places of the image at one tap, each 128 bytes of channels: one im2col load
 //                       B's stage    the filter's matrix [c, k] at that tap
-//                   Of an image with fewer channels a stage has several taps, 64 or 32 bytes each
+//                   Of an image with fewer channels a stage has several taps, 64 or 32 bytes each; of groups with
+//                   fewer, the channels of several, each of which is multiplied by its own columns (core/tile.cuh)
+//   an image        likewise. With kBlocks rows are blocks of an image's places on two lines: the columns are those of
+//                   one line by their channels, and each line has a B of its own. A tap is a place of the output that a
+//                   block meets, where B's columns are neighbouring rows of the filter, or zeros past its ends
 //   a filter        rows are taps of the window and at each the image's channels, in chunks of 64 (or 32, 16); columns
 //                   are the output's channels. K runs through the output's places:
 //                       A's stage    a chunk: 64 places of the image at the chunk's tap, each 64 channels
 //                       B's stage    the same places of the output
+//                   Groups that share a chunk are multiplied by each other too, which product/split.cuh leaves out
 //
 // A window's place in the image is linear in the output's: o * stride + start; and each tap lies `step` further. So the
 // input gradient of a convolution is an output too, of an image that is the output's gradient. With strides, places
@@ -147,8 +151,8 @@ struct TapWalk {
 /// The copies of one tile of an output; by one thread.
 template <class Call>
 struct OutputLoads {
-  using ATile = typename Call::ATile;
-  using BTile = typename Call::BTile;
+  using ATile = typename Call::Stage::ATile;
+  using BTile = typename Call::Stage::BTile;
   static constexpr int kSpatial = Call::kSpatial, kSharers = Call::Config::kClusterN;
 
   const Call& call;
@@ -190,12 +194,19 @@ struct OutputLoads {
       }
       // Past the last tap all is zero: other images, or filters, may follow, with numbers that zero times is none.
       const int of_image = walk.inside() ? first_channel + walk.channel : walk.channel;
+      int row = column;
+      if constexpr (Call::Config::kBlocks) row += call.filter_row + walk.tap[0] * call.filter_row_step;
       places.template load<kSharers>(call.a,
                                      stage + part * ATile::kPartBytes + cluster.column * ATile::kLines * ATile::kLine,
                                      full, cluster.row_mask(), of_image, offset);
-      BTile::template load<Call::kParts>(call.b[0], stage + ATile::kBytes, full, cluster.row, cluster.column_mask(),
-                                         Call::Config::kNMajorB ? walk.channel : of_image, column,
-                                         walk.inside() ? first_matrix + matrix : -1, part);
+#pragma unroll
+      for (int i = 0; i < Call::kAccumulators; ++i) {
+        const int before = i + part * (Call::kAccumulators - 1);  // parts of other matrices
+        BTile::template load<Call::kParts>(call.b[i], stage + ATile::kBytes + before * BTile::kPartBytes, full,
+                                           cluster.row, cluster.column_mask(),
+                                           Call::Config::kNMajorB ? walk.channel : of_image, row,
+                                           walk.inside() ? first_matrix + matrix + i : -1, part);
+      }
       walk.advance(call.channels, [&](int i) { return phases[i].taps; });
     }
   }
@@ -204,8 +215,8 @@ struct OutputLoads {
 /// The copies of one tile of a filter; by one thread.
 template <class Call>
 struct FilterLoads {
-  using ATile = typename Call::ATile;
-  using BTile = typename Call::BTile;
+  using ATile = typename Call::Stage::ATile;
+  using BTile = typename Call::Stage::BTile;
   static constexpr int kSpatial = Call::kSpatial, kSharers = Call::Config::kClusterN;
   static constexpr int kWidth = ATile::kLineElements;
 
@@ -283,13 +294,14 @@ struct ChunkRows {
   const Call& call;
 
   __device__ __forceinline__ int operator()(int row) const {
-    const int padded = call.lines() * Call::ATile::kLineElements, tap = row / padded, channel = row - tap * padded;
+    const int padded = call.lines() * Call::Stage::ATile::kLineElements, tap = row / padded,
+              channel = row - tap * padded;
     return channel < call.channels ? tap * call.channels + channel : PhaseRows<Call>::kNoRow;
   }
 };
 
-/// Config has kSpatial, kPhases (of a dimension, at most) and kStraight (whether the result's rows are those of tiles)
-/// besides what a product's has. An M-major A is the image of a filter's gradient.
+/// Config has kSpatial, kPhases (of a dimension, at most), kStraight (whether the result's rows are those of tiles) and
+/// kBlocks besides what a product's has. An M-major A is the image of a filter's gradient.
 template <class Config>
 struct ConvolutionSm90 : ProductSm90<Config> {
   using Loads = Select<Config::kMMajorA, FilterLoads<ConvolutionSm90>, OutputLoads<ConvolutionSm90>>;
@@ -305,11 +317,13 @@ struct ConvolutionSm90 : ProductSm90<Config> {
   int rows = 0;                                     // of tiles, in a phase
   int channels = 0;                                 // of the image, in a group
   int group_columns = 0;
+  int filter_row = 0,
+      filter_row_step = 0;                // of a block's first column, at the first tap of a line, and to the next one
   int image_batch = 0, filter_batch = 0;  // images, and the filter's matrices, from one convolution to the next
 
   /// How many lines the channels of a group take.
   __device__ __forceinline__ int lines() const {
-    constexpr int kChannels = ConvolutionSm90::ATile::kLineElements;
+    constexpr int kChannels = ConvolutionSm90::Stage::ATile::kLineElements;
     return (channels + kChannels - 1) / kChannels;
   }
 

@@ -1,4 +1,4 @@
-// A ring of stages of shared memory that one thread fills by TMA, and that warps read as they arrive.
+// A ring of stages of shared memory that one thread, or a warp, fills by TMA, and that warps read as they arrive.
 //
 //   full[stage]    1 arrival, the producer's, which announces the bytes of a stage; complete when they are there
 //   empty[stage]   an arrival of each consuming warp, of each block that this one's copies write to
@@ -17,6 +17,7 @@
 
 #include "core/cluster.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/warp.cuh"
 
 namespace jaxdnn {
 
@@ -90,18 +91,25 @@ struct TmaPipeline {
   }
 };
 
-/// The producer's end of a ring; one thread's.
-template <class Pipeline>
+/// The producer's end of a ring; one thread's, or a warp's.
+template <class Pipeline, int kThreads = 1>
 struct StageWriter {
+  static_assert(kThreads == 1 || kThreads == 32, "a thread or a warp");
   const Pipeline& pipeline;
   typename Pipeline::Position position = {};
+
+  /// The thread that has to do with barriers.
+  static __device__ __forceinline__ bool first() { return kThreads == 1 || threadIdx.x % 32 == 0; }
 
   /// Waits until the next stage is empty, and has `load(address, barrier)` start copies of its bytes.
   template <class Load>
   __device__ __forceinline__ void fill(const Load& load) {
     const unsigned full = pipeline.full(position.stage);
-    mbarrier_wait(pipeline.empty(position.stage), position.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(full, Pipeline::kStageBytes);
+    if (first()) {
+      mbarrier_wait(pipeline.empty(position.stage), position.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, Pipeline::kStageBytes);
+    }
+    if constexpr (kThreads > 1) ptx::bar_warp_sync();
     load(pipeline.stage(position.stage), full);
     position.advance();
   }

@@ -10,6 +10,15 @@
 //
 // What has no 128 bytes that lie together has lines of 64 or 32, with the swizzle of that name. Along K a tile is then
 // several of such lines, one part of it after the other; along the extent its chunks are as much narrower.
+//
+// K may be of several groups, each of which meets its own part of the extent: then the first multiplies are of the
+// first group, and so on, and a tile has no more than they read. Two groups of 32 elements of K, and of 32 of the
+// extent each:
+//
+//   along K:            | row 0: group 0's 64 bytes, group 1's | ... | row 31 |       row r is each group's r-th one
+//   along the extent:   | k 0: group 0's 64 bytes, group 1's | ... | k 31 |           likewise
+//
+// Groups of less than a multiply are core/group_tile.cuh's.
 #pragma once
 
 #include "core/element.cuh"
@@ -40,21 +49,29 @@ constexpr ptx::WgmmaType wgmma_type() {
 constexpr int kDepthBytes = 128;  // of K in a stage
 constexpr int kChunk = 64;        // elements of a row that runs along M or N, in one box
 
-/// `kOnce` says that no other block reads the tile.
-template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false, int kLineOf = 128>
+/// `kOnce` says that no other block reads the tile. A stage may have other than 128 bytes of K (`kDepthOf` elements),
+/// of a tile along the extent.
+template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false, int kLineOf = 128,
+          int kGroupsOf = 1, int kDepthOf = kDepthBytes / static_cast<int>(sizeof(T))>
 struct OperandTile {
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   static constexpr bool kRunsAlongExtent = kAlongExtent;
   static constexpr int kBytesOfT = static_cast<int>(sizeof(T));
-  static constexpr int kDepth = kDepthBytes / kBytesOfT;  // elements of K
-  static constexpr int kBytes = kExtent * kDepthBytes;
+  static constexpr int kDepth = kDepthOf;  // elements of K
+  static constexpr int kGroups = kGroupsOf;
   static constexpr int kLine = kLineOf, kLineElements = kLine / kBytesOfT;
-  static constexpr int kChunkBytes = kDepth * kLine, kPartBytes = kExtent * kLine;
-  static constexpr int kSteps = 4;                                             // multiplies along K
-  static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kSharers;  // of the box that one block loads
+  static constexpr int kBytes = kExtent * kDepth * kBytesOfT / kGroups;
+  static constexpr int kChunkBytes = kDepth / kGroups * kLine, kPartBytes = kExtent * kLine;
+  static constexpr int kSteps = kDepth * kBytesOfT / 32, kGroupSteps = kSteps / kGroups;  // multiplies, and of a group
+  // Of the box that one block loads.
+  static constexpr int kLines = (kAlongExtent ? kDepth : kExtent) / kGroups / kSharers;
   static_assert(!kAlongExtent || kBytesOfT == 2, "only 16-bit operands may run along M or N");
   static_assert(!kAlongExtent || kExtent % kLineElements == 0, "a tile is made of whole chunks");
   static_assert(!kOnce || kSharers == 1, "other blocks read what is shared");
+  static_assert(kGroups == 1 || kLine == kDepthBytes, "a line has all groups");
+  static_assert(kGroups == 1 || !kAlongExtent || kLineElements * kGroups % kExtent == 0 ||
+                    kExtent % (kLineElements * kGroups) == 0,
+                "a group's elements are a part of a chunk, or whole chunks");
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
   /// By one thread: this block's share of the tile, or of one of its `kParts` along K, for the blocks whose bits are in
@@ -87,9 +104,14 @@ struct OperandTile {
     return kSwizzle << 62 | 8ull * kLine / 16 << 32 | kLeading << 16 | (tile & 0x3ffff) >> 4;
   }
 
-  /// What to add to a descriptor to come to `step` along K: 32 bytes in a line or the next part's, or 16 lines.
+  /// What to add to a descriptor to come to `step` along K: 32 bytes in a line or the next part's, or 16 lines; and
+  /// where the step is of another group, to that one's elements of the extent.
   static constexpr unsigned step(int step) {
-    return (kAlongExtent ? step * 16 * kLine : step * 32 / kLine * kPartBytes + step * 32 % kLine) / 16;
+    if (!kAlongExtent) return (step * 32 / kLine * kPartBytes + step * 32 % kLine) / 16;
+    const int element = step / kGroupSteps * (kExtent / kGroups);
+    return (step % kGroupSteps * 16 * kLine + element / kLineElements * kChunkBytes +
+            element % kLineElements * kBytesOfT) /
+           16;
   }
 
   /// What to add to come to block `block` of 64 rows.
@@ -114,18 +136,22 @@ struct OperandTile {
 __device__ __forceinline__ unsigned stage_offset(int stage, int bytes) { return stage * (bytes / 16); }
 
 /// Starts the multiplies of two tiles, 64 rows of A's for each accumulator. `a` and `b` are descriptors, to which
-/// `offset` is added. Unless it `accumulate`s, what is in the accumulators is replaced.
-template <class ATile, class BTile, class Accumulator, int kBlocks, int kRegisters>
+/// `offset` is added. A stage may have less than all steps. Unless it `accumulate`s, what is in the accumulators is
+/// replaced. B's groups have as many columns each.
+template <class ATile, class BTile, int kSteps = ATile::kSteps, class Accumulator, int kBlocks, int kRegisters>
 __device__ __forceinline__ void multiply_tiles(Accumulator (&accumulators)[kBlocks][kRegisters], unsigned long long a,
                                                unsigned long long b, unsigned offset, bool accumulate) {
-  using Multiply = ptx::Wgmma<2 * kRegisters>;
+  constexpr int kOwn = kRegisters / BTile::kGroups;  // of a group
+  static_assert(ATile::kSteps % BTile::kGroups == 0, "a multiply is of one group");
+  using Multiply = ptx::Wgmma<2 * kOwn>;
 #pragma unroll
-  for (int i = 0; i < ATile::kSteps; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
     for (int rows = 0; rows < kBlocks; ++rows) {
+      auto& own = reinterpret_cast<Accumulator(&)[kOwn]>(accumulators[rows][i / BTile::kGroupSteps * kOwn]);
       Multiply::template mma_async<ATile::kType, BTile::kType, ATile::kRunsAlongExtent, BTile::kRunsAlongExtent>(
-          accumulators[rows], a + (offset + ATile::block(rows) + ATile::step(i)), b + (offset + BTile::step(i)),
-          accumulate || i > 0);
+          own, a + (offset + ATile::block(rows) + ATile::step(i)), b + (offset + BTile::step(i)),
+          accumulate || i % BTile::kGroupSteps > 0);
     }
   }
 }

@@ -34,6 +34,7 @@
 #pragma once
 
 #include "core/epilogue.cuh"
+#include "core/group_tile.cuh"
 #include "core/pipeline_tma.cuh"
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
@@ -51,6 +52,8 @@ struct ProductSm90Defaults {
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
   static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
+  static constexpr int kSteps = 4;                          // of a stage that are multiplied
+  static constexpr int kGroups = 1;                         // of columns, each of its own part of a stage's K
   static constexpr int kLine = 128;                         // bytes of A's that lie together; and of B's, if K-major
   static constexpr int kStoreColumns = 32;                  // of a subtile of results
   static constexpr int kTileM = 128, kTileN = 256, kStages = 4, kClusterM = 2, kClusterN = 1, kConsumers = 2;
@@ -60,8 +63,8 @@ struct ProductSm90Defaults {
 /// The copies of one tile's operands, where these are matrices; by one thread.
 template <class Call>
 struct MatrixLoads {
-  using ATile = typename Call::ATile;
-  using BTile = typename Call::BTile;
+  using ATile = typename Call::Stage::ATile;
+  using BTile = typename Call::Stage::BTile;
 
   const Call& call;
   const typename Call::Cluster& cluster;
@@ -85,11 +88,56 @@ struct MatrixLoads {
   }
 };
 
-/// The call. One that derives from it may state other `Loads`, of what is no matrix in memory; and other rows that
-/// tiles are cut from than those of the result, whose matrices may differ in how many stages they take.
-template <class ConfigOf>
+/// What a stage holds, and a warp group's multiplies of it: tiles of both operands, in shared memory.
+template <class Config>
+struct TileStage {
+  static constexpr int kWidth = Config::kTileN / Config::kAccumulators;
+  static constexpr int kLoaded = Config::kNMajorB ? (kWidth + kChunk - 1) / kChunk * kChunk : kWidth;  // of B's columns
+  using ATile =
+      OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN, false, Config::kLine>;
+  template <int kColumns>
+  using TileOfB = OperandTile<typename Config::B, kColumns, Config::kNMajorB, Config::kClusterM, false,
+                              Config::kNMajorB ? 128 : Config::kLine, Config::kGroups>;
+  using BTile = TileOfB<kLoaded>;
+  using BTiles = TileOfB<Config::kAccumulators * kLoaded>;  // of both matrices, in each part one behind the other
+  static constexpr int kDepth = ATile::kDepth, kBytes = ATile::kBytes + Config::kAccumulators * BTile::kBytes;
+  static_assert(Config::kAccumulators == 1 || kLoaded == kWidth,
+                "one multiply reads both matrices, one behind the other");
+  static_assert(Config::kGroups == 1 || kLoaded == Config::kTileN, "a group's columns lie behind the one's before");
+
+  unsigned long long a, b;  // descriptors of the first stage's tiles
+  unsigned stages;          // shared address
+  int first_row;            // of the warp's
+
+  /// Of the rows from `first_row` on, in stages at shared address `stages`.
+  template <class Call>
+  __device__ __forceinline__ TileStage(const Call&, unsigned stages, int first_row)
+      : a(ATile::descriptor(stages) + ATile::block(first_row / 64)),
+        b(BTile::descriptor(stages + ATile::kBytes)),
+        stages(stages),
+        first_row(first_row + threadIdx.x / 32 % 4 * 16) {}
+
+  /// Starts the multiplies of the stage in place `stage` of the ring. Which part of K it is matters to others.
+  template <class Accumulators>
+  __device__ __forceinline__ void multiply(Accumulators& accumulators, int stage, int, bool accumulate) const {
+    if constexpr (BTile::kGroups > ATile::kSteps) {
+      const unsigned tiles = stages + stage * kBytes;
+      multiply_groups<ATile, BTile>(accumulators, tiles + first_row * kDepthBytes, tiles + ATile::kBytes, accumulate);
+    } else {
+      ptx::wgmma_fence();
+      multiply_tiles<ATile, BTiles, Config::kSteps>(accumulators, a, b, stage_offset(stage, kBytes), accumulate);
+      ptx::wgmma_commit_group();
+    }
+  }
+};
+
+/// The call. One that derives from it may state other `Loads`, of what is no matrix in memory, into stages that hold
+/// other than tiles; and other rows that tiles are cut from than those of the result, whose matrices may differ in how
+/// many stages they take.
+template <class ConfigOf, class StageOf = TileStage<ConfigOf>>
 struct ProductSm90 {
   using Config = ConfigOf;
+  using Stage = StageOf;
   using Loads = MatrixLoads<ProductSm90>;
 
   const TensorMap* a = nullptr;
@@ -104,16 +152,11 @@ struct ProductSm90 {
 
   static constexpr int kAccumulators = Config::kAccumulators;
   static constexpr int kWidth = Config::kTileN / kAccumulators;  // columns of a result's tile
-  static constexpr int kLoaded = Config::kNMajorB ? (kWidth + kChunk - 1) / kChunk * kChunk : kWidth;  // of B's
-  using ATile =
-      OperandTile<typename Config::A, Config::kTileM, Config::kMMajorA, Config::kClusterN, false, Config::kLine>;
-  using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, Config::kClusterM, false,
-                            Config::kNMajorB ? 128 : Config::kLine>;
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
-  static constexpr int kStageBytes = ATile::kBytes + kAccumulators * BTile::kBytes;
+  static constexpr int kProducerThreads = 1;  // that start copies: one, or a warp
   using Cluster = ClusterCoordinate<Config::kClusterM, Config::kClusterN>;
-  using Pipeline = TmaPipeline<Config::kStages, kStageBytes, Cluster>;
-  static constexpr int kEpilogueAt = Config::kStages * kStageBytes;
+  using Pipeline = TmaPipeline<Config::kStages, Stage::kBytes, Cluster>;
+  static constexpr int kEpilogueAt = Config::kStages * Pipeline::kStageStride;
   static constexpr int kBarriersAt = kEpilogueAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
   using Queue = TileQueue<Cluster::kBlocks>;
   static constexpr int kQueueAt = kBarriersAt + Pipeline::kBarrierBytes;
@@ -126,8 +169,6 @@ struct ProductSm90 {
   static constexpr int kRows =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
   static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
-  static_assert(Config::kAccumulators == 1 || kLoaded == kWidth,
-                "one multiply reads both matrices, one behind the other");
   static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
   static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 
@@ -159,12 +200,17 @@ struct ProductBlock {
         order{clusters(call.tiled_rows(), Config::kTileM * Config::kClusterM),
               clusters(call.n, Call::kWidth * Config::kClusterN), static_cast<unsigned>(call.swizzle)},
         queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.tiled_matrices()} {
-    const int depth = Call::ATile::kDepth * call.splits;
+    const int depth = Call::Stage::kDepth * call.splits;
     most_stages = (call.k + depth - 1) / depth;
   }
 
   __device__ __forceinline__ int depth_blocks(const TilePosition& tile) const {
     return call.stages(tile.batch, most_stages);
+  }
+
+  /// Of a tile's matrix, the number of the first stage that the tile takes.
+  __device__ __forceinline__ int first_stage(const TilePosition& tile) const {
+    return tile.batch % call.splits * most_stages;
   }
 
   static __device__ __forceinline__ unsigned clusters(int extent, int tile) { return (extent + tile - 1) / tile; }
@@ -182,18 +228,18 @@ struct ProductBlock {
     return (tile.column * Config::kClusterN + pipeline.cluster.column) * Call::kWidth;
   }
 
-  /// Starts the copies of all stages of all tiles; by one thread.
+  /// Starts the copies of all stages of all tiles; by one thread, or a warp.
   __device__ __forceinline__ void load() const {
     ptx::prefetch_tensormap(call.a);
 #pragma unroll
     for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(call.b[i]);
-    StageWriter<typename Call::Pipeline> stages{pipeline};
+    StageWriter<typename Call::Pipeline, Call::kProducerThreads> stages{pipeline};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
-      queue.ask();
+      if (stages.first()) queue.ask();
       const TilePosition tile = order[walk.index];
-      const int batch = tile.batch / call.splits;
-      const int first = (tile.batch - batch * call.splits) * most_stages, depth_blocks = this->depth_blocks(tile);
-      typename Call::Loads loads(call, pipeline.cluster, row(tile), column(tile), batch, first);
+      const int depth_blocks = this->depth_blocks(tile);
+      typename Call::Loads loads(call, pipeline.cluster, row(tile), column(tile), tile.batch / call.splits,
+                                 first_stage(tile));
       for (int block = 0; block < depth_blocks; ++block) {
         stages.fill([&](unsigned stage, unsigned full) { loads.load(block, stage, full); });
       }
@@ -277,8 +323,8 @@ struct ProductConsumer {
 
   const ProductBlock<Call>& block;
   int consumer, warp;
-  int first_row;            // in the tile
-  unsigned long long a, b;  // descriptors of the first stage's tiles
+  int first_row;  // in the tile
+  typename Call::Stage operands;
   StageReader<typename Call::Pipeline> stages;
 
   __device__ __forceinline__ ProductConsumer(const ProductBlock<Call>& block, int consumer)
@@ -286,8 +332,7 @@ struct ProductConsumer {
         consumer(consumer),
         warp(ptx::shfl_sync_idx(threadIdx.x / 32 % 4)),
         first_row(Config::kPingpong ? 0 : consumer * Call::kRows),
-        a(Call::ATile::descriptor(block.pipeline.stages) + Call::ATile::block(first_row / 64)),
-        b(Call::BTile::descriptor(block.pipeline.stages + Call::ATile::kBytes)),
+        operands(block.call, block.pipeline.stages, first_row),
         stages{block.pipeline} {}
 
   /// Multiplies and writes all of this consumer's tiles.
@@ -341,10 +386,11 @@ struct ProductConsumer {
   /// Starts all multiplies of a tile; those of the last stage still run at the end.
   __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, Promoted& promotion,
                                                 const TileEpilogue<Config>& epilogue, unsigned index) {
-    const int depth_blocks = block.depth_blocks(block.order[index]);
+    const TilePosition tile = block.order[index];
+    const int depth_blocks = block.depth_blocks(tile), first = block.first_stage(tile);
     for (int i = 0; i < depth_blocks; ++i) {
       stages.wait();
-      multiply_stage(accumulators, i > promotion.starts);
+      operands.multiply(accumulators, stages.position.stage, first + i, i > promotion.starts);
       if (i == 0) prefetch(epilogue, index);
       ptx::wgmma_wait_group<1>();
       if (i > promotion.starts) stages.release_previous();
@@ -355,14 +401,6 @@ struct ProductConsumer {
         promotion.promote(accumulators[0]);
       }
     }
-  }
-
-  /// Starts the multiplies of the stage.
-  __device__ __forceinline__ void multiply_stage(Accumulators& accumulators, bool accumulate) const {
-    const unsigned offset = stage_offset(stages.position.stage, Call::kStageBytes);
-    ptx::wgmma_fence();
-    multiply_tiles<typename Call::ATile, typename Call::BTile>(accumulators, a, b, offset, accumulate);
-    ptx::wgmma_commit_group();
   }
 
   /// Waits for the last multiplies of a tile.
@@ -405,7 +443,7 @@ __device__ __forceinline__ void product_sm90(const Call& call) {
   const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
   if (group == Config::kConsumers) {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_dec<Call::kProducerRegisters>();
-    if (threadIdx.x == producer) block.load();
+    if (threadIdx.x - producer < Call::kProducerThreads) block.load();
     if (takes) block.queue.take_others(taken);
   } else {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();

@@ -4,6 +4,12 @@
 //   grid             tiles of columns x tiles of rows x matrices; blocks stride over what is left of the last two
 //   block            256 threads, as many of them along the columns as there are columns, up to all
 //   thread           one element of the result; no barriers, no shared memory
+//   groups           where some were multiplied together, the blocks of one by another are left out. Two of 2 x 3:
+//
+//                        accumulators  0 0 0 . . .        result  0 0 0 1 1 1
+//                                      0 0 0 . . .                0 0 0 1 1 1
+//                                      . . . 1 1 1
+//                                      . . . 1 1 1
 //
 // Bytes: 4 (float64: 8) an accumulator and split, mostly from L2, and the operands and results. Flops: one an
 // accumulator and split, and the epilogue's. Memory bounds it.
@@ -21,6 +27,14 @@ struct ProductSplit {
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[Config::Results::kCount];
   unsigned m = 0, n = 0, batches = 1, splits = 1;  // below 2^31, so that a step beyond does not wrap
+  unsigned groups = 1, group_rows = 1, group_columns = 1;
+
+  /// The row of the accumulators that a column of a row of the result comes from.
+  __device__ __forceinline__ unsigned source(unsigned row, unsigned column) const {
+    if (groups == 1) return row;
+    const unsigned block = row / group_rows;
+    return row + (block * (groups - 1) + column / group_columns % groups) * group_rows;
+  }
 };
 
 template <class Config>
@@ -28,17 +42,17 @@ __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) 
   using Accumulator = typename Config::Accumulator;
   const unsigned column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= call.n) return;
-  const long long matrix = static_cast<long long>(call.m) * call.n;
+  const long long matrix = static_cast<long long>(call.m) * call.groups * call.n;
   for (unsigned batch = blockIdx.z; batch < call.batches; batch += gridDim.z) {
     for (unsigned row = blockIdx.y * blockDim.y + threadIdx.y; row < call.m; row += gridDim.y * blockDim.y) {
-      const long long element = static_cast<long long>(row) * call.n + column;
+      const long long element = static_cast<long long>(call.source(row, column)) * call.n + column;
       Accumulator accumulator[Config::kAccumulators];
 #pragma unroll
       for (int s = 0; s < Config::kAccumulators; ++s) {
         const Accumulator* const from =
             call.accumulators[s] + static_cast<long long>(batch) * call.splits * matrix + element;
         accumulator[s] = from[0];
-#pragma unroll 4
+#pragma unroll 16  // all of them in flight
         for (unsigned split = 1; split < call.splits; ++split) {
           accumulator[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulator[s], from[split * matrix]);
         }

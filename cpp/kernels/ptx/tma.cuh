@@ -1,7 +1,8 @@
 // The Tensor Memory Accelerator (TMA): boxes of a rank-3 or rank-4 tensor map to and from shared memory, and columns of
 // places of an image's map.
 //
-// Elements outside the tensor are read as zeros and not written, so tiles need no edge cases.
+// Elements outside the tensor are read as zeros and not written, so tiles need no edge cases. Innermost coordinates are
+// multiples of 16 bytes.
 #pragma once
 
 namespace jaxdnn {

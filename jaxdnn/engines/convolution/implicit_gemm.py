@@ -11,6 +11,10 @@ window. So there are two walks, to an output and to a filter. Both read the imag
 output's place and in a tap, as `Axis` says. Channels are padded to whole lines, of 128 bytes or fewer: a stage of K has
 one or several, and so has a tile of a filter's rows.
 
+Groups of few channels are merged, so many as have them in one line. To an output, each multiply along K is of one of
+them, with that one's columns alone. To a filter, each group's channels are multiplied by each group's columns, and only
+a group's by its own are kept.
+
 Where the image is dilated, as it is where a convolution with strides is transposed, an output's places that are the
 same modulo a period meet the same taps. They are a phase, a convolution of its own, with fewer taps and no dilation.
 """
@@ -21,10 +25,13 @@ from math import ceil, gcd, prod
 
 from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth
 
+STEP_BYTES = DEPTH_BYTES // STEPS  # of K in a multiply
 # Bytes of a line, and what it costs to load and multiply as many bytes in such lines: more copies, of fewer bytes each.
 _LINES = {128: 1.0, 64: 1.1, 32: 1.35}
+# Of a group that is merged with others, and of all that are.
+_MERGED_COLUMNS, _MOST_COLUMNS = (8, 16, 32, 64, 96, 128), 256
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Axis:
         o * stride + phase.start + t * step
 
     of the image, and tap `phase.first + t * filter_step` of the filter. Phases are as many as the period: of place
-    o * period + i of the result, the one that is number i.
+    o * period + i of the result, the one that is number i. The places of a phase are filled up to whole segments of so
+    many; and where a place stands for a block of the result's, it has the place of the block's first one.
     """
 
     image: int
@@ -59,6 +67,8 @@ class Axis:
     step: int
     filter_step: int
     phases: tuple[Phase, ...]
+    segment: int = 1
+    block: int = 1
 
     @classmethod
     def of(cls, window: Window) -> "Axis":
@@ -88,8 +98,13 @@ class Axis:
 
     @property
     def places(self) -> int:
-        """Of a phase; of some the last one is not there."""
-        return ceil(self.result / len(self.phases))
+        """Of a phase; of some the last ones are not there."""
+        return ceil(self.result / self.period / self.segment) * self.segment
+
+    @property
+    def period(self) -> int:
+        """From one place of a phase to the next one, in the result."""
+        return len(self.phases) * self.block
 
     @cached_property
     def start(self) -> int:
@@ -118,24 +133,29 @@ class ImplicitGemm:
         their channels.
       axes: the innermost dimension first.
       images, image_batch: how many there are in memory, and of those from one convolution to the next.
+      merged: groups that are loaded together, and count as one in what follows.
       channels: of the image, in a group.
       group_columns: columns of a group.
       rows: that tiles are cut from, in a phase: padded channels of a filter, or places.
       line: bytes of channels that are loaded together.
+      filter_rows: of blocks of an image's places: which row of a line of the filter's is the first column's, at the
+        innermost dimension's first tap, and from one tap to the next.
     """
 
     product: Product
     axes: tuple[Axis, ...]
     images: int
     image_batch: int
+    merged: int
     channels: int
     group_columns: int
     rows: int
     line: int
+    filter_rows: tuple[int, int] | None = None
 
     @property
     def groups(self) -> int:
-        return self.product.n // self.group_columns
+        return ceil(self.product.n / self.group_columns)
 
     @property
     def taps(self) -> int:
@@ -146,9 +166,21 @@ class ImplicitGemm:
         return prod(len(axis.phases) for axis in self.axes)
 
     @property
+    def steps(self) -> int:
+        """Multiplies of a stage: of those channels of its line that are the group's."""
+        size = self.channels * self.product.a.itemsize
+        partial = self.groups > 1 and size < self.line and not self.product.a_transposed
+        return size // STEP_BYTES if partial else STEPS
+
+    @property
+    def crossed(self) -> bool:
+        """Whether merged groups are multiplied by each other, too."""
+        return self.merged > 1 and self.product.a_transposed
+
+    @property
     def straight(self) -> bool:
-        """Whether the rows of tiles are those of the result."""
-        return self.phases == 1 and self.rows == self.product.m
+        """Whether the rows of tiles are those of what they are stored to."""
+        return self.phases == 1 and self.rows == self.product.m * (self.merged if self.crossed else 1)
 
     @property
     def tiled(self) -> Product:
@@ -178,16 +210,16 @@ def _to_output(
 ) -> ImplicitGemm | str:
     """`channels` are those of the image, which are summed over, and of the output."""
     summed, columns = channels
-    images = _Images.of(problem, image, windows, summed)
+    images = Images.of(problem, image, windows, summed)
     if isinstance(images, str):
         return images
-    taps, of_filter = prod(window.filter for window in windows), problem.groups * problem.k
-    matrix = Matrix(filter_.buffer, filter_.dtype, taps * problem.c, of_filter, of_filter, filter_.batch_stride)
-    dense = _dense(filter_.spatial_strides, [window.filter for window in windows], problem.c * of_filter)
-    if not dense or filter_.batch_stride not in (0, matrix.rows * of_filter):
-        return "the filter is not dense in memory"
+    matrix = filter_matrix(problem, filter_)
+    if isinstance(matrix, str):
+        return matrix
     met = prod(max(phase.taps for phase in axis.phases) for axis in images.axes)
-    line, chunks = _lines(summed, images.matrix.itemsize, problem.groups)
+    along_columns = problem.result == "output"
+    merged = _merged_to_output(problem.groups, summed, columns, images.matrix.itemsize, along_columns)
+    line, chunks = lines_of(merged * summed, images.matrix.itemsize, problem.groups)
     product = Product(
         m=problem.rows,
         n=problem.columns,
@@ -198,24 +230,25 @@ def _to_output(
         program=problem.program,
         results=problem.results,
         operands=problem.operands,
-        b_transposed=problem.result == "image",
+        b_transposed=not along_columns,
         exact=problem.exact,
     )
     rows = problem.n * prod(axis.places for axis in images.axes)
-    return ImplicitGemm(product, images.axes, images.count, images.batch, summed, columns, rows, line)
+    return ImplicitGemm(
+        product, images.axes, images.count, images.batch, merged, merged * summed, merged * columns, rows, line
+    )
 
 
 def _to_filter(problem: Convolution, image: Tensor, output: Tensor) -> ImplicitGemm | str:
-    images = _Images.of(problem, image, problem.windows, problem.c)
+    images = Images.of(problem, image, problem.windows, problem.c)
     if isinstance(images, str):
         return images
     if any(window.base_dilation != 1 for window in problem.windows):
         return "the image of a filter's gradient is dilated"
-    places, columns = [window.output for window in problem.windows], problem.groups * problem.k
-    summed = problem.n * prod(places)
-    dense = _dense((output.n_stride, *output.spatial_strides), [problem.n, *places], columns)
-    if not dense or output.batch_stride not in (0, summed * columns):
-        return "the output is not dense in memory"
+    matrix = output_matrix(problem, output)
+    if isinstance(matrix, str):
+        return matrix
+    summed = matrix.rows
     if images.batch and summed % CHUNK:
         return f"it sums over {summed} places of each of several convolutions, which are no multiple of {CHUNK}"
     product = Product(
@@ -224,20 +257,45 @@ def _to_filter(problem: Convolution, image: Tensor, output: Tensor) -> ImplicitG
         k=summed,
         batch=problem.batch,
         a=images.matrix,
-        b=(Matrix(output.buffer, output.dtype, summed, columns, columns, output.batch_stride),),
+        b=(matrix,),
         program=problem.program,
         results=problem.results,
         operands=problem.operands,
         a_transposed=True,
         exact=problem.exact,
     )
-    line, chunks = _lines(problem.c, images.matrix.itemsize, problem.groups)
-    rows = prod(axis.filter for axis in images.axes) * chunks * line // images.matrix.itemsize
-    return ImplicitGemm(product, images.axes, images.count, images.batch, problem.c, problem.k, rows, line)
+    itemsize = images.matrix.itemsize
+    merged = _merged_to_filter(problem.groups, problem.c, itemsize)
+    channels = merged * problem.c
+    line, chunks = lines_of(channels, itemsize, 1)
+    rows = prod(axis.filter for axis in images.axes) * chunks * line // itemsize
+    return ImplicitGemm(
+        product, images.axes, images.count, images.batch, merged, channels, merged * problem.k, rows, line
+    )
+
+
+def filter_matrix(problem: Convolution, filter_: Tensor) -> Matrix | str:
+    """A filter's taps and their channels by the output's channels, or why that is no matrix in memory."""
+    windows, columns = [window.filter for window in problem.windows], problem.groups * problem.k
+    matrix = Matrix(filter_.buffer, filter_.dtype, prod(windows) * problem.c, columns, columns, filter_.batch_stride)
+    dense = _dense(filter_.spatial_strides, windows, problem.c * columns)
+    return (
+        matrix if dense and matrix.batch_stride in (0, matrix.rows * columns) else "the filter is not dense in memory"
+    )
+
+
+def output_matrix(problem: Convolution, output: Tensor) -> Matrix | str:
+    """An output's places, of all images, by its channels, or why that is no matrix in memory."""
+    places, columns = [problem.n, *(window.output for window in problem.windows)], problem.groups * problem.k
+    matrix = Matrix(output.buffer, output.dtype, prod(places), columns, columns, output.batch_stride)
+    dense = _dense((output.n_stride, *output.spatial_strides), places, columns)
+    return (
+        matrix if dense and matrix.batch_stride in (0, matrix.rows * columns) else "the output is not dense in memory"
+    )
 
 
 @dataclass(frozen=True)
-class _Images:
+class Images:
     """What is read by places: how many images lie in memory, how many from one convolution to the next, and the places
     of all by their channels.
     """
@@ -248,7 +306,7 @@ class _Images:
     axes: tuple[Axis, ...]
 
     @classmethod
-    def of(cls, problem: Convolution, image: Tensor, windows: tuple[Window, ...], channels: int) -> "_Images | str":
+    def of(cls, problem: Convolution, image: Tensor, windows: tuple[Window, ...], channels: int) -> "Images | str":
         places, columns = [window.image for window in windows], problem.groups * channels
         if not _dense((image.n_stride, *image.spatial_strides), [problem.n, *places], columns):
             return "the image is not dense in memory"
@@ -260,11 +318,31 @@ class _Images:
         return cls(count, batch, matrix, tuple(map(Axis.of, reversed(windows))))
 
 
-def _lines(channels: int, itemsize: int, groups: int) -> tuple[int, int]:
+def _merged_to_output(groups: int, channels: int, columns: int, itemsize: int, along_columns: bool) -> int:
+    """As many groups as fill a line, if that is a few; or one, where that can't be. The filter's rows may run
+    `along_columns`.
+    """
+    merged = {64: 2, 32: 4, 16: 8 if itemsize == 2 else 1}.get(channels * itemsize, 1)
+    fits = groups > 1 and columns in _MERGED_COLUMNS and merged * columns <= _MOST_COLUMNS
+    # A multiply begins anywhere in a chunk of columns, and ends there, or has whole ones.
+    if along_columns and (merged * columns % CHUNK or (CHUNK % columns and columns % CHUNK)):
+        fits = False
+    return merged if fits else 1
+
+
+def _merged_to_filter(groups: int, channels: int, itemsize: int) -> int:
+    """As many groups as a line has room for, if it then begins at a multiple of 16 bytes."""
+    most = min(groups, max(1, DEPTH_BYTES // (channels * itemsize)))
+    return next((merged for merged in range(most, 1, -1) if merged * channels * itemsize % 16 == 0), 1)
+
+
+def lines_of(channels: int, itemsize: int, groups: int) -> tuple[int, int]:
     """The best length of lines for so many channels, and how many they take; none may go on in the next group, if that
     can be helped.
     """
     size = channels * itemsize
+    if groups > 1 and size == 3 * STEP_BYTES:
+        return DEPTH_BYTES, 1  # in which multiplies end where the group does
     whole = [line for line in _LINES if groups == 1 or size % line == 0]
     line = min(whole or _LINES, key=lambda line: ceil(size / line) * line * _LINES[line])
     return line, ceil(size / line)

@@ -5,6 +5,7 @@ The kernel of that step is cpp/kernels/product/split.cuh.
 """
 
 import math
+from dataclasses import dataclass
 
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, Stored, ctype
 from jaxdnn.engines.product.problem import Matrix, Product, identity
@@ -17,9 +18,25 @@ THREADS = 256  # of product/split.cuh
 MAX_GRID_YZ = 65_535
 
 
-def split_accumulators(product: Product, scratch: int) -> tuple[Matrix, ...]:
-    """The accumulators of each split, [batch, split, m, n], in scratch buffers that are numbered from `scratch`."""
-    m, n = product.m, product.n
+@dataclass(frozen=True)
+class Diagonal:
+    """Blocks of accumulators that are summed, where groups were multiplied together: those of a group by itself.
+
+    Attributes:
+      groups: how many lie one behind the other, first of the rows, and so on; and of the columns.
+      rows, columns: of a block.
+    """
+
+    groups: int = 1
+    rows: int = 1
+    columns: int = 1
+
+
+def split_accumulators(product: Product, scratch: int, diagonal: Diagonal = Diagonal()) -> tuple[Matrix, ...]:
+    """The accumulators of each split, [batch, split, m, n], in scratch buffers that are numbered from `scratch`; with a
+    diagonal, rows are those of all groups.
+    """
+    m, n = product.m * diagonal.groups, product.n
     return tuple(Matrix(Scratch(scratch + i), product.accumulator, m, n, n, m * n) for i in range(len(product.b)))
 
 
@@ -31,21 +48,25 @@ def identity_epilogue(product: Product) -> ElementEpilogue:
     return ElementEpilogue(emitted, (), tuple(stored))
 
 
-def split_stage(product: Product, epilogue: ElementEpilogue, splits: int, scratch: int = 0) -> Stage:
+def split_stage(
+    product: Product, epilogue: ElementEpilogue, splits: int, scratch: int = 0, diagonal: Diagonal = Diagonal()
+) -> Stage:
     """Adds the splits' accumulators, whose scratch buffers are numbered from `scratch`, and applies the epilogue."""
     m, n, batches = product.m, product.n, product.batch
     register = ctype(register_type(product.accumulator))
-    matrices = split_accumulators(product, scratch)
+    matrices = split_accumulators(product, scratch, diagonal)
     found = [
         Parameter(f"const {register}*", f"accumulators{i}", f"accumulators[{i}]", one.buffer)
         for i, one in enumerate(matrices)
     ]
     found += epilogue.parameters() + numbers("unsigned", m=m, n=n, batches=batches, splits=splits)
+    if diagonal.groups > 1:
+        found += numbers("unsigned", groups=diagonal.groups, group_rows=diagonal.rows, group_columns=diagonal.columns)
     config = struct_text("SplitConfig", {**epilogue.types(), "Accumulator": register}, {"Accumulators": len(matrices)})
     entry = entry_text("product_split", "jaxdnn::ProductSplit<SplitConfig>", str(THREADS), found)
     columns = min(THREADS, 1 << (n - 1).bit_length())
     rows = THREADS // columns
     grid = (math.ceil(n / columns), min(math.ceil(m / rows), MAX_GRID_YZ), min(batches, MAX_GRID_YZ))
     launch = Launch("product_split", arguments(found), grid, (columns, rows, 1))
-    sizes = tuple(batches * splits * m * n * one.itemsize for one in matrices)
+    sizes = tuple(batches * splits * one.rows * n * one.itemsize for one in matrices)
     return Stage(("product/split.cuh",), f"\n{epilogue.text()}\n{config}\n{entry}", (launch,), sizes)

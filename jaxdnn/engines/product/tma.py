@@ -5,6 +5,7 @@ from jaxdnn.plan import TensorMap
 
 # What core/tile.cuh has too: bytes of K in a stage, and elements of a row that runs along M or N, in one box.
 DEPTH_BYTES = 128
+STEPS = 4  # multiplies along K of a stage
 CHUNK = 64
 
 # Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.

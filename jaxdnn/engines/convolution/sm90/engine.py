@@ -5,16 +5,26 @@ from collections.abc import Iterator
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.convolution.cudnn import in_cudnn
-from jaxdnn.engines.convolution.implicit_gemm import implicit_gemm
+from jaxdnn.engines.convolution.image_blocks import image_blocks
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
 from jaxdnn.engines.convolution.problem import Convolution
+from jaxdnn.engines.convolution.sm90.few_channels.heuristic import candidates as few_channels_candidates
+from jaxdnn.engines.convolution.sm90.few_channels.knobs import knobs_reason as few_channels_knobs_reason
+from jaxdnn.engines.convolution.sm90.few_channels.knobs import lines_reason
+from jaxdnn.engines.convolution.sm90.few_channels.unit import FewChannelsUnit
 from jaxdnn.engines.convolution.sm90.heuristic import candidates
 from jaxdnn.engines.convolution.sm90.knobs import image_reason, knobs_reason, operands_reason
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
+from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
+from jaxdnn.engines.product.tma import DEPTH_BYTES
 from jaxdnn.plan import Plan
 
 _LINE = 64  # channels, which are 128 bytes of 16-bit floats
+_FEW = 8  # channels, of which less are no 16 bytes
+_FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
+_HALVES = {"bfloat16", "float16"}
 
 
 class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
@@ -26,38 +36,61 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
     notes = Sm90.notes
 
     def reason(self, problem: Convolution, target: Target) -> str | None:
-        gemm = implicit_gemm(problem)
-        if isinstance(gemm, str):
-            return gemm
-        if reason := Sm90().reason(gemm.product, target):
+        form = _form(problem)
+        if isinstance(form, str):
+            return form
+        if reason := Sm90().reason(form.product, target):
             return reason
-        if reason := image_reason(gemm) or operands_reason(gemm):
+        few = isinstance(form, WindowLines)
+        if reason := lines_reason(form) if few else image_reason(form) or operands_reason(form):
             return reason
-        if next(candidates(gemm, target), None) is None:
-            return f"no tile fits the {gemm.group_columns} columns of a group"
-        return _cudnn_reason(problem) if in_cudnn(problem) else None
+        if next(self.configurations(problem, target), None) is None:
+            return f"no tile fits the {problem.columns // problem.groups} columns of a group"
+        return _cudnn_reason(problem, form) if isinstance(form, ImplicitGemm) and in_cudnn(problem) else None
 
     def configurations(self, problem: Convolution, target: Target) -> Iterator[Sm90Knobs]:
-        gemm = implicit_gemm(problem)
-        return iter(()) if isinstance(gemm, str) else candidates(gemm, target)
+        form = _form(problem)
+        if isinstance(form, str):
+            return iter(())
+        return few_channels_candidates(form, target) if isinstance(form, WindowLines) else candidates(form, target)
 
     def build(self, config: Sm90Knobs, problem: Convolution, target: Target) -> Plan:
-        gemm = implicit_gemm(problem)
-        reason = gemm if isinstance(gemm, str) else knobs_reason(gemm, config, target.shared_memory)
-        if isinstance(gemm, str) or reason:
+        form = _form(problem)
+        if isinstance(form, str):
+            reason = form
+        elif isinstance(form, WindowLines):
+            reason = few_channels_knobs_reason(form, config, target.shared_memory)
+        else:
+            reason = knobs_reason(form, config, target.shared_memory)
+        if isinstance(form, str) or reason:
             raise ValueError(f"{self.name}: {config} does not fit: {reason}")
-        unit = ConvolutionUnit(gemm, config, target.sm_count)
+        if isinstance(form, WindowLines):
+            unit = FewChannelsUnit(form, config, target.sm_count)
+        else:
+            unit = ConvolutionUnit(form, config, target.sm_count)
         return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))
 
 
-def _cudnn_reason(problem: Convolution) -> str | None:
+def _form(problem: Convolution) -> ImplicitGemm | WindowLines | str:
+    """The product that the convolution is, by channels of an image; where these are few, by lines of its windows, or an
+    image's gradient by blocks of places.
+    """
+    few = problem.c < _FEW and problem.groups == 1 and {problem.a.dtype, problem.b.dtype} <= _HALVES
+    if few and problem.result != "image":
+        return window_lines(problem)
+    return (few and image_blocks(problem)) or implicit_gemm(problem)
+
+
+def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in benchmarks/results/convolution_kernels.md."""
     if problem.result == "filter":
-        few = problem.c % _LINE != 0
+        whole = problem.c % _LINE == 0
     else:
-        few = problem.groups > 1 and (problem.c if problem.result == "output" else problem.k) < _LINE
-    if few:
+        whole = problem.groups == 1 or gemm.line == DEPTH_BYTES or gemm.channels >= _LINE
+    if not whole:
         return "XLA's convolutions by cuDNN are faster for so few channels in a group"
     if problem.result == "image" and any(window.filter < window.stride for window in problem.windows):
         return "XLA's convolutions by cuDNN are faster where most places of the image meet no window"
+    if problem.result == "image" and problem.c < _FEW and any(window.stride > _FAR for window in problem.windows):
+        return "XLA's convolutions by cuDNN are faster for so few channels, strides apart"
     return None

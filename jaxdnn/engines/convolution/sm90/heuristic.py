@@ -4,23 +4,38 @@ Numbers in brackets are those of the notes on sm90 in benchmarks/results/convolu
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.knobs import knobs_reason, staged
-from jaxdnn.engines.product.sm90.heuristic import SHAPES
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.sm90.heuristic import SHAPES, splits
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
 
 # Of few columns, which are those of a group, or all.
 _NARROW = (
+    Sm90Knobs(tile_m=192, tile_n=48, stages=6, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_m=128, tile_n=48, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=32, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=32, stages=6, cluster_m=1),
     Sm90Knobs(tile_m=64, tile_n=32, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=16, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=16, stages=6, cluster_m=1),
 )
-
+# Of two lines of places at once, whose filters are half of what a stage of fewer rows loads.
+_LINES = Sm90Knobs(tile_m=256, tile_n=128, stages=4, cluster_m=1)
+# Of merged groups, of which the loads of the image take longest, and each tile loads what it has of the others again:
+# as many rows as there can be. To a filter three warp groups have 192, the taps of three, which most windows have a
+# multiple of.
+_MERGED = (
+    Sm90Knobs(tile_m=256, tile_n=64, stages=6, cluster_m=1),
+    Sm90Knobs(tile_m=256, tile_n=64, stages=6, cluster_m=2),
+    Sm90Knobs(tile_m=256, tile_n=128, stages=4, cluster_m=1),
+    Sm90Knobs(tile_m=192, tile_n=64, stages=6, cluster_m=1, consumers=3),
+)
+_MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 
 # Of those that are expected to take as long, blocks alone come first: what im2col loads is not there as steadily as a
 # matrix, and blocks of a cluster wait for each other [1].
@@ -29,6 +44,20 @@ _SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 
 def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs that work for the convolution, by the time that is expected of them."""
-    for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=_SHAPES):
+    shapes, cut = _SHAPES, splits
+    if len(gemm.product.b) > 1:
+        shapes = [_LINES, *_SHAPES]
+    elif gemm.crossed:
+        shapes, cut = [*_SHAPES, *_MERGED], _merged_splits
+    elif gemm.merged > 1:
+        shapes = [replace(knobs, groups=gemm.merged) for knobs in (*_SHAPES, *_MERGED)]
+    for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
             yield knobs
+
+
+def _merged_splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
+    """Parts of K that fill the device once or a few times: one has to be at least two."""
+    tiles, stages = cluster_tiles(product, knobs) * product.batch, product.k // depth(product)
+    filling = (rounds * sm_count // tiles for rounds in range(1, _MERGED_ROUNDS + 1))
+    return sorted({max(2, min(split, stages // 8, 16)) for split in filling})

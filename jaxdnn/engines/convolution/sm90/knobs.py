@@ -1,9 +1,10 @@
 """Which knobs of a product on Hopper's tensor cores fit a convolution, and what TMA's im2col mode asks of its image."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
-from jaxdnn.engines.product.problem import arguments_reason
+from jaxdnn.engines.convolution.implicit_gemm import STEP_BYTES, Axis, ImplicitGemm
+from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 
@@ -46,10 +47,13 @@ def operands_reason(gemm: ImplicitGemm) -> str | None:
         return f"tensor cores want {product.a.dtype} to lie along the places that are summed over, not along channels"
     if gemm.channels * product.a.itemsize < 16:
         return f"the image has {gemm.channels} channels in a group, which are less than 16 bytes"
-    if gemm.groups > 1 and gemm.channels * product.a.itemsize % gemm.line:
+    if gemm.crossed and product.k <= depth(product):
+        return f"it sums over {product.k} places, which are too few to be split"
+    alone = product.a_transposed or gemm.steps * STEP_BYTES == gemm.channels * product.a.itemsize
+    if gemm.groups > 1 and not alone and gemm.channels * product.a.itemsize % gemm.line:
         return f"a group has {gemm.channels} channels, which are no multiple of {gemm.line} bytes"
     if not product.a_transposed and transposes(product, "b"):
-        if gemm.groups > 1:
+        if gemm.groups > 1 or gemm.merged > 1:
             return f"a filter of {product.a.dtype} would have to be transposed in each group"
         if product.batch > 1 and product.b[0].batch_stride:
             return f"several filters of {product.a.dtype} would have to be transposed"
@@ -57,7 +61,12 @@ def operands_reason(gemm: ImplicitGemm) -> str | None:
             return f"the image has {gemm.channels} channels, and TMA needs a multiple of 16 bytes"
     if not gemm.straight and product.reduced:
         return "a result is reduced, and the rows of a tile are not neighbours in it"
-    others = _OTHER_ARGUMENTS + sum(_AXIS_ARGUMENTS + 3 * len(axis.phases) for axis in gemm.axes)
+    return launch_reason(product, gemm.axes)
+
+
+def launch_reason(product: Product, axes: Sequence[Axis]) -> str | None:
+    """Why a launch has no room for all arguments, or None."""
+    others = _OTHER_ARGUMENTS + sum(_AXIS_ARGUMENTS + 3 * len(axis.phases) for axis in axes)
     return arguments_reason(product.operands, product.results, others)
 
 
@@ -66,15 +75,22 @@ def knobs_reason(gemm: ImplicitGemm, knobs: Sm90Knobs, shared_memory_limit: int)
     columns = knobs.tile_n * knobs.cluster_n  # that read the same channels of the image
     if gemm.groups > 1 and gemm.group_columns % columns:
         return f"a cluster has {columns} columns; the {gemm.group_columns} of a group must be a multiple of them"
+    groups = 1 if gemm.crossed else gemm.merged
+    if groups > 1 and knobs.tile_n != gemm.group_columns:
+        return f"tile_n is {knobs.tile_n}; expected {gemm.group_columns}, the columns of merged groups"
+    if gemm.crossed and knobs.split_k == 1:
+        return "split_k is 1; what groups have of each other is left out where splits are added"
     lines = gemm.line // gemm.product.a.itemsize
     if not gemm.product.a_transposed and not gemm.product.b_transposed and lines % (8 * knobs.cluster_m):
         return f"cluster_m is {knobs.cluster_m}; its blocks can't share {lines} channels in groups of 8"
     stages = gemm.product.k // depth(gemm.product)
     if gemm.product.a_transposed and gemm.image_batch and stages % knobs.split_k:
         return f"split_k is {knobs.split_k}; the last of {stages} stages would be followed by other images' places"
+    if gemm.filter_rows is not None and knobs.split_k > 1:
+        return f"split_k is {knobs.split_k}; each line of a block is another result, which has not all rows"
     if gemm.phases > 1 and (knobs.schedule == "pingpong" or knobs.split_k > 1):
         return "phases of the stride have K of several lengths; expected a cooperative schedule, and one split"
-    return product_knobs_reason(gemm.product, knobs, shared_memory_limit, staged(gemm))
+    return product_knobs_reason(gemm.product, knobs, shared_memory_limit, staged(gemm), groups=groups)
 
 
 def staged(gemm: ImplicitGemm) -> Literal["tma", "rows"]:

@@ -10,8 +10,9 @@ from operator import mul
 from jaxdnn.engines.convolution.implicit_gemm import Axis, ImplicitGemm
 from jaxdnn.engines.product.affine import divisor_magic
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, box_lines, depth, transposes
 from jaxdnn.engines.product.sm90.unit import Unit
+from jaxdnn.engines.product.split_k import Diagonal
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type, operand_map
 from jaxdnn.engines.unit import Constant, Parameter, map_parameter, numbers
 from jaxdnn.plan import Scalar, TensorMap
@@ -28,11 +29,20 @@ class ConvolutionUnit(Unit):
 
     def __init__(self, gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> None:
         self.gemm = gemm
+        if gemm.crossed:
+            self.diagonal = Diagonal(gemm.merged, gemm.channels // gemm.merged, gemm.group_columns // gemm.merged)
         super().__init__(gemm.product, knobs, sm_count)
 
     def load_constants(self, product: Product) -> dict[str, Constant]:
         phases = max(len(axis.phases) for axis in self.gemm.axes)
-        own = {"Line": self.gemm.line, "Spatial": len(self.gemm.axes), "Phases": phases, "Straight": self.gemm.straight}
+        own = {
+            "Line": self.gemm.line,
+            "Steps": self.gemm.steps,
+            "Spatial": len(self.gemm.axes),
+            "Phases": phases,
+            "Straight": self.gemm.straight,
+            "Blocks": self.gemm.filter_rows is not None,
+        }
         return {**super().load_constants(product), **own}
 
     def tiles(self, product: Product) -> int:
@@ -44,12 +54,16 @@ class ConvolutionUnit(Unit):
             right = operand_map(product.b[0], product.batch, True, knobs.tile_n, sharers=knobs.cluster_m)
         else:
             right = self._filter_map(product)
-        found = [map_parameter("a", "a", self._image_map(product)), map_parameter("b0", "b[0]", right)]
+        found = [map_parameter("a", "a", self._image_map(product))]
+        found += [map_parameter(f"b{i}", f"b[{i}]", right) for i in range(len(product.b))]
         for i, axis in enumerate(gemm.axes):
-            found += _axis_parameters(f"axis{i}", f"axes[{i}]", axis)
+            found += axis_parameters(f"axis{i}", f"axes[{i}]", axis)
         # Tiles beyond the last column are of one group too.
         group_columns = gemm.group_columns if gemm.groups > 1 else _MOST
         found += numbers(rows=gemm.rows, channels=gemm.channels, group_columns=group_columns)
+        if gemm.filter_rows is not None:
+            first, step = gemm.filter_rows
+            found += numbers(filter_row=first, filter_row_step=step)
         if gemm.phases > 1:
             found += numbers(phases=gemm.phases)
         if product.batch > 1:
@@ -76,7 +90,7 @@ class ConvolutionUnit(Unit):
 
     def _filter_map(self, product: Product) -> TensorMap:
         """The filter as a matrix at each tap."""
-        gemm, knobs, (matrix,) = self.gemm, self.knobs, product.b
+        gemm, knobs, matrix = self.gemm, self.knobs, product.b[0]
         taps = gemm.taps * (product.batch if matrix.batch_stride else 1)
         if transposes(gemm.product, "b"):  # each row has the channels of all taps
             dimensions, tap = (gemm.channels, matrix.rows, taps), gemm.channels
@@ -84,7 +98,8 @@ class ConvolutionUnit(Unit):
             rows = matrix.rows // gemm.taps
             dimensions, tap = (matrix.columns, rows, taps), rows * matrix.row_stride
         along_n, line = not product.b_transposed, gemm.line // matrix.itemsize
-        box = (CHUNK, line // knobs.cluster_m, 1) if along_n else (line, knobs.tile_n // knobs.cluster_m, 1)
+        lines = box_lines(product, knobs)
+        box = (CHUNK, min(line, lines) // knobs.cluster_m, 1) if along_n else (line, lines // knobs.cluster_m, 1)
         return TensorMap(
             buffer=matrix.buffer,
             dtype=element_type(matrix, multiplied=True),
@@ -97,7 +112,8 @@ class ConvolutionUnit(Unit):
         )
 
 
-def _axis_parameters(name: str, field: str, axis: Axis) -> list[Parameter]:
+def axis_parameters(name: str, field: str, axis: Axis) -> list[Parameter]:
+    """The members of a `ConvolutionAxis`."""
     values = {
         "places": axis.places,
         "stride": axis.stride,
@@ -106,7 +122,7 @@ def _axis_parameters(name: str, field: str, axis: Axis) -> list[Parameter]:
         "filter": axis.filter,
         "filter_step": axis.filter_step,
         "result": axis.result,
-        "period": len(axis.phases),
+        "period": axis.period,
     }
     for i, phase in enumerate(axis.phases):
         values[f"phases[{i}].taps"] = phase.taps

@@ -10,16 +10,14 @@ from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.skinny.heuristic import candidates
-from jaxdnn.engines.product.skinny.knobs import STATIONARY_WIDTHS, SkinnyKnobs, skinny
+from jaxdnn.engines.product.skinny.heuristic import candidates, others_reason
+from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
 from jaxdnn.engines.product.tma import tma_reason
 from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 
 LARGEST_SIZE = 2**31 - 1024  # of a dimension, which the copy engine indexes with 32 bits
-# Of matrices that are left to sm90, if there are many: benchmarks/results/product_kernels.md, skinny [3].
-SMALL_ROWS = 128
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 MULTIPLIES = {("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("int8", "int8")} | {
     (a, b) for a in FLOAT8 for b in FLOAT8
@@ -45,9 +43,6 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
         one = skinny(problem)
         if isinstance(one, str):
             return one
-        small = one.rows <= SMALL_ROWS and one.columns > STATIONARY_WIDTHS[-2]
-        if small and problem.batch >= target.sm_count:
-            return f"{problem.batch} matrices of one tile each take less time in blocks that work through many"
         if problem.a.itemsize != 2 and (one.streamed_mn_major or one.stationary_mn_major):
             return f"Hopper's tensor cores want the rows of {problem.a.dtype} operands to run along k"
         if max(problem.m, problem.n, problem.k, problem.batch) >= LARGEST_SIZE:
@@ -56,7 +51,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        return element_reason(problem, self.configurations(problem, target))
+        return others_reason(one, target) or element_reason(problem, self.configurations(problem, target))
 
     def configurations(self, problem: Product, target: Target) -> Iterable[SkinnyKnobs]:
         one = skinny(problem)

@@ -10,6 +10,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct, knobs_reason
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
+MOST_SPLITS = 8  # the largest cluster that every device with clusters takes
 # The model of `seconds` [1].
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
 L2_BANDWIDTH = 8e12  # bytes a second from the L2 cache to the multiprocessors
@@ -22,13 +23,31 @@ START = 2.3e-6  # seconds before the first bytes, and after the last
 EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns
 TOGETHER = 4  # elements of a thread that are finished together
 FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and with accumulators of other blocks
+# Bytes of K whose copies take no longer than a block's start and end, and in how many rounds of blocks that shows: see
+# "What a short K costs skinny".
+SHORT_K = 2048
+MANY_ROUNDS = 2
+LONG_K = 128  # stages of K that are worth a second kernel, which adds what more blocks have summed
+
+
+def others_reason(one: SkinnyProduct, target: Target) -> str | None:
+    """Why blocks that work through many tiles, or more splits of K, take less time than this kernel's, or None."""
+    product = one.product
+    tiles = one.tiles(SkinnyKnobs()) * product.batch
+    if tiles > MANY_ROUNDS * target.sm_count and product.k * product.a.itemsize <= SHORT_K:
+        return f"{tiles} tiles with a K of {product.k} take less time in blocks that work through many"
+    most = one.tiles(SkinnyKnobs(tile=64)) * product.batch * MOST_SPLITS
+    parts = math.ceil(product.k / one.depth)
+    if parts >= LONG_K and 2 * most * MEMORY_BANDWIDTH < (target.bandwidth or BANDWIDTH):
+        return f"{most} blocks, in clusters of {MOST_SPLITS}, are too few for a K of {product.k}"
+    return None
 
 
 def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
     """Knobs that work for the product, by the time that is expected of them."""
     found: dict[SkinnyKnobs, float] = {}
     for tile in (128, 256, 64):
-        for split in (1, 2, 4, 8):
+        for split in (1, 2, 4, MOST_SPLITS):
             knobs = SkinnyKnobs(tile, 2, split)
             blocks = one.tiles(knobs) * one.product.batch * split
             parts = math.ceil(math.ceil(one.product.k / one.depth) / split)

@@ -7,7 +7,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.problem import Product, arguments_reason
-from jaxdnn.engines.product.sm90.heuristic import candidates
+from jaxdnn.engines.product.sm90.heuristic import candidates, copies_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason, packed
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.plan import Plan
@@ -73,7 +73,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
             return reason
         if next(self.configurations(problem, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
-        return None
+        return copies_reason(problem, target)
 
     def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
         return candidates(problem, target)

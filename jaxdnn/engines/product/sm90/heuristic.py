@@ -3,7 +3,7 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Literal
@@ -19,11 +19,12 @@ from jaxdnn.engines.product.sm90.knobs import (
     cluster_tiles,
     depth,
     knobs_reason,
-    loaded_columns,
+    loaded_lines,
+    packed,
     resident_clusters,
     tensor_maps,
 )
-from jaxdnn.engines.product.tma import tma_reason
+from jaxdnn.engines.product.tma import CHUNK, tma_reason
 from jaxdnn.pointwise import functor
 
 # The model of `seconds` [6].
@@ -32,6 +33,7 @@ RATE = 700e12  # flops a second of 16-bit operands
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
+TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
@@ -40,7 +42,11 @@ EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
-SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
+SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
+# Copies of unaligned operands that are worth a thought, and cuBLAS's flops a second without any [14].
+MANY_COPIED = 16 * 2**20  # bytes
+UNALIGNED_RATE = 200e12
+MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
 MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
@@ -61,6 +67,7 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 # operations, and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
+ADDITIONS = frozenset(("add", "sub", "neg", "convert"))  # likewise, with one 16-bit operand of the result's shape
 
 SHAPES = (
     Sm90Knobs(),
@@ -75,9 +82,9 @@ SHAPES = (
     # With few rows memory is the limit, and three stages are faster than four [11].
     Sm90Knobs(stages=3, cluster_m=1),
     Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
     Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
-    Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
     # Many small matrices [12].
@@ -88,15 +95,28 @@ SHAPES = (
 )
 
 
+def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
+    """Into how many parts K may be cut to occupy more of the device: parts of at least 1 KiB of each row, and more than
+    MANY_SPLITS only where these leave half of the device idle.
+    """
+    rows, columns = ceil(product.m / knobs.tile_m), ceil(product.n * len(product.b) / knobs.tile_n)
+    tiles = rows * columns * product.batch
+    most = min(sm_count // tiles, product.k // (8 * depth(product)))
+    if 2 * tiles * MANY_SPLITS > sm_count:
+        most = min(most, MANY_SPLITS)
+    return [1, *(split for split in (2, 4, 8, 16, 32, 64, most) if 1 < split <= most)]
+
+
 def candidates(
     product: Product,
     target: Target,
     *,
     staged: Literal["tma", "rows"] = "tma",
     shapes: Sequence[Sm90Knobs] = SHAPES,
+    splits: Callable[[Product, Sm90Knobs, int], Sequence[int]] = splits,
 ) -> Iterator[Sm90Knobs]:
     """Those of these shapes that work for the product, by the time that is expected of them. `staged` is how results
-    leave that pass through shared memory.
+    leave that pass through shared memory; `splits` says into how many parts to cut K.
     """
     found: dict[Sm90Knobs, float] = {}
     for shape in shapes:
@@ -104,7 +124,8 @@ def candidates(
             knobs = fitted(product, replace(shape, split_k=split), target, staged)
             if knobs is not None:
                 found.setdefault(knobs, seconds(product, knobs, target.sm_count))
-    return iter(sorted(found, key=found.__getitem__))
+    # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16].
+    return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
 
 
 def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"]) -> Sm90Knobs | None:
@@ -119,7 +140,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
-    if knobs.consumers == 3 and not (promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS):
+    many_rounds = promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS
+    if knobs.consumers == 3 and knobs.tile_n > CHUNK and not many_rounds:
         return None
     many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
     direct = many or any(tma_reason(result, "a result") for result in product.stored)
@@ -136,9 +158,32 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     for stages in range(knobs.stages, 1, -1):
         for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
             choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))
-            if knobs_reason(product, choice, target.shared_memory, staged) is None:
+            if knobs_reason(product, choice, target.shared_memory, staged, groups=knobs.groups) is None:
                 return choice
     return None
+
+
+def copies_reason(product: Product, target: Target) -> str | None:
+    """Why XLA, whose kernels read 16-bit operands as they lie, serves a product before copies of them are made, or
+    None.
+    """
+    copied = sum(
+        source.rows * source.columns * source.itemsize * (product.batch if copy.batch_stride else 1)
+        for _, source, copy in packed(product)[1]
+    )
+    if copied < MANY_COPIED or product.a.itemsize != 2:
+        return None
+    ours = seconds(product, next(candidates(product, target)), target.sm_count) + 2 * copied / MEMORY_RATE
+    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
+    if ours < max(flops / UNALIGNED_RATE, moved(product) / MEMORY_RATE):
+        return None
+    return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
+
+
+def moved(product: Product) -> int:
+    """Bytes of the operands and the result, each once."""
+    operands = sum(matrix.rows * matrix.columns for matrix in (product.a, *product.b))
+    return product.a.itemsize * (operands + product.m * product.n) * product.batch
 
 
 def promotes(product: Product) -> bool:
@@ -154,7 +199,10 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
         return LIGHT_ACCUMULATORS  # a part's place in K takes registers too
     if product.is_plain and knobs.store == "tma":
         return MOST_ACCUMULATORS
-    work = sum(map(operand_registers, product.operands)) + sum(map(result_registers, product.results))
+    stored = list(map(result_registers, product.results))
+    # Accumulators that are stored as they are leave one result after the other.
+    work = sum(stored) if product.program.operations else max(stored)
+    work += sum(map(operand_registers, product.operands))
     work += REDUCTION_REGISTERS * len(product.reduced)
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_ACCUMULATORS
@@ -184,20 +232,15 @@ def result_registers(result: Matrix | Reduced) -> int:
 def is_light(product: Product) -> bool:
     """Whether the epilogue takes few registers besides those of its operands and results."""
     narrow = all(np.dtype(array.dtype).itemsize == 2 for array in (*product.operands, *product.results))
+    if [operand.broadcast for operand in product.operands] == ["full"]:
+        light = len(product.results) == 1 and ADDITIONS.issuperset(product.program.operations)
+        return narrow and light and product.operands[0].pairs and not product.program.indexed
     rows = all(operand.broadcast == "row" for operand in product.operands) and len(product.operands) <= len(product.b)
     light = LIGHT_OPERATIONS.issuperset(product.program.operations) and not product.program.indexed
     # The argument of a silu is needed twice, which spills where it is made of an operand too [13].
     silu = "logistic" in product.program.operations and product.operands and len(product.b) == 1
     # A tanh that is not part of a gelu takes twice its constants.
     return narrow and rows and light and not silu and "approximate_tanh(" not in functor(product.program).source
-
-
-def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
-    """Into how many parts K may be cut to occupy more of the device: parts of at least 1 KiB of each row."""
-    rows, columns = ceil(product.m / knobs.tile_m), ceil(product.n * len(product.b) / knobs.tile_n)
-    tiles = rows * columns * product.batch
-    most = min(sm_count // tiles, product.k // (8 * depth(product)), 16)
-    return [1, *(split for split in (2, 4, 8, most) if 1 < split <= most)]
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
@@ -209,28 +252,30 @@ def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
 def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
     accumulators, size = len(product.b), product.a.itemsize
-    width, loaded = knobs.tile_n * accumulators, loaded_columns(product, knobs) * accumulators
+    width, loaded = knobs.tile_n * accumulators, loaded_lines(product, knobs) * accumulators
     cluster = knobs.cluster_m * knobs.cluster_n
     length = ceil(product.k / knobs.split_k)
+    own = width // knobs.groups  # of what a line of a's meets
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
-    multiplies = 2 * knobs.tile_m * width * length / (RATE * 2 / size / sm_count)
-    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + width)
+    multiplies = 2 * knobs.tile_m * own * length / (RATE * 2 / size / sm_count)
+    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own)
     multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * TOGETHER[knobs.consumers]
-    shared_a, shared_b = ((1 - MULTICAST) + MULTICAST / n for n in (knobs.cluster_n, knobs.cluster_m))
-    loading = (knobs.tile_m * shared_a + loaded * shared_b) * length * size / L2_RATE
+    # Of a cluster at the end of the result some blocks load for nobody.
+    sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
+    shared_a, shared_b = ((1 - MULTICAST) + MULTICAST * ceil(tiles / n) / tiles for tiles, n in sharing)
+    turns = ceil(rounds(product, knobs, sm_count))
+    loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
+    loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
     else:
         tile = max(multiplying + storing, loading)
-    turns = ceil(rounds(product, knobs, sm_count))
     if turns <= FEW_ROUNDS and cluster > 1:
         tile /= CLUSTER_LATENCY
-    operands = sum(matrix.rows * matrix.columns for matrix in (product.a, *product.b))
-    moved = size * (operands + product.m * product.n)
     # Neither of the two hides behind the other entirely, where they are alike.
-    time = ((turns * tile) ** 4 + (moved * product.batch / MEMORY_RATE) ** 4) ** 0.25
+    time = ((turns * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE

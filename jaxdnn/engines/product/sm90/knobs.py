@@ -6,13 +6,13 @@ from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_depth, tma_reason
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth, tma_reason
 from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
-TILE_WIDTHS = (16, 32, 64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
+TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Sm90Knobs:
         epilogue.
       swizzle: of the rasterization: rows of clusters' tiles that are worked through together, for the L2 cache.
       split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
+      groups: of columns of a tile, each of which is multiplied by its own part of a stage, and by no other.
       promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
         the accumulators; 0 for all of K.
       store: "tma": results leave through shared memory and TMA. "rows": likewise, row by row, where rows of a tile are
@@ -47,6 +48,7 @@ class Sm90Knobs:
     stagger: int = 0
     swizzle: int = 8
     split_k: int = 1
+    groups: int = 1
     promotion: int = 0
     store: Literal["tma", "rows", "direct"] = "tma"
     epilogue_stages: int = 2
@@ -61,6 +63,7 @@ class Sm90Knobs:
             "consumers",
             "swizzle",
             "split_k",
+            "groups",
             "epilogue_stages",
         )
         check_least(self, 1, *positive)
@@ -144,6 +147,23 @@ def loaded_columns(product: Product, knobs: Sm90Knobs) -> int:
     return knobs.tile_n if product.b_transposed else ceil(knobs.tile_n / CHUNK) * CHUNK
 
 
+def multiplied_columns(product: Product, knobs: Sm90Knobs) -> int:
+    """Columns of a multiply of a warp group, which are of one group; 0 if it would have several."""
+    return knobs.tile_n * len(product.b) // knobs.groups if knobs.groups <= STEPS else 0
+
+
+def box_lines(product: Product, knobs: Sm90Knobs) -> int:
+    """Lines of a box of a matrix b: what each group meets."""
+    along_k = product.b_transposed or transposes(product, "b")
+    return (knobs.tile_n if along_k else depth(product)) // knobs.groups
+
+
+def loaded_lines(product: Product, knobs: Sm90Knobs) -> int:
+    """Lines of 128 bytes that a stage has of a matrix b."""
+    along_k = product.b_transposed or transposes(product, "b")
+    return box_lines(product, knobs) * (1 if along_k else loaded_columns(product, knobs) // CHUNK)
+
+
 def accumulator_registers(product: Product, knobs: Sm90Knobs) -> int:
     """Registers of a consumer's thread that hold accumulators."""
     width = knobs.tile_n * len(product.b)
@@ -151,24 +171,33 @@ def accumulator_registers(product: Product, knobs: Sm90Knobs) -> int:
 
 
 def knobs_reason(
-    product: Product, knobs: Sm90Knobs, shared_memory_limit: int, staged: Literal["tma", "rows"] = "tma"
+    product: Product,
+    knobs: Sm90Knobs,
+    shared_memory_limit: int,
+    staged: Literal["tma", "rows"] = "tma",
+    stage: int | None = None,
+    groups: int = 1,
 ) -> str | None:
-    """Why the knobs don't fit the product, or None. `staged` is how results leave that pass through shared memory."""
+    """Why the knobs don't fit the product, or None. `staged` is how results leave that pass through shared memory, and
+    `stage` how many bytes a stage has that holds other than tiles; `groups` of columns have their own part of K.
+    """
+    if knobs.groups != groups:
+        return f"groups is {knobs.groups}; expected {groups}"
     if knobs.store not in (staged, "direct"):
         return f"store is {knobs.store!r}; expected {staged!r} or 'direct'"
     product, _ = packed(product)
-    width = knobs.tile_n * len(product.b)
-    if width not in TILE_WIDTHS:
-        return f"its tiles multiply {width} columns at once; expected one of {TILE_WIDTHS}"
+    widths = (8, *TILE_WIDTHS) if knobs.groups > 1 else TILE_WIDTHS
+    if (width := multiplied_columns(product, knobs)) not in (0, *widths):
+        return f"its tiles multiply {width} columns at once; expected one of {widths}"
     if knobs.tile_n % store_columns(product, knobs):
         return f"tile_n is {knobs.tile_n}; expected a multiple of {store_columns(product, knobs)}, a subtile of results"
     if len(product.b) > 1 and loaded_columns(product, knobs) != knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; two b of (k, n) need a multiple of {CHUNK}"
-    for name, along, extent, sharers in (
-        ("cluster_n", product.a_transposed, knobs.tile_m, knobs.cluster_n),
-        ("cluster_m", not product.b_transposed, knobs.tile_n, knobs.cluster_m),
+    for name, lines, extent, sharers in (
+        ("cluster_n", depth(product) if product.a_transposed else knobs.tile_m, knobs.tile_m, knobs.cluster_n),
+        ("cluster_m", box_lines(product, knobs), knobs.tile_n, knobs.cluster_m),
     ):
-        if (depth(product) if along else extent) % (8 * sharers):
+        if lines % (8 * sharers):
             return f"{name} is {sharers}; its blocks can't share a tile of {extent} in groups of 8 lines"
     if knobs.promotion and "float8" not in product.a.dtype:
         return f"promotion is for 8-bit floats, and a is {product.a.dtype}"
@@ -190,7 +219,8 @@ def knobs_reason(
         for result in product.stored:
             if knobs.split_k == 1 and (reason := tma_reason(result, "a result")):
                 return f"{reason}; expected store = 'direct'"
-    if (needed := shared_memory(product, knobs)) > shared_memory_limit:
+    stage = tile_stage(product, knobs) if stage is None else stage
+    if (needed := shared_memory(product, knobs, stage)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
     return None
 
@@ -208,14 +238,20 @@ def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
     """Columns of a subtile of results."""
     # Two epilogue_stages of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
-    if knobs.tile_n < 32:
-        return knobs.tile_n
+    if knobs.tile_n % 32:
+        return 16
     return 64 if knobs.tile_n % 64 == 0 and sum(stored_sizes(product, knobs)) <= 2 else 32
 
 
-def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
-    """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
-    stage = DEPTH_BYTES * (knobs.tile_m + loaded_columns(product, knobs) * len(product.b))
+def tile_stage(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes of a stage that holds the tiles of both operands."""
+    return DEPTH_BYTES * (knobs.tile_m + loaded_lines(product, knobs) * len(product.b))
+
+
+def shared_memory(product: Product, knobs: Sm90Knobs, stage: int) -> int:
+    """Bytes of shared memory, of which a stage takes so many; what the kernel's own `kSharedBytes` says, which the unit
+    asserts.
+    """
     row = store_columns(product, knobs)
     subtiles = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
     epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store != "direct" else 0

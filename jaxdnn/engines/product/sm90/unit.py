@@ -19,14 +19,16 @@ from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
     cluster_tiles,
     depth,
+    multiplied_columns,
     packed,
     resident_clusters,
     shared_memory,
     store_columns,
+    tile_stage,
     transposes,
 )
-from jaxdnn.engines.product.split_k import split_accumulators, split_stage
-from jaxdnn.engines.product.tma import DEPTH_BYTES, SWIZZLE, operand_map, tensor_map
+from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
+from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import (
     Constant,
     Parameter,
@@ -56,6 +58,7 @@ DEFAULTS = (
         "PairedStore": True,
         "LongEpilogue": False,
         "Line": DEPTH_BYTES,
+        "Steps": STEPS,
         "Accumulators": 1,
         "StoreColumns": 32,
         **Sm90Knobs().constants,
@@ -79,6 +82,8 @@ class Unit:
 
     kernel = "product_sm90"
     call = "ProductSm90"
+    instruction = "WGMMA"  # of ptx/wgmma.cuh
+    diagonal = Diagonal()
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
         self.knobs, self.sm_count = knobs, sm_count
@@ -241,8 +246,10 @@ class Unit:
         }
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"{self.call}<{config}>"
-        shared = shared_memory(self.product, knobs)
-        self.texts += [f"JAXDNN_WGMMA({constants['TileN']});\n", epilogue.source]
+        shared = shared_memory(self.product, knobs, self.stage(product))
+        if width := multiplied_columns(product, knobs):
+            self.texts.append(f"JAXDNN_{self.instruction}({width});\n")
+        self.texts.append(epilogue.source)
         self.texts.append(struct_text(config, types, constants, DEFAULTS))
         self.texts.append(
             f"static_assert({call}::kSharedBytes == {shared}, "
@@ -273,6 +280,10 @@ class Unit:
         """How many tiles of clusters there are."""
         return cluster_tiles(product, self.knobs) * product.batch * self.knobs.split_k
 
+    def stage(self, product: Product) -> int:
+        """Bytes of a stage of operands."""
+        return tile_stage(product, self.knobs)
+
     def load_constants(self, product: Product) -> dict[str, Constant]:
         """What the code that loads the operands is compiled with."""
         return {"MMajorA": product.a_transposed, "NMajorB": not product.b_transposed}
@@ -290,10 +301,11 @@ class Unit:
         """The kernel that multiplies stores its accumulators; the second adds them and applies the epilogue."""
         product, accumulators, used = self.product, len(self.product.b), len(self.scratch)
         store = identity(accumulators, product.accumulator, product.accumulator)
-        first = replace(product, results=split_accumulators(product, used), operands=(), program=store)
+        stored = split_accumulators(product, used, self.diagonal)
+        first = replace(product, m=stored[0].rows, results=stored, operands=(), program=store)
         self.multiply(first, functor(store, "Store"), "Config", {})
         epilogue, _ = element_epilogue(product, used + accumulators)
-        self.then(split_stage(product, epilogue, self.knobs.split_k, used))
+        self.then(split_stage(product, epilogue, self.knobs.split_k, used, self.diagonal))
 
     def _partials(self, epilogue: Functor) -> dict[int, tuple[str, Scratch]]:
         """Of each result that is reduced, the type of its partial reductions and the memory for them."""

@@ -1,0 +1,1 @@
+"""Convolutions of images with few channels on Hopper's tensor cores."""
