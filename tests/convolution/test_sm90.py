@@ -3,149 +3,39 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxdnn
-from checking.calls import calls_of
-from checking.cases.convolution import FIRST, convolution
-from checking.cases.dtypes import BF16, E4M3, F16, F32, I8, I32
+from checking.cases.convolution import convolution
+from checking.cases.dtypes import BF16, E4M3, F32
 from checking.compiler_log import kernels, launch_bounds
-from checking.convolution import problems
+from checking.convolution.exact import arrays, calls, check
+from checking.convolution.sm90 import (
+    COMPUTED,
+    ENGINE,
+    FORCED,
+    H100,
+    LARGE,
+    MAPPED,
+    PROBLEMS,
+    RUNS,
+    SMALL,
+    only,
+)
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
 from jaxdnn.engines.base import MAX_ARGUMENTS
 from jaxdnn.engines.convolution.implicit_gemm import implicit_gemm
-from jaxdnn.engines.convolution.problem import Convolution
-from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.engines.convolution.sm90.knobs import knobs_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.plan import TensorMap
 from jaxdnn.planning.calls import find_calls
 
-ENGINE = ConvolutionSm90()
-H100, A100 = device._NAMED[90], device._NAMED[80]
+ALONE = Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, consumers=1)
 GPU = jax.default_backend() == "gpu"
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
-
-
-def calls(case, axes=None):
-    """The calls of a case that are convolutions, by their directions."""
-    found = [call for call in calls_of(case, axes) if isinstance(call.problem, Convolution)]
-    return {call.problem.result: call for call in found}
-
-
-def row(n, dtype=BF16):
-    return ((n,), dtype)
-
-
-# Edges in each direction: places of several images in a tile, channels that end in a stage, taps outside of the image.
-SMALL = {
-    "same": convolution((3, 9, 8, 72), (3, 3, 72, 40), BF16, padding="SAME"),
-    "stride": convolution((2, 11, 10, 64), (3, 2, 64, 24), F16, strides=(2, 3), padding=((1, 0), (2, 1))),
-    "flipped": convolution((2, 9, 7, 16), (3, 2, 16, 72), BF16, padding=((1, 1), (0, 1)), flip=True),
-    "one dimension": convolution((3, 70, 64), (4, 64, 48), BF16, rhs_dilation=(3,), padding=((-2, 5),)),
-    "three dimensions": convolution((2, 4, 5, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
-    "wider than the image": convolution((2, 3, 3, 64), (5, 5, 64, 16), BF16, padding=((3, 4), (2, 3))),
-    "single places": convolution((2, 7, 6, 64), (1, 1, 64, 32), BF16, strides=(2, 3)),
-    "stride and dilation": convolution(
-        (2, 17, 13, 64), (3, 2, 64, 32), BF16, strides=(2, 4), rhs_dilation=(3, 2), padding=((2, 3), (-1, 1)), flip=True
-    ),
-    "dilated image": convolution((2, 6, 5, 64), (3, 4, 64, 32), F16, lhs_dilation=(3, 2), padding=((2, 1), (0, 4))),
-    "dilated image, stride": convolution(
-        (2, 9, 7, 64), (3, 2, 64, 32), BF16, lhs_dilation=(3, 4), strides=(2, 6), padding=((2, 1), (3, 0))
-    ),
-    "transposed": convolution((1, 3, 4, 3, 64), (2, 2, 2, 64, 32), BF16, kind="conv_transpose", strides=(2, 2, 2)),
-    "lines of 64 bytes": convolution((2, 9, 8, 96), (3, 3, 96, 32), BF16, padding="SAME"),
-    "lines of 64 bytes, flipped": convolution((2, 9, 8, 32), (3, 3, 32, 96), BF16, padding="SAME", flip=True),
-    "lines of 32 bytes": convolution((2, 9, 8, 16), (3, 3, 16, 48), BF16, strides=(2, 1), padding="SAME"),
-    "groups of 32": convolution((2, 6, 7, 64), (3, 3, 32, 128), BF16, padding="SAME", groups=2),
-    "groups of 16": convolution((2, 6, 7, 32), (3, 3, 16, 32), BF16, rhs_dilation=(2, 2), padding="SAME", groups=2),
-    "groups of 48": convolution((2, 5, 4, 96), (2, 3, 48, 64), BF16, padding="SAME", groups=2),
-    "few channels": convolution((2, 12, 11, 8), (3, 3, 8, 16), BF16, padding="SAME"),
-    "groups": convolution((2, 6, 7, 128), (3, 3, 64, 128), BF16, padding="SAME", groups=2),
-    "epilogue": convolution(
-        (2, 6, 7, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
-    ),
-    "reductions": convolution((2, 6, 7, 64), (3, 3, 64, 40), BF16, padding="SAME", epilogue="sums of channels"),
-    "stored elsewhere": convolution((2, 64, 6, 7), (36, 64, 3, 3), BF16, layout=FIRST, padding="SAME"),
-}
-MAPPED = {
-    "images, mapped": (SMALL["few channels"], (0, None)),
-    "both, mapped": (convolution((2, 4, 8, 64), (3, 2, 64, 40), BF16, padding="SAME"), (0, 0)),
-    "filters, mapped": (SMALL["stride"], (None, 0)),
-}
-PROBLEMS = {
-    f"{name}, {direction}": call
-    for name, (case, axes) in ({name: (case, None) for name, case in SMALL.items()} | MAPPED).items()
-    for direction, call in calls(case, axes).items()
-    if not ENGINE.reason(call.problem, H100)
-}
-ALONE = Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, consumers=1)
-# What no heuristic would choose for so few places.
-FORCED = {
-    "same, output": [
-        Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2),
-        Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, split_k=5),
-    ],
-    "same, image": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, cluster_n=2, consumers=1)],
-    "flipped, image": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=2, cluster_n=2, consumers=1)],
-    "stride, filter": [
-        Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2),
-    ],
-    "three dimensions, filter": [Sm90Knobs(tile_m=256, tile_n=64, stages=3, cluster_m=1, split_k=3)],
-    "groups, filter": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=2, consumers=1)],
-}
-RUNS = [(name, None) for name in PROBLEMS] + [(name, knobs) for name, several in FORCED.items() for knobs in several]
-LARGE = {
-    "56": convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
-    "28": convolution((256, 28, 28, 128), (3, 3, 128, 128), F16, padding="SAME"),
-    "7": convolution((256, 7, 7, 512), (3, 3, 512, 512), BF16, padding="SAME"),
-    "down": convolution((256, 56, 56, 256), (1, 1, 256, 512), BF16, strides=(2, 2)),
-    "strided": convolution((64, 56, 56, 128), (3, 3, 128, 256), BF16, strides=(2, 2), padding="SAME"),
-    "dilated": convolution((16, 65, 65, 256), (3, 3, 256, 256), BF16, padding="SAME", rhs_dilation=(12, 12)),
-    "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
-    "volume of few channels": convolution((1, 64, 64, 64, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
-    "16 groups": convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
-    "sound": convolution((64, 3000, 80), (3, 80, 512), BF16, padding="SAME"),
-    "gelu": convolution(
-        (64, 28, 28, 128), (3, 3, 128, 256), BF16, padding="SAME", epilogue="bias gelu", extras=(row(256),)
-    ),
-    "residual": convolution(
-        (64, 128, 28, 28), (128, 128, 3, 3), BF16, layout=FIRST, padding="SAME", epilogue="residual",
-        extras=(((128, 1, 1), BF16), ((64, 128, 28, 28), BF16)),
-    ),
-    "reductions": convolution((64, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME", epilogue="sums of channels"),
-    "float8": convolution((64, 28, 28, 128), (3, 3, 128, 256), E4M3, padding="SAME", out_dtype=BF16),
-    "float32": convolution((64, 28, 28, 64), (3, 3, 64, 64), F32, padding="SAME"),
-    "int8": convolution((64, 28, 28, 128), (3, 3, 128, 256), I8, padding="SAME", out_dtype=I32),
-}  # fmt: skip
-
-
-def operand(type_, random):
-    """Small numbers, of which sums and products are exact."""
-    values = random.integers(-3, 4, type_.shape)
-    return (values if np.issubdtype(type_.dtype, np.integer) else values / 4).astype(type_.dtype)
-
-
-def arrays(call):
-    """What is no number in the image of one convolution of a batch must not reach the one before."""
-    random = np.random.default_rng(0)
-    found = [operand(type_, random) for type_ in call.signature.operands.values()]
-    image = call.problem.b if call.problem.result == "image" else call.problem.a
-    if image.batch_stride:
-        found[image.buffer.index][2] = np.nan
-    return found
-
-
-def check(call, operands, found):
-    """Against the problem, in float64: sums are exact, and rounded once."""
-    for got, want in zip(found, problems.run(call.problem, operands), strict=True):
-        eps = float(jnp.finfo(got.dtype).eps) if jnp.issubdtype(got.dtype, jnp.floating) else 0
-        bound = eps * max(1.0, float(np.max(np.abs(want), initial=0, where=np.isfinite(want))))
-        np.testing.assert_allclose(np.float64(got).ravel(), want, rtol=0, atol=bound)
 
 
 @pytest.fixture(scope="module")
@@ -230,17 +120,10 @@ def test_no_launch_has_more_arguments_than_it_may():
     assert MAX_ARGUMENTS - 8 <= most <= MAX_ARGUMENTS
 
 
-def only(case, direction="output"):
-    return calls(case)[direction].problem
-
-
-GROUPS = convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32)
-
-
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (only(convolution((2, 9, 9, 4), (3, 3, 4, 8), BF16)), "4 channels in a group, which are less than 16 bytes"),
+        (only(convolution((2, 9, 9, 4), (3, 3, 4, 8), E4M3, out_dtype=BF16)), "which are less than 16 bytes"),
         (only(convolution((2, 9, 9, 64), (3, 3, 64, 8), F32, precision="highest")), "precision HIGHEST forbids"),
         (only(convolution((2, 30, 64), (3, 64, 8), BF16, strides=(9,))), "a stride is 9"),
         (
@@ -258,8 +141,9 @@ GROUPS = convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME"
         (only(convolution((2, 9, 48), (3, 24, 128), BF16, groups=2)), "24 channels, which are no multiple of"),
         (only(convolution((2, 9, 128), (3, 64, 80), BF16, groups=2)), "no tile fits the 40 columns"),
         (only(LARGE["float32"], "filter"), "want float32 to lie along the places"),
-        (only(GROUPS, "output"), "so few channels in a group"),
-        (only(GROUPS, "filter"), "so few channels in a group"),
+        (only(convolution((2, 5, 32), (3, 16, 32), BF16, groups=2), "filter"), "over 6 places, which are too few"),
+        (only(convolution((2, 9, 9, 32), (3, 3, 16, 64), F32, groups=2)), "have to be transposed in each group"),
+        (only(LARGE["32 groups"], "filter"), "so few channels in a group"),
         (only(LARGE["sound"], "filter"), "so few channels in a group"),
         (only(LARGE["down"], "image"), "most places of the image meet no window"),
     ],
@@ -269,7 +153,7 @@ def test_reasons(problem, said):
 
 
 def test_it_needs_hopper():
-    assert "it needs compute capability 9.0" in (ENGINE.reason(only(SMALL["same"]), A100) or "")
+    assert "it needs compute capability 9.0" in (ENGINE.reason(only(SMALL["same"]), device._NAMED[80]) or "")
 
 
 def test_splits_end_where_a_convolution_of_a_batch_does():
@@ -292,17 +176,33 @@ def test_knobs_that_do_not_fit():
         ENGINE.build(Sm90Knobs(tile_n=128), problem, H100)
 
 
-COMPUTED = PROBLEMS | {
-    f"{dtype} {size}, {direction}": call
-    for dtype in (E4M3, F32, I8)
-    for size in (9, 30)
-    for direction, call in calls(
-        convolution(
-            (3, size, size + 1, 32), (3, 2, 32, 64), dtype, padding="SAME", out_dtype=I32 if dtype == I8 else F32
-        )
-    ).items()
-    if not ENGINE.reason(call.problem, H100)
-}
+@pytest.mark.parametrize(
+    ("direction", "knobs", "said"),
+    [
+        ("output", Sm90Knobs(tile_n=64, cluster_m=1), "groups is 1; expected 2"),
+        ("output", Sm90Knobs(tile_n=32, cluster_m=1, groups=2), "tile_n is 32; expected 64, the columns of merged"),
+        ("filter", Sm90Knobs(tile_n=64, cluster_m=1, groups=2, split_k=2), "groups is 2; expected 1"),
+        ("filter", Sm90Knobs(tile_n=64, cluster_m=1), "what groups have of each other is left out where splits are"),
+    ],
+)
+def test_knobs_that_do_not_fit_merged_groups(direction, knobs, said):
+    gemm = implicit_gemm(only(LARGE["32 groups"], direction))
+    assert not isinstance(gemm, str)
+    assert said in (knobs_reason(gemm, knobs, H100.shared_memory) or "")
+
+
+def test_merged_groups_cost_no_more_than_one_of_their_channels():
+    """A tile reads the image once, whole lines of it, and of the filter what its groups have."""
+    merged, one = (
+        only(convolution((128, 14, 14, 1024), (3, 3, c, 1024), BF16, padding="SAME", groups=1024 // c))
+        for c in (16, 64)
+    )
+    boxes = []
+    for problem in (merged, one):
+        knobs = Sm90Knobs(tile_m=256, tile_n=64, cluster_m=1, groups=4 if problem is merged else 1)
+        (launch,) = ENGINE.build(knobs, problem, H100).launches
+        boxes.append([argument.box for argument in launch.arguments if isinstance(argument, TensorMap)][:2])
+    assert boxes == [[(64, 256), (64, 16, 1)], [(64, 256), (64, 64, 1)]]
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")

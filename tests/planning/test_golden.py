@@ -47,6 +47,10 @@ PLANNED = [
         (256, 14, 14, 256), (3, 3, 256, 256), BF16, padding="SAME", epilogue="bias gelu", extras=(((256,), BF16),)
     ),
     convolution((256, 56, 56, 256), (1, 1, 256, 512), BF16, strides=(2, 2)),
+    convolution((256, 224, 224, 3), (7, 7, 3, 64), BF16, strides=(2, 2), padding=((3, 3), (3, 3))),
+    convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32),
+    convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
+    convolution((128, 28, 28, 256), (3, 3, 8, 256), BF16, padding="SAME", groups=32),
     convolution((128, 56, 56, 96), (7, 7, 1, 96), BF16, padding="SAME", groups=96),
     convolution((256, 56, 56, 144), (3, 3, 1, 144), BF16, padding="SAME", groups=144),
     convolution((8, 4096, 4096), (4, 1, 4096), BF16, padding=((3, 0),), groups=4096),

@@ -226,6 +226,11 @@ def test_sizes_are_not_in_the_code():
         (replace(case(8, 8, 8).product(), m=2**31), H100, "32-bit index"),
         (case(8, 8, 8, batch=2**28).product(), H100, None),
         (case(8, 8, 8, batch=2**30).product(), H100, "more tiles"),
+        # Copies take most of the time; the multiplies do; there is little to copy.
+        (case(64, 48_436, 4096).product(), H100, "378 MiB, would take longer"),
+        (case(314, 9739, 3968).product(), H100, None),
+        (case(704, 32, 426, batch=32).product(), H100, "would take longer"),
+        (case(704, 32, 426, batch=16, shared="b").product(), H100, None),
         (case(8, 8, 8, epilogue=lambda acc: jnp.sum(acc, axis=0), batch=2).product(), H100, "over the batch alone"),
         (case(8, 8, 8, epilogue=lambda acc: jnp.sum(acc, axis=0)).product(), H100, None),
         (
@@ -245,7 +250,8 @@ def test_reasons(product, target, said):
     [
         (Sm90Knobs(tile_n=100), "square", "100 columns at once"),
         (Sm90Knobs(tile_n=96), "gated", "need a multiple of 64"),
-        (Sm90Knobs(tile_n=80), "gated", "tile_n is 80; expected a multiple of 32"),
+        (Sm90Knobs(tile_n=8), "gated", "tile_n is 8; expected a multiple of 16"),
+        (Sm90Knobs(groups=2), "square", "groups is 2; expected 1"),
         (Sm90Knobs(stages=9), "square", "bytes of shared memory"),
         (Sm90Knobs(split_k=65), "square", "split_k is 65"),
         (Sm90Knobs(split_k=2), "reductions", "can't be split"),

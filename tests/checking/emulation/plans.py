@@ -158,9 +158,9 @@ def _held(argument: Argument, address: Callable[[Operand | Result | Scratch], in
             return ctypes.c_int64(argument.bits)
         case TensorMap():  # as shim/ptx/tma.cuh has it
             itemsize = ITEMSIZE[argument.dtype]
-            swizzle = {value: rows for rows, value in SWIZZLE.items()}[argument.swizzle]
+            swizzle = {0: 16} | {value: rows for rows, value in SWIZZLE.items()}
             lower, upper = zip(*argument.corners, strict=True) if argument.corners else ((), ())
-            words = [address(argument.buffer), itemsize, swizzle]
+            words = [address(argument.buffer), itemsize, swizzle[argument.swizzle]]
             for numbers, length, rest in (
                 (argument.dimensions, 5, 1),
                 ((itemsize, *argument.strides), 5, 0),

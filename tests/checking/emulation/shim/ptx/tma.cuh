@@ -103,9 +103,16 @@ void load_multicast(unsigned destination, const TensorMap* map, unsigned barrier
   }
 }
 
+/// What is not aligned ends with an illegal instruction.
+inline void check_innermost(const TensorMap& map, int coordinate) {
+  if (coordinate * map.itemsize % 16)
+    emulation::fail("a box begins at element %d of a line, not at 16 bytes", coordinate);
+}
+
 inline void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
                                                 unsigned short blocks, int x, int y, int z, int w = 0) {
   if (map->spatial) emulation::fail("loads a box by the map of an image");
+  check_innermost(*map, x);
   load_multicast(destination, map, barrier, blocks,
                  [=](const TensorMap& held, auto visit) { visit_box(held, destination, {x, y, z, w}, visit); });
 }
@@ -122,6 +129,7 @@ void cp_async_bulk_tensor_load_im2col_multicast(unsigned destination, const Tens
                                                 unsigned short blocks, int channel, const int (&place)[kSpatial],
                                                 int image, const unsigned short (&offset)[kSpatial]) {
   if (map->spatial != kSpatial) emulation::fail("loads %d-D places by another map", kSpatial);
+  check_innermost(*map, channel);
   struct Start {
     int place[kSpatial];
     unsigned short offset[kSpatial];
@@ -146,6 +154,7 @@ inline void cp_async_bulk_tensor_load_evict_first(unsigned destination, const Te
 }
 
 inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+  check_innermost(*map, x);
   const emulation::Thread* const thread = emulation::machine.current;
   emulation::machine.current->stores.start([=] {
     visit_box(*map, source, {x, y, z, 0}, [&](unsigned at, unsigned char* data) {

@@ -1,0 +1,58 @@
+"""What the heuristics choose first, among the configurations of products whose times were measured on an H200."""
+
+import csv
+import itertools
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checking.product.calls import ProductCase
+from jaxdnn import device
+from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.sm90.engine import Sm90
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200-product-configurations.csv"
+PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "residual")
+KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "consumers", "schedule", "split_k")
+H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
+
+
+def times(measured):
+    """Of each product that the model was fitted to, or was left out of that: the times by engine and knobs."""
+    with MEASURED.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["measured"] == measured]
+    for product, group in itertools.groupby(rows, key=lambda row: tuple(row[name] for name in PRODUCT)):
+        yield product, {(row["engine"], *map(row.get, KNOBS)): float(row["microseconds"]) for row in group}
+
+
+def problem(m, n, k, batch, dtype, a_transposed, b_transposed, residual):
+    m, n, k, batch = map(int, (m, n, k, batch))
+    added = {"epilogue": lambda acc, residual: acc + residual, "operands": (("bfloat16", (batch, m, n)),)}
+    layout = {"a_transposed": a_transposed == "1", "b_transposed": b_transposed == "1"}
+    case = ProductCase(m, n, k, dtype, out="bfloat16", batch=batch, precision=None, **layout)
+    return (replace(case, **added) if residual == "1" else case).product()
+
+
+def choice(product):
+    """The engine that serves the product, and its first knobs."""
+    for engine in (Skinny(), Sm90()):
+        if engine.reason(product, H200) is None:
+            knobs = next(iter(engine.configurations(product, H200)))
+            names = {"tile_m": "tile"} if engine.name == "skinny" else {}
+            return engine.name, *(str(getattr(knobs, names.get(name, name), "")) for name in KNOBS)
+    return "xla", *("" for _ in KNOBS)
+
+
+@pytest.mark.parametrize("measured", ["fitted", "left out"])
+def test_first_choices_are_fast(measured):
+    """Within 5% of the fastest in the mean, and 15% at worst."""
+    ratios = {}
+    for product, found in times(measured):
+        chosen = choice(problem(*product))
+        assert chosen in found, f"{product}: nobody measured {chosen}"
+        fastest = min(time for (engine, *_), time in found.items() if engine in ("skinny", "sm90", chosen[0]))
+        ratios[product] = found[chosen] / fastest
+    assert statistics.fmean(ratios.values()) <= 1.05, ratios
+    assert max(ratios.values()) <= 1.15, ratios
