@@ -63,7 +63,7 @@ def test_configurations_compile(name):
     for problem in served:
         # What differs in numbers alone is the same code.
         offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in ENGINE.configurations(problem, H100)]
-        for knobs in list(dict.fromkeys(offered))[: None if name == "28" else 2]:
+        for knobs in list(dict.fromkeys(offered))[: 8 if name == "28" else 2]:
             plan = ENGINE.build(knobs, problem, H100)
             unit = _native.compile(plan.unit, plan.arch)
             assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"

@@ -13,7 +13,7 @@ from jaxdnn import device
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 
-MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200-product-configurations.csv"
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations" / "nvidia-h200-product.csv"
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "residual")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "consumers", "schedule", "split_k")
 H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])

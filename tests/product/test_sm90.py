@@ -147,7 +147,7 @@ def test_configurations_compile(name):
     found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), swizzle=8) for knobs in offered))
     assert found
     if name not in ("square", "gelu", "several", "reductions", "deep"):  # those try every tile
-        found = found[:6]
+        found = found[:3]
     for knobs in found:
         plan = ENGINE.build(knobs, product, H100)
         bounds = launch_bounds(plan.unit)

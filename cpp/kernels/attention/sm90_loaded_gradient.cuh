@@ -286,8 +286,8 @@ struct LoadedGradientConsumer {
       Vector<float, 2> numbers;
       numbers.load(call.rows + 2 * (static_cast<long long>(tile.batch) * call.batch_rows +
                                     (row < call.query_length ? row : call.query_length - 1)));
-      log_sum_exp[r] = ptx::mov_f32(numbers.words[0]);
-      delta[r] = ptx::mov_f32(numbers.words[1]);
+      log_sum_exp[r] = numbers.get(0);
+      delta[r] = numbers.get(1);
     }
     score.fetch(call.score_operands, at);
     float weights[kScores], gradients[kScores];

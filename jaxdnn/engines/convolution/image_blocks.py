@@ -11,7 +11,8 @@ gradient is infinite or no number, neither is a number what its neighbours in a 
 from dataclasses import replace
 from math import ceil, prod
 
-from jaxdnn.engines.convolution.implicit_gemm import Axis, Images, ImplicitGemm, Phase, filter_matrix, lines_of
+from jaxdnn.engines.convolution.axis import Axis, Phase
+from jaxdnn.engines.convolution.implicit_gemm import Images, ImplicitGemm, filter_matrix, lines_of
 from jaxdnn.engines.convolution.problem import Convolution, Window
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.tma import DEPTH_BYTES, stage_depth

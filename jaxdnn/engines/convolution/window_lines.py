@@ -12,7 +12,8 @@ be filled up; places of a line of the output are walked through in segments of 1
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from jaxdnn.engines.convolution.implicit_gemm import Axis, Images, Phase, filter_matrix, output_matrix
+from jaxdnn.engines.convolution.axis import Axis, Phase
+from jaxdnn.engines.convolution.implicit_gemm import Images, filter_matrix, output_matrix
 from jaxdnn.engines.convolution.problem import Convolution
 from jaxdnn.engines.product.problem import Matrix, Product
 

@@ -347,7 +347,6 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
     const typename Rows::Scalars scalars = next;
     next = rows.load_scalars(row.number + threads.row_stride);
 
-    if constexpr (Config::kStep == Step::apply) prefetch_splits<Config>(rows.sums_of(row));
     typename Rows::Held held;
     Compute totals[Config::kCentered ? 2 : 1] = {};
     rows.accumulate(held, row, stage, scalars, totals);

@@ -317,7 +317,6 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
   // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
   for (long long base = rows.threads.first_row; base < rows.threads.end_row; base += rows.threads.row_stride) {
     const Row row = rows.threads.row(base, rows.columns);
-    if constexpr (Config::kStep == Step::apply) prefetch_splits<Config>(rows.moments_of(row));
     typename Rows::Packed packed;
     Compute mean, total[1] = {rows.load(row, stage, packed)};
     if constexpr (Config::kStages > 0) {

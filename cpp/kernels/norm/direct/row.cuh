@@ -171,12 +171,6 @@ struct RowStream {
   }
 };
 
-/// Asks the L1 cache for two numbers of each split of a row, which all lanes of a warp will add up.
-template <class Config, class Compute>
-__device__ __forceinline__ void prefetch_splits(const Compute* pairs) {
-  for (int split = threadIdx.x % 32; split < Config::kSplits; split += 32) ptx::prefetch_global_l1(pairs + split * 2);
-}
-
 /// A sum over `count` numbers divided by it, to within a rounding, and exact where the quotient is: the mean of equal
 /// numbers is that number, which a product with `inverse`, the rounded 1 / count, misses.
 template <class Compute>

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.host.knobs import HostDepthwiseKnobs, HostWindowKnobs
-from jaxdnn.engines.convolution.implicit_gemm import Axis, Phase
 from jaxdnn.engines.convolution.matrices import product_of_groups
 from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
 from jaxdnn.engines.convolution.reasons import AXES

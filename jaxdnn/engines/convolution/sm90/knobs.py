@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from jaxdnn.engines.convolution.implicit_gemm import STEP_BYTES, Axis, ImplicitGemm
+from jaxdnn.engines.convolution.axis import Axis
+from jaxdnn.engines.convolution.implicit_gemm import STEP_BYTES, ImplicitGemm
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason

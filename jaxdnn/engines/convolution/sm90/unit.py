@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
-from jaxdnn.engines.convolution.implicit_gemm import Axis, ImplicitGemm
+from jaxdnn.engines.convolution.axis import Axis
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.product.affine import divisor_magic
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, box_lines, depth, transposes
