@@ -1,27 +1,19 @@
 """The Hopper engine of convolutions with images of few channels: that it compiles and computes what is right."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
 
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, F16
-from checking.compiler_log import kernels, launch_bounds
 from checking.convolution import problems
-from checking.convolution.exact import arrays, calls, check
+from checking.convolution.exact import arrays, calls, only
+from checking.convolution.plans import ENGINE, H100, check_compiled, check_emulated, check_on_gpu, emulated_plan
 from checking.emulation.plans import Emulated
-from checking.product.calls import run_plan
-from jaxdnn import _native, device
-from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.plan import TensorMap
 
-ENGINE = ConvolutionSm90()
-H100 = device._NAMED[90]
 GPU = jax.default_backend() == "gpu"
-FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 
 def row(n):
@@ -60,6 +52,8 @@ FORCED = {
     "3 channels, stride, output": [Sm90Knobs(tile_m=256, tile_n=32, stages=2, cluster_m=1, store="direct")],
     "blocks, image": [Sm90Knobs(tile_m=128, tile_n=64, stages=2, cluster_m=2, store="rows")],
     "blocks, fewer lines of the window, image": [Sm90Knobs(tile_m=256, tile_n=16, stages=2, cluster_m=1, store="rows")],
+    # More tiles than blocks, of as many stages as it takes to take them in turn.
+    "both, mapped, filter": [Sm90Knobs(tile_m=64, tile_n=32, stages=2, cluster_m=1, consumers=1, store="rows")],
     "3 channels, stride, filter": [Sm90Knobs(tile_m=256, tile_n=64, stages=2, cluster_m=1, split_k=2, store="rows")],
 }
 RUNS = [(name, None) for name in PROBLEMS] + [(name, knobs) for name, several in FORCED.items() for knobs in several]
@@ -80,20 +74,13 @@ LARGE = {
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    plans = []
-    for name, knobs in RUNS:
-        problem = PROBLEMS[name].problem
-        plans.append(ENGINE.build(knobs or next(ENGINE.configurations(problem, FEW)), problem, FEW))
+    plans = [emulated_plan(PROBLEMS[name].problem, knobs) for name, knobs in RUNS]
     return Emulated(plans, tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.mark.parametrize(("name", "knobs"), RUNS)
 def test_its_text_computes_what_is_right(name, knobs, emulated):
-    call = PROBLEMS[name]
-    operands, types = arrays(call), call.signature.results.values()
-    results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
-    emulated.run(RUNS.index((name, knobs)), operands, results)
-    check(call, operands, results)
+    check_emulated(PROBLEMS[name], emulated, RUNS.index((name, knobs)))
 
 
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if "3 channels" in name and "image" not in name])
@@ -118,15 +105,7 @@ def test_configurations_compile(name):
     served = [call.problem for call in calls(LARGE[name]).values() if not ENGINE.reason(call.problem, H100)]
     assert served
     for problem in served:
-        # What differs in numbers alone is the same code.
-        offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in ENGINE.configurations(problem, H100)]
-        for knobs in list(dict.fromkeys(offered))[:2]:
-            plan = ENGINE.build(knobs, problem, H100)
-            unit = _native.compile(plan.unit, plan.arch)
-            assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-            for kernel, (registers, spilled) in kernels(unit.log).items():
-                assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-                assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        check_compiled(problem, 2)
 
 
 def test_a_plan_of_few_channels_is_what_it_is():
@@ -162,10 +141,6 @@ def test_sizes_are_not_in_the_code():
     assert len(units) == 1
 
 
-def only(case, direction="output"):
-    return calls(case)[direction].problem
-
-
 # AlexNet's first layer.
 WIDE = convolution((64, 224, 224, 3), (11, 11, 3, 96), BF16, strides=(4, 4), padding=((2, 2), (2, 2)))
 
@@ -192,12 +167,4 @@ def test_blocks_are_not_split():
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_results(name):
-    call = PROBLEMS[name]
-    operands = arrays(call)
-    for target in (device.gpus()[0], replace(device.gpus()[0], sm_count=3)):
-        for knobs in (*ENGINE.configurations(call.problem, target), *FORCED.get(name, ())):
-            plan = ENGINE.build(knobs, call.problem, target)
-            results, again = (run_plan(plan, call.signature.results.values(), operands) for _ in range(2))
-            check(call, operands, results)
-            same = [one.tobytes() == other.tobytes() for one, other in zip(results, again, strict=True)]
-            assert all(same), f"{knobs} is not deterministic"
+    check_on_gpu(PROBLEMS[name], FORCED.get(name, ()))

@@ -3,29 +3,24 @@
 from dataclasses import replace
 
 import jax
-import numpy as np
 import pytest
 
 import jaxdnn
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F32
-from checking.compiler_log import kernels, launch_bounds
-from checking.convolution.exact import arrays, calls, check
+from checking.convolution.exact import calls, only
+from checking.convolution.plans import ENGINE, H100, check_compiled, check_emulated, check_on_gpu, emulated_plan
 from checking.convolution.sm90 import (
     COMPUTED,
-    ENGINE,
     FORCED,
-    H100,
     LARGE,
     MAPPED,
     PROBLEMS,
     RUNS,
     SMALL,
-    only,
 )
 from checking.emulation.plans import Emulated
-from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.base import MAX_ARGUMENTS
 from jaxdnn.engines.convolution.implicit_gemm import implicit_gemm
 from jaxdnn.engines.convolution.sm90.knobs import knobs_reason
@@ -35,25 +30,17 @@ from jaxdnn.planning.calls import find_calls
 
 ALONE = Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, consumers=1)
 GPU = jax.default_backend() == "gpu"
-FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    plans = []
-    for name, knobs in RUNS:
-        problem = PROBLEMS[name].problem
-        plans.append(ENGINE.build(knobs or next(ENGINE.configurations(problem, FEW)), problem, FEW))
+    plans = [emulated_plan(PROBLEMS[name].problem, knobs) for name, knobs in RUNS]
     return Emulated(plans, tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.mark.parametrize(("name", "knobs"), RUNS)
 def test_its_text_computes_what_is_right(name, knobs, emulated):
-    call = PROBLEMS[name]
-    operands, types = arrays(call), call.signature.results.values()
-    results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
-    emulated.run(RUNS.index((name, knobs)), operands, results)
-    check(call, operands, results)
+    check_emulated(PROBLEMS[name], emulated, RUNS.index((name, knobs)))
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -61,15 +48,7 @@ def test_configurations_compile(name):
     served = [call.problem for call in calls(LARGE[name]).values() if not ENGINE.reason(call.problem, H100)]
     assert served
     for problem in served:
-        # What differs in numbers alone is the same code.
-        offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in ENGINE.configurations(problem, H100)]
-        for knobs in list(dict.fromkeys(offered))[: 8 if name == "28" else 2]:
-            plan = ENGINE.build(knobs, problem, H100)
-            unit = _native.compile(plan.unit, plan.arch)
-            assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-            for kernel, (registers, spilled) in kernels(unit.log).items():
-                assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-                assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        check_compiled(problem, 8 if name == "28" else 2)
 
 
 def test_a_plan_is_what_it_is():
@@ -208,12 +187,4 @@ def test_merged_groups_cost_no_more_than_one_of_their_channels():
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 @pytest.mark.parametrize("name", COMPUTED)
 def test_results(name):
-    call = COMPUTED[name]
-    operands = arrays(call)
-    for target in (device.gpus()[0], replace(device.gpus()[0], sm_count=3)):
-        for knobs in (*ENGINE.configurations(call.problem, target), *FORCED.get(name, ())):
-            plan = ENGINE.build(knobs, call.problem, target)
-            results, again = (run_plan(plan, call.signature.results.values(), operands) for _ in range(2))
-            check(call, operands, results)
-            same = [one.tobytes() == other.tobytes() for one, other in zip(results, again, strict=True)]
-            assert all(same), f"{knobs} is not deterministic"
+    check_on_gpu(COMPUTED[name], FORCED.get(name, ()))

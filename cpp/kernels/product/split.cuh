@@ -52,7 +52,7 @@ __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) 
         const Accumulator* const from =
             call.accumulators[s] + static_cast<long long>(batch) * call.splits * matrix + element;
         accumulator[s] = from[0];
-#pragma unroll 16  // all of them in flight
+#pragma unroll 4
         for (unsigned split = 1; split < call.splits; ++split) {
           accumulator[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulator[s], from[split * matrix]);
         }

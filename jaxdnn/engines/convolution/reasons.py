@@ -1,4 +1,4 @@
-"""What keeps kernels with ordinary arithmetic from a convolution: `array_reason`."""
+"""What keeps kernels with ordinary arithmetic from a convolution."""
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.problem import Convolution
@@ -20,11 +20,21 @@ def array_reason(problem: Convolution, target: Target) -> str | None:
     }
     if not served.get(accumulator, False):
         return f"it does not multiply {pair[0]} by {pair[1]} into {accumulator}"
-    if len(problem.windows) > AXES:
-        return f"it has at most {AXES} spatial dimensions, and the convolution {len(problem.windows)}"
-    lengths = [length for window in problem.windows for length in (window.image, window.filter, window.output)]
-    if not min(problem.batch, problem.n, problem.groups, problem.c, problem.k, *lengths):
-        return "an axis has no elements"
-    if max(problem.rows, problem.columns, *lengths) >= LARGEST_SIZE:
+    if reason := shape_reason(problem):
+        return reason
+    if max(problem.rows, problem.columns, *_lengths(problem)) >= LARGEST_SIZE:
         return "an axis is longer than its 32-bit index"
     return None
+
+
+def shape_reason(problem: Convolution) -> str | None:
+    """Why kernels of three dimensions, or any, can't have the problem's axes, or None."""
+    if len(problem.windows) > AXES:
+        return f"it has at most {AXES} spatial dimensions, and the convolution {len(problem.windows)}"
+    if not min(problem.batch, problem.n, problem.groups, problem.c, problem.k, *_lengths(problem)):
+        return "an axis has no elements"
+    return None
+
+
+def _lengths(problem: Convolution) -> list[int]:
+    return [length for window in problem.windows for length in (window.image, window.filter, window.output)]

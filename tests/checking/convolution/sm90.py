@@ -3,16 +3,8 @@
 from checking.cases.convolution import FIRST, convolution
 from checking.cases.dtypes import BF16, E4M3, F16, F32, I8, I32
 from checking.convolution.exact import calls
-from jaxdnn import device
-from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
+from checking.convolution.plans import ENGINE, H100
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
-
-ENGINE = ConvolutionSm90()
-H100 = device._NAMED[90]
-
-
-def only(case, direction="output"):
-    return calls(case)[direction].problem
 
 
 def row(n, dtype=BF16):

@@ -10,7 +10,7 @@ from jaxdnn.engines.convolution.host.heuristic import candidates
 from jaxdnn.engines.convolution.host.knobs import HostConvolutionKnobs, HostDepthwiseKnobs
 from jaxdnn.engines.convolution.host.unit import depthwise, depthwise_reason, gemm, gemm_reason, is_depthwise
 from jaxdnn.engines.convolution.problem import Convolution
-from jaxdnn.engines.convolution.reasons import AXES
+from jaxdnn.engines.convolution.reasons import shape_reason
 from jaxdnn.plan import Plan
 from jaxdnn.pointwise.bytecode import MAX_INDICES
 from jaxdnn.pointwise.operations import DTYPES
@@ -33,11 +33,8 @@ class HostConvolution(ProblemEngine[Convolution, HostConvolutionKnobs]):
             return f"its kernels don't multiply {problem.a.dtype} by {problem.b.dtype}"
         if problem.accumulator != (wide := "float64" if problem.a.dtype == "float64" else "float32"):
             return f"its kernels sum {problem.a.dtype} in {wide}; {problem.accumulator} is asked for"
-        if len(problem.windows) > AXES:
-            return f"it has at most {AXES} spatial dimensions, and the convolution {len(problem.windows)}"
-        lengths = [length for window in problem.windows for length in (window.image, window.filter, window.output)]
-        if not min(problem.batch, problem.n, problem.groups, problem.c, problem.k, *lengths):
-            return "an axis has no elements"
+        if reason := shape_reason(problem):
+            return reason
         arrays = (*problem.operands, *problem.results)
         if len(arrays) > MAX_ARRAYS:
             return f"the epilogue has more than {MAX_ARRAYS} operands and results"

@@ -1,0 +1,53 @@
+"""What the tests of the Hopper engine of convolutions do with its plans."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from checking.compiler_log import kernels, launch_bounds
+from checking.convolution.exact import arrays, check
+from checking.product.calls import run_plan
+from jaxdnn import _native, device
+from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
+
+ENGINE = ConvolutionSm90()
+H100 = device._NAMED[90]
+FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
+
+
+def emulated_plan(problem, knobs=None):
+    """Of these knobs, or of those that come first."""
+    return ENGINE.build(knobs or next(ENGINE.configurations(problem, FEW)), problem, FEW)
+
+
+def check_emulated(call, machine, number):
+    """The plan of that number of an `Emulated`."""
+    operands, types = arrays(call), call.signature.results.values()
+    results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
+    machine.run(number, operands, results)
+    check(call, operands, results)
+
+
+def check_compiled(problem, most):
+    """The first `most` configurations, for Hopper: their code does not spill, or wait for each multiply."""
+    # What differs in numbers alone is the same code.
+    offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in ENGINE.configurations(problem, H100)]
+    for knobs in list(dict.fromkeys(offered))[:most]:
+        plan = ENGINE.build(knobs, problem, H100)
+        unit = _native.compile(plan.unit, plan.arch)
+        assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
+        for kernel, (registers, spilled) in kernels(unit.log).items():
+            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+            assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+
+
+def check_on_gpu(call, forced):
+    """Every configuration, and those that are forced, on the GPU; each twice, with the same bits."""
+    operands = arrays(call)
+    for target in (device.gpus()[0], replace(device.gpus()[0], sm_count=3)):
+        for knobs in (*ENGINE.configurations(call.problem, target), *forced):
+            plan = ENGINE.build(knobs, call.problem, target)
+            results, again = (run_plan(plan, call.signature.results.values(), operands) for _ in range(2))
+            check(call, operands, results)
+            same = [one.tobytes() == other.tobytes() for one, other in zip(results, again, strict=True)]
+            assert all(same), f"{knobs} is not deterministic"
