@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdnn.bench import attention, convolution, matmul, norm, report, timing, untuned
+from jaxdnn.bench import attention, convolution, matmul, norm, report, timing, training, untuned
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
@@ -47,6 +47,7 @@ FAMILIES = {
     "convolution": Family(
         convolution.cases, ("batch", "size", "channels", "window", "features"), _FLOATS, convolution.CLASSES
     ),
+    "training": Family(training.cases, ("batch", "length", "layers", "width"), _FLOATS, training.CLASSES),
 }
 
 
@@ -166,4 +167,6 @@ def _row(case: timing.Case, device: str, limit: float) -> report.Row:
         limit_gb_per_second=limit / 1e9,
         error=measured.error,
         xla_error=measured.xla_error,
+        temporary_mib=measured.temporary / 2**20,
+        xla_temporary_mib=measured.xla_temporary / 2**20,
     )

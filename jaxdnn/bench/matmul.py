@@ -56,7 +56,7 @@ def _with_epilogues(shape: tuple[int, int, int], dtype: np.dtype) -> Iterator[Ca
     yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
     yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
     half = (shape[0], shape[1] // 2, shape[2])
-    yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, _plain_swiglu)
+    yield _case("swiglu", shape, dtype, [half] * 2, jaxdnn.gated_linear_unit, plain_swiglu)
 
 
 def _of_shapes(shape: Callable[[Sizes], tuple[int, int, int]], dtypes: Sequence[str] = ("bfloat16",)) -> Class:
@@ -93,7 +93,8 @@ def _plain_gelu(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
     return jax.nn.gelu(x @ w + bias)
 
 
-def _plain_swiglu(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+def plain_swiglu(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Without jaxdnn."""
     return jax.nn.silu(x @ gate) * (x @ up)
 
 

@@ -28,8 +28,8 @@ def cases(shapes: Sequence[tuple[int, int]] = (), dtypes: Sequence[str] = ()) ->
 
 def _directions(shape: tuple[int, int], dtype: np.dtype) -> Iterator[Case]:
     for direction in (_forward, _backward, _forward_backward):
-        yield direction("layer_norm", jaxdnn.layer_norm, _plain_layer_norm, shape, dtype, parameters=2)
-        yield direction("rms_norm", jaxdnn.rms_norm, _plain_rms_norm, shape, dtype, parameters=1)
+        yield direction("layer_norm", jaxdnn.layer_norm, plain_layer_norm, shape, dtype, parameters=2)
+        yield direction("rms_norm", jaxdnn.rms_norm, plain_rms_norm, shape, dtype, parameters=1)
     yield _residual(shape, dtype)
 
 
@@ -48,21 +48,23 @@ def _of_rows(*columns: int) -> Class:
 CLASSES = (_of_rows(), _of_rows(16, 256), _of_rows(257, 16_384), _of_rows(16_385, 300_000))
 
 
-def _plain_layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-    wide = x.astype(jnp.float32)
+def plain_layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """Without jaxdnn."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     centered = wide - wide.mean(-1, keepdims=True)
     rstd = jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-6)
     return (centered * rstd * scale + bias).astype(x.dtype)
 
 
-def _plain_rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    wide = x.astype(jnp.float32)
+def plain_rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Without jaxdnn."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6) * scale).astype(x.dtype)
 
 
 def _plain_residual(x: jax.Array, residual: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
     total = x + residual
-    return _plain_rms_norm(total, scale), total
+    return plain_rms_norm(total, scale), total
 
 
 def _jaxdnn_residual(x: jax.Array, residual: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:

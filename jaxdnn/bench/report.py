@@ -19,7 +19,7 @@ class Row:
 
     Where memory alone is the bound, the rate is of the bytes that must move, and the limit that of a copy in the same
     run. Else it is of the operations that must be done, and the fraction of the limit is not a number. Nor are errors,
-    relative to float64, of what is not compared with it.
+    relative to float64, of what is not compared with it, and temporary arrays of what is not a whole program.
     """
 
     device: str
@@ -37,23 +37,33 @@ class Row:
     limit_gb_per_second: float
     error: float
     xla_error: float
+    temporary_mib: float
+    xla_temporary_mib: float
 
     def __str__(self) -> str:
         rate = _rate(self.rate, self.unit, self.fraction_of_limit)
         times = [f"{time:,.1f} us" for time in (self.microseconds, self.xla_microseconds)]
         errors = ["" if math.isnan(error) else f"{error:.1e}" for error in (self.error, self.xla_error)]
+        memory = [_memory(mib) for mib in (self.temporary_mib, self.xla_temporary_mib)]
         speedup = _times(self.speedup)
         return _LINE.format(
-            self.call, self.shape, self.dtype, times[0], rate, times[1], speedup, *errors, self.engine
+            self.call, self.shape, self.dtype, times[0], rate, times[1], speedup, *errors, *memory, self.engine
         ).rstrip()
 
 
-_LINE = "{:<38} {:>24} {:<13} {:>12}  {:<25} {:>12} {:>8} {:>8} {:>8}  {}"
-HEADER = _LINE.format("call", "shape", "dtype", "jaxdnn", "rate", "XLA", "speedup", "error", "XLA's", "engine")
+_LINE = "{:<38} {:>24} {:<13} {:>12}  {:<25} {:>12} {:>8} {:>8} {:>8} {:>10} {:>10}  {}"
+HEADER = _LINE.format(
+    "call", "shape", "dtype", "jaxdnn", "rate", "XLA", "speedup", "error", "XLA's", "memory", "XLA's", "engine"
+)
 
 
 def _times(speedup: float) -> str:
     return f"{speedup:.2f} x"
+
+
+def _memory(mib: float) -> str:
+    """Of temporary arrays, where it is known."""
+    return "" if math.isnan(mib) else f"{mib:,.0f} MiB"
 
 
 def _rate(rate: float, unit: str, fraction: float) -> str:
@@ -79,7 +89,7 @@ def means(rows: Sequence[Row]) -> list[str]:
         )
         (unit, *others) = {row.unit for row in group}
         rate = "" if others else _rate(rate, unit, fraction)
-        return _LINE.format(call, "geometric mean", dtype, "", rate, "", _times(speedup), "", "", "").rstrip()
+        return _LINE.format(call, "geometric mean", dtype, "", rate, "", _times(speedup), *[""] * 5).rstrip()
 
     return [mean(*name, group) for name, group in groups.items()]
 
@@ -141,7 +151,9 @@ def _markdown(rows: Sequence[Row]) -> str:
     def cell(row: Row | None) -> str:
         if row is None:
             return ""
-        return f"{_rate(row.rate, row.unit, row.fraction_of_limit)}, {row.speedup:.2f} x"
+        share = row.temporary_mib / row.xla_temporary_mib
+        memory = "" if math.isnan(share) else f", {share:.2f} of the memory"
+        return f"{_rate(row.rate, row.unit, row.fraction_of_limit)}, {row.speedup:.2f} x{memory}"
 
     def mean(call: str, dtype: str) -> str:
         speedups = [row.speedup for row in rows if (row.call, row.dtype) == (call, dtype)]
@@ -149,8 +161,8 @@ def _markdown(rows: Sequence[Row]) -> str:
 
     lines = [
         f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second and their share of the speed of a "
-        f"copy ({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), or operations per second; and how many times "
-        "the speed of XLA.",
+        f"copy ({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), or operations per second; how many times the "
+        "speed of XLA; and of whole programs, the share of the memory that XLA's takes for temporary arrays.",
         "",
         line(["call", "shape", *dtypes]),
         line(["---"] * (2 + len(dtypes))),

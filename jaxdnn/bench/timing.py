@@ -46,10 +46,12 @@ class Case:
       dtype: of the main operand.
       bytes: the fewest bytes that must move.
       flops: the operations that must be done; 0 for a case that memory alone bounds.
-      operands: from a random key, the arrays of one set.
+      operands: from a random key, the arrays of one set, or trees of them.
       jaxdnn: the library.
       xla: what one writes without it.
       sample: of one set of operands and an implementation's results, some of these, each with what it is in float64.
+      sets: of operands, that one program is applied to; one where that exceeds every cache, and the program's memory is
+        of interest.
     """
 
     call: str
@@ -57,10 +59,11 @@ class Case:
     dtype: str
     bytes: int
     flops: int
-    operands: Callable[[jax.Array], Sequence[jax.Array]]
+    operands: Callable[[jax.Array], Sequence[Any]]
     jaxdnn: Implementation
     xla: Implementation
-    sample: Callable[[Sequence[jax.Array], Any], Sequence[tuple[np.ndarray, np.ndarray]]] | None = None
+    sample: Callable[[Sequence[Any], Any], Sequence[tuple[np.ndarray, np.ndarray]]] | None = None
+    sets: int = SETS
 
     def __str__(self) -> str:
         return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"
@@ -75,6 +78,8 @@ class Measurement:
       engines: that served jaxdnn's.
       error, xla_error: the root mean square of the differences, of that of the results; of several arrays, the largest.
         NaN where no results are sampled.
+      temporary, xla_temporary: bytes that a program holds beside its arguments and results; NaN where it is applied to
+        several sets.
     """
 
     jaxdnn: float
@@ -82,11 +87,26 @@ class Measurement:
     engines: str
     error: float
     xla_error: float
+    temporary: float
+    xla_temporary: float
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What is timed.
+
+    Attributes:
+      call: its results of each set of operands.
+      temporary: bytes that it holds beside its arguments and results.
+    """
+
+    call: Callable[[], Sequence[Any]]
+    temporary: Callable[[], float]
 
 
 def measure(case: Case) -> Measurement:
     """Times both implementations of a case, on the same random operands."""
-    keys = jax.random.split(jax.random.key(0), SETS)
+    keys = jax.random.split(jax.random.key(0), case.sets)
     operands = [jax.jit(case.operands)(key) for key in keys]
 
     def prepared(implementation: Implementation) -> list[Sequence[jax.Array]]:
@@ -94,18 +114,22 @@ def measure(case: Case) -> Measurement:
         return [prepare(*arrays) for arrays in operands]
 
     sets = {"jaxdnn": prepared(case.jaxdnn), "xla": prepared(case.xla)}
-    calls = {name: _over_sets(getattr(case, name).run, arrays) for name, arrays in sets.items()}
-    seconds = {name: total / SETS for name, total in _interleaved_medians(calls).items()}
+    programs = {name: _over_sets(getattr(case, name).run, arrays) for name, arrays in sets.items()}
+    calls = {name: program.call for name, program in programs.items()}
+    seconds = {name: total / case.sets for name, total in _interleaved_medians(calls).items()}
     errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
     engines = _engines(case.jaxdnn.run, sets["jaxdnn"][0])
-    return Measurement(seconds["jaxdnn"], seconds["xla"], engines, errors["jaxdnn"], errors["xla"])
+    memory = {name: program.temporary() if case.sets == 1 else math.nan for name, program in programs.items()}
+    return Measurement(
+        seconds["jaxdnn"], seconds["xla"], engines, errors["jaxdnn"], errors["xla"], memory["jaxdnn"], memory["xla"]
+    )
 
 
 def copy_bandwidth() -> float:
     """Bytes per second, read and written, of the better of a plain copy and a negation of large arrays: the limit."""
     count = (256 if jax.default_backend() == "gpu" else 16) * 2**20 // 4
     arrays = [(jnp.full(count, i, jnp.float32),) for i in range(SETS)]
-    calls = {f.__name__: _over_sets(f, arrays) for f in (jnp.copy, jnp.negative)}
+    calls = {f.__name__: _over_sets(f, arrays).call for f in (jnp.copy, jnp.negative)}
     return SETS * 2 * 4 * count / min(_interleaved_medians(calls).values())
 
 
@@ -114,7 +138,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def _error(case: Case, operands: Sequence[jax.Array], call: Callable[[], Sequence[Any]]) -> float:
+def _error(case: Case, operands: Sequence[Any], call: Callable[[], Sequence[Any]]) -> float:
     if case.sample is None:
         return math.nan
     pairs = case.sample(operands, call()[0])
@@ -127,17 +151,21 @@ def _engines(run: Callable[..., Any], arrays: Sequence[jax.Array]) -> str:
     return " + ".join(dict.fromkeys(select(call.spec, call.signature, platform).engine for call in calls))
 
 
-def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> Callable[[], Sequence[Any]]:
-    """The implementation's results of each set of operands."""
-    if jax.default_backend() == "gpu":
-        unrolled = jax.jit(lambda sets: [run(*arrays) for arrays in sets])
-        return lambda: unrolled(sets)
-    single = jax.jit(lambda *arrays: run(*arrays))
+def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> _Program:
+    """The implementation, applied to each set of operands."""
+    gpu = jax.default_backend() == "gpu"
+    program = jax.jit(lambda *sets: [run(*arrays) for arrays in sets])
+    calls = [sets] if gpu else [(arrays,) for arrays in sets]
 
-    def one_by_one() -> list[Any]:
-        return [jax.block_until_ready(single(*arrays)) for arrays in sets]
+    def results() -> list[Any]:
+        of_calls = [program(*one) if gpu else jax.block_until_ready(program(*one)) for one in calls]
+        return [result for of_call in of_calls for result in of_call]
 
-    return one_by_one
+    def temporary() -> float:
+        analysis = program.lower(*calls[0]).compile().memory_analysis()
+        return analysis.temp_size_in_bytes if analysis else math.nan
+
+    return _Program(results, temporary)
 
 
 def _interleaved_medians(
