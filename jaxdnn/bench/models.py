@@ -84,7 +84,7 @@ class Ops:
       linear: a product, and a bias where there is one.
       up: the product before the activation, and that.
       attention: causal, of query, key and value.
-      logits: the product with each token's row, at least in float32.
+      logits: the product with each token's row.
     """
 
     norm: Callable[..., jax.Array]
@@ -139,8 +139,9 @@ def _rotated(x: jax.Array) -> jax.Array:
 
 
 def _logits(dot_general: Callable[..., jax.Array], x: jax.Array, rows: jax.Array) -> jax.Array:
-    accumulator = jnp.promote_types(x.dtype, jnp.float32)
-    return dot_general(x, rows, (((2,), (1,)), ((), ())), preferred_element_type=accumulator)
+    """In x's dtype, as their gradients are then, and at least in float32 for what follows."""
+    logits = dot_general(x, rows, (((2,), (1,)), ((), ())))
+    return logits.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _biased(accumulator: jax.Array, *bias: jax.Array) -> jax.Array:

@@ -45,16 +45,17 @@ CLASSES: tuple[Class, ...] = tuple(map(_of_kind, get_args(Kind)))
 
 def case(model: Model, batch: int, dtype: str) -> Case:
     """A step of one batch: the loss, its gradients, and the parameters that follow them."""
-    layers, vocabulary = (sum(prod(shape) for shape in _leaves(model.shapes()[part])) for part in ("layers", "tokens"))
+    shapes = [shape for part in ("layers", "tokens") for shape in _leaves(model.shapes()[part])]
+    weights = sum(prod(shape) for shape in shapes if len(shape) == 2)
     tokens, pairs = batch * model.length, batch * model.length * (model.length + 1) // 2
     return Case(
         call=f"{model.kind}'s training step",
         shape=f"{batch} x {model.length} x {model.layers} x {model.width}",
         dtype=dtype,
         # Parameters are read forward, backward and to be changed, and written.
-        bytes=4 * (layers + vocabulary) * jnp.dtype(dtype).itemsize,
+        bytes=4 * weights * jnp.dtype(dtype).itemsize,
         # A product forward and two backward for each parameter, two and five for attention.
-        flops=6 * tokens * (layers + vocabulary) + 14 * model.layers * pairs * model.width,
+        flops=6 * tokens * weights + 14 * model.layers * pairs * model.width,
         operands=partial(_operands, model, batch, dtype),
         jaxdnn=Implementation(lambda *operands: operands, partial(_step, model, fused(model.kind))),
         xla=Implementation(lambda *operands: operands, partial(_step, model, plain(model.kind))),

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import re
 import subprocess
 import sys
@@ -96,6 +97,8 @@ def row(**changes):
         "limit_gb_per_second": 200.0,
         "error": 0.001,
         "xla_error": 0.002,
+        "temporary_mib": 6.0,
+        "xla_temporary_mib": 12.0,
     }
     return report.Row(**(values | changes))
 
@@ -111,11 +114,13 @@ def test_results_survive_the_csv(tmp_path):
 def test_readme_table_is_made_from_the_csv(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nstale\n{report.END}\nafter\n")
-    report.save([row(), row(shape="8 x 32", speedup=8.0)], tmp_path / "some-gpu-norm.csv")
+    unknown = {"temporary_mib": math.nan, "xla_temporary_mib": math.nan}
+    report.save([row(), row(shape="8 x 32", speedup=8.0, **unknown)], tmp_path / "some-gpu-norm.csv")
     report.update_readme(readme, tmp_path)
     text = readme.read_text()
     assert "stale" not in text
-    assert "| rms_norm forward | 8 x 8 | 100 GB/s, 50% of limit, 2.00 x |" in text
+    assert "| rms_norm forward | 8 x 8 | 100 GB/s, 50% of limit, 2.00 x, 0.50 of the memory |" in text
+    assert "| rms_norm forward | 8 x 32 | 100 GB/s, 50% of limit, 8.00 x |" in text
     assert "| rms_norm forward | geometric mean | **4.00 x** |" in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
@@ -164,7 +169,13 @@ def test_columns_stand_under_their_headers():
     header, cells = report.HEADER, str(row(call="a call", engine="direct"))
     for name, cell in {"call": "a call", "dtype": "float32", "rate": "100 GB/s", "engine": "direct"}.items():
         assert header.index(name) == cells.index(cell), f"{header}\n{cells}"
-    for name, cell in {"shape": "8 x 8", "jaxdnn": "2.0 us", "XLA": "4.0 us", "speedup": "2.00 x"}.items():
+    for name, cell in {
+        "shape": "8 x 8",
+        "jaxdnn": "2.0 us",
+        "XLA": "4.0 us",
+        "speedup": "2.00 x",
+        "memory": "6 MiB",
+    }.items():
         assert header.index(name) + len(name) == cells.index(cell) + len(cell), f"{header}\n{cells}"
 
 

@@ -1,0 +1,76 @@
+"""The benchmark's training steps compute what they say, with jaxdnn's ops and with plain ones alike."""
+
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdnn.bench import FAMILIES, timing, training
+from jaxdnn.bench.models import Kind, Model, loss, plain
+
+BATCH = 2
+MODELS = [Model(kind, length=12, layers=2, width=128, vocabulary=70) for kind in get_args(Kind)]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_both_compute_the_same(model):
+    case = training.case(model, BATCH, "float32")
+    operands = case.operands(jax.random.key(0))
+    (ours, moved), (plains, expected) = (
+        jax.jit(implementation.run)(*implementation.prepare(*operands)) for implementation in (case.jaxdnn, case.xla)
+    )
+    np.testing.assert_allclose(ours, plains, rtol=1e-6)
+    # How far the parameters went, by about a hundredth of the largest gradient.
+    for before, one, other in zip(*map(jax.tree.leaves, (operands[0], moved, expected)), strict=True):
+        np.testing.assert_allclose(
+            one - before, other - before, rtol=0, atol=1e-4 * np.abs(other - before).max() + 1e-9
+        )
+        assert not np.array_equal(one, before)
+    assert case.sample is not None
+    ((found, exact),) = case.sample(operands, (ours, moved))
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_who_knows_nothing_loses_the_logarithm_of_the_vocabulary(model):
+    parameters, tokens = training.case(model, BATCH, "float32").operands(jax.random.key(0))
+    nothing = jax.tree.map(jnp.zeros_like, parameters)
+    np.testing.assert_allclose(loss(model, plain(model.kind), nothing, tokens), np.log(model.vocabulary), rtol=1e-6)
+    last = tokens.at[:, -1].set((tokens[:, -1] + 1) % model.vocabulary)
+    assert loss(model, plain(model.kind), parameters, last) != loss(model, plain(model.kind), parameters, tokens)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_operations_are_those_of_the_products(model):
+    """But for attention's, of which a causal mask hides some."""
+    case = training.case(model, BATCH, "float32")
+    jaxpr = jax.make_jaxpr(lambda *operands: loss(model, plain(model.kind), *operands))(
+        *case.operands(jax.random.key(0))
+    )
+    weights = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+            terms = equation.outvars[0].aval.size * equation.invars[0].aval.shape[contracted[0]]
+            weights += 0 if batch else terms // (BATCH * model.length)  # attention's alone have batches
+    attention = 14 * model.layers * BATCH * (12 * 13 // 2) * model.width
+    assert case.flops == 6 * BATCH * model.length * weights + attention
+
+
+def test_a_whole_program_says_its_memory():
+    case = training.case(MODELS[1], BATCH, "float32")
+    measured = timing.measure(case)
+    assert 0 < measured.temporary < 2**24
+    assert 0 < measured.xla_temporary < 2**24
+    assert "host" in measured.engines
+
+
+def test_a_gpu_gets_larger_models(monkeypatch):
+    on_cpu = {case.call: case.flops for case in FAMILIES["training"].cases()}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    on_gpu = {case.call: case.flops for case in FAMILIES["training"].cases()}
+    assert {call: on_gpu[call] > 100 * flops for call, flops in on_cpu.items()} == dict.fromkeys(on_cpu, True)
+    assert {case.dtype for case in FAMILIES["training"].cases()} == {jnp.bfloat16.__name__}
