@@ -43,10 +43,12 @@ from jaxdnn.engines.attention.sm90.knobs import (
     most_heads,
     tile_count,
 )
+from jaxdnn.engines.attention.sm90.score_tile import score_and_tile, score_tile
 
 SHORT = ((64, 128), (64, 80), (64, 64))
 TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
 QUERIES = ((1, True), (2, False), (1, False))  # stages, and whether they are in registers
+SCORE_STAGES = (2, 1, 0)  # one's copies run behind the other's use
 # With a function of scores, or dropout, for which three warp groups have few registers to spare.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
 # Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
@@ -74,8 +76,10 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     """Knobs that work for the call."""
     tiles, queries = _tiles(problem)
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
-    for (tile_m, tile_n), (query_stages, in_registers) in product(tiles, queries):
-        knobs = _packed(problem, AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers))
+    score_stages = SCORE_STAGES if _tiled(problem) else (0,)
+    for (tile_m, tile_n), (query_stages, in_registers), of_scores in product(tiles, queries, score_stages):
+        knobs = AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers, score_stages=of_scores)
+        knobs = knobs if of_scores else _packed(problem, knobs)
         knobs = replace(_deepest(problem, knobs, target), swizzle=swizzle(problem, knobs.heads, target))
         if knobs_reason(problem, knobs, target.shared_memory) is None:
             found.setdefault((tile_m, tile_n), knobs)
@@ -115,13 +119,27 @@ def _tiles(problem: Attention) -> tuple[Sequence[tuple[int, int]], Sequence[tupl
         return SHORT, queries
     if score is not None or problem.dropout is not None:
         widest = WIDEST_DROPOUT if problem.dropout is not None else WITH_FUNCTIONS[0][1]
-        return [tile for tile in WITH_FUNCTIONS if tile[1] <= widest], queries
+        return [tile for tile in _with_functions(problem) if tile[1] <= widest], queries
     return [TILES[0], *WITH_FUNCTIONS], queries
+
+
+def _with_functions(problem: Attention) -> Sequence[tuple[int, int]]:
+    """Tiles of queries and keys, with a function of scores."""
+    if not _tiled(problem):
+        return WITH_FUNCTIONS
+    # What comes in tiles takes no registers of consumers; but where there are three of them, the producer has too few
+    # for a list and a fourth ring.
+    return (TILES[0], *WITH_FUNCTIONS) if mask_function(problem) is None else WITH_FUNCTIONS[:-1]
+
+
+def _tiled(problem: Attention) -> bool:
+    """Whether an array that scores read comes in tiles; a few queries read little of it."""
+    return problem.query_length > SHORT[0][0] and not isinstance(score_tile(problem), str)
 
 
 def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Registers of a thread."""
-    score = score_function(problem)
+    score, _ = score_and_tile(problem, knobs.score_stages)
     held = held_registers(problem, knobs) + (score.registers(knobs.tile_n) if score is not None else 0)
     if mask_function(problem) is not None:
         held += OF_MASK + (OF_BOTH if problem.dropout is not None else 0)
