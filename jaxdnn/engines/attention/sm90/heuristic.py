@@ -133,7 +133,12 @@ def _with_functions(problem: Attention) -> Sequence[tuple[int, int]]:
 
 
 def _tiled(problem: Attention) -> bool:
-    """Whether an array that scores read comes in tiles; a few queries read little of it."""
+    """Whether an array that scores read comes in tiles; a few queries read little of it.
+
+    The producer's fourth ring takes 8 registers of a consumer, which a mask's function and dropout both together need.
+    """
+    if mask_function(problem) is not None and problem.dropout is not None:
+        return False
     return problem.query_length > SHORT[0][0] and not isinstance(score_tile(problem), str)
 
 
