@@ -153,7 +153,7 @@ struct AttentionConsumer {
       const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
       const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
       const int whole_end = tile.end_key(block.call, first);  // in keys
-      fetch(number);
+      fetch(number, true);
       keys.wait();
       start_scores();
       finish_scores<0>();
@@ -192,7 +192,7 @@ struct AttentionConsumer {
 
   /// One more block of keys, whose scores and weights follow those that are in the registers.
   __device__ __forceinline__ void step(int number, bool masked) {
-    fetch(number);
+    fetch(number, masked);
     keys.wait();
     turns.wait();
     start_scores();
@@ -232,9 +232,15 @@ struct AttentionConsumer {
     }
   }
 
-  /// Starts to load what the scores of a block of keys are made of besides products.
-  __device__ __forceinline__ void fetch(int number) {
-    if constexpr (kScored) score.fetch(block.call.score_operands, first_score.to_the_right(number * Config::kTileN));
+  /// Starts to load what the scores of a block of keys are made of besides products; what its mask reads, into caches.
+  __device__ __forceinline__ void fetch(int number, bool masked) {
+    const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
+    if constexpr (kScored) score.fetch(block.call.score_operands, at);
+    if constexpr (kMasked) {
+      FragmentCoordinate of_warp = at.to_the_right(-(lane % 4 * 2));
+      of_warp.row -= lane / 4;
+      if (masked) prefetch_operands<typename Config::Mask::Operands, Config::kTileN>(block.call.mask_operands, of_warp);
+    }
   }
 
   __device__ __forceinline__ void fetch_query() {
