@@ -1,4 +1,8 @@
-"""A function of scores, as attention's kernels for the tensor cores apply it (cpp/kernels/attention/strip.cuh)."""
+"""A function of scores, as attention's kernels for the tensor cores apply it (cpp/kernels/attention/strip.cuh).
+
+Their operands have 16 bits, and so have weights: a score that is off by a part in 2^11, as the hardware's tanh is, is
+off by less than what rounding does to a query of its size, and a soft cap takes two special functions and not three.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -69,7 +73,7 @@ class ScoreFunction:
 
     def text(self) -> str:
         """Its definition."""
-        emitted = functor(self.program, self._struct, approximate=True)
+        emitted = functor(self.program, self._struct, approximate=True, hardware_tanh=True)
         operands = ", ".join(
             operand_type(self._typed(i), ctype(operand.dtype), self._lie(i), "jaxdnn::")
             for i, operand in enumerate(self.operands)
