@@ -56,7 +56,9 @@ SMALL = {
     # In tiles by TMA: of heads, of elements of the batch, of both and of neither.
     "bias in tiles": call((200, 304, 64, 64), (4, 2), 2, **bias(1, 4, 200, 304), **RESIDUAL),
     "bias in tiles, elements": call((140, 200, 72, 40), (4, 2), 3, "float16", **bias(3, 1, 140, 200, dtype="float16")),
-    "bias in tiles, both": call((300, 136, 32, 96), (2, 1), 2, **bias(2, 2, 300, 136), **WINDOW, lengths=True),
+    "bias in tiles, both": call(
+        (300, 136, 32, 96), (2, 1), 2, **bias(2, 2, 300, 136, dtype="float16"), **WINDOW, lengths=True
+    ),
     "bias in tiles, neither": call((130, 264, 128, 128), (2, 1), 2, **bias(1, 1, 130, 264), logits_soft_cap=2.0),
     "soft cap": call((100, 300, 64, 64), **WINDOW, logits_soft_cap=2.0, **SINKS),
     "slopes": call((130, 200, 64, 64), (4, 2), score_mod=slopes, **CAUSAL, **RESIDUAL),
@@ -172,6 +174,12 @@ def test_tiles(name, tile):
 )
 def test_stages_of_score_tiles(name, stages):
     assert next(ENGINE.configurations(LARGE[name].problem, H100)).score_stages == stages
+
+
+@pytest.mark.parametrize(("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16)])
+def test_heads_that_are_worked_through_together(name, heads):
+    """Of what passes through the L2 cache, those that multiprocessors work on at once; else as many as fit there."""
+    assert next(ENGINE.configurations(LARGE[name].problem, H100)).swizzle == heads
 
 
 def test_a_score_tile_has_the_axes_of_its_array():
