@@ -39,7 +39,8 @@
 //   shared memory    | Q stages | K stages | V stages | score stages | barriers | queue of tiles |
 //                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled
 //   registers        of a consumer's thread: kTileN / 2 for scores, kTileN / 4 for weights, kValueSize / 2 for sums of
-//                    values, and what a function of scores loads. With 2 consumers there are 232, with 3 of them 160
+//                    values, and what a function of scores loads. With 2 consumers there are 232, or 224 with score
+//                    stages, with 3 of them 160
 //
 // Bytes: those of Q, K, V and the results, once; for each tile again those of K and V, from the L2 cache. Flops: 2 (d +
 // dv) for each query and key that it sees, of which a multiprocessor does 4096 a clock, and one exponential, of which

@@ -5,7 +5,7 @@ from math import ceil
 
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention
-from jaxdnn.engines.attention.sm90.score_tile import score_tile
+from jaxdnn.engines.attention.score_tile import score_tile
 from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 

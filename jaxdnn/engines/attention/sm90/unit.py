@@ -4,8 +4,8 @@ from jaxdnn.engines.attention.combine import combine_stage, partial_attention
 from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types
 from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Dropout, Heads
+from jaxdnn.engines.attention.score_tile import ScoreTile, score_and_tile
 from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, head_size, shared_memory, tile_count, value_size
-from jaxdnn.engines.attention.sm90.score_tile import ScoreTile, score_and_tile
 from jaxdnn.engines.product.element_epilogue import ctype
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, MAP_DTYPE, PROMOTE_128, SWIZZLE
