@@ -102,19 +102,21 @@ def register_type(dtype: str) -> str:
     )
 
 
-def functor(program: Program, name: str = "Epilogue", *, approximate: bool = False) -> Functor:
+def functor(
+    program: Program, name: str = "Epilogue", *, approximate: bool = False, hardware_tanh: bool = False
+) -> Functor:
     """Emits a collapsed program as the struct `name`.
 
     What is rounded to 16 bits when it is stored may be off by 2^-17, relative to the largest value on the way.
-    `approximate` allows that of everything.
+    `approximate` allows that of everything; `hardware_tanh`, of tanh, the special function units', 2^-11 off.
     """
     if program.rank != 3:
         raise ValueError(f"functor: the program has {program.rank} dimensions; collapse it to batch, row and column")
-    return _Emitter(program, name, approximate).functor()
+    return _Emitter(program, name, approximate, hardware_tanh).functor()
 
 
 class _Emitter:
-    def __init__(self, program: Program, name: str, approximate: bool) -> None:
+    def __init__(self, program: Program, name: str, approximate: bool, hardware_tanh: bool) -> None:
         self.program = program = without_cancellation(program)
         self.name = name
         self.taken: set[str] = {name}
@@ -130,6 +132,7 @@ class _Emitter:
         used = {i.immediate.dimension for i in program.instructions if isinstance(i.immediate, Index)}
         # What is off by 2^-17 rounds to the same 16 bits, or next to a tie to a neighbour.
         self.approximate = approximate or all(np.dtype(output.dtype).itemsize <= 2 for output in program.outputs)
+        self.hardware_tanh = hardware_tanh
         self.coordinates = [_COORDINATES[dimension] for dimension in sorted(used)]
 
     def functor(self) -> Functor:
@@ -221,6 +224,8 @@ class _Emitter:
                 return _index(instruction.immediate, dtype)
             case "convert":
                 return _conversion(dtypes[0], dtype, arguments[0])
+            case "tanh" if self.hardware_tanh and dtype == "float32":
+                return composed("ptx::tanh_approx({0})", arguments)
             case operation if operation in _APPROXIMATED and self.approximate and dtype == "float32":
                 return composed(f"math::approximate_{operation}({{0}})", arguments)
             case "one_plus_tanh":

@@ -53,6 +53,13 @@ SMALL = {
     "bias, causal": call((150, 301, 32, 32), (2, 1), 2, **bias(2, 1, 150, 301, dtype="float32"), **ALIGNED, **RESIDUAL),
     "bias of keys": call((70, 200, 64, 64), (2, 1), 3, **bias(3, 1, 1, 200), lengths=True),
     "bias of queries": call((130, 90, 128, 128), **bias(1, 2, 130, 1, dtype="float16"), dtype="float16"),
+    # In tiles by TMA: of heads, of elements of the batch, of both and of neither.
+    "bias in tiles": call((200, 304, 64, 64), (4, 2), 2, **bias(1, 4, 200, 304), **RESIDUAL),
+    "bias in tiles, elements": call((140, 200, 72, 40), (4, 2), 3, "float16", **bias(3, 1, 140, 200, dtype="float16")),
+    "bias in tiles, both": call(
+        (300, 136, 32, 96), (2, 1), 2, **bias(2, 2, 300, 136, dtype="float16"), **WINDOW, lengths=True
+    ),
+    "bias in tiles, neither": call((130, 264, 128, 128), (2, 1), 2, **bias(1, 1, 130, 264), logits_soft_cap=2.0),
     "soft cap": call((100, 300, 64, 64), **WINDOW, logits_soft_cap=2.0, **SINKS),
     "slopes": call((130, 200, 64, 64), (4, 2), score_mod=slopes, **CAUSAL, **RESIDUAL),
     "scores that are not finite": call((80, 140, 32, 32), score_mod=dropping, **RESIDUAL),
@@ -74,6 +81,7 @@ LARGE = {
     "bias 64": call((4096, 4096, 64, 64), (8, 8), **bias(1, 8, 4096, 4096)),
     "bias 64, float32": call((4096, 4096, 64, 64), (8, 8), **bias(1, 8, 4096, 4096, dtype="float32"), **CAUSAL),
     "bias 128": call((4096, 4096, 128, 128), (8, 8), **bias(1, 8, 4096, 4096), **CAUSAL),
+    "bias 192": call((4096, 4096, 192, 192), (8, 8), **bias(1, 8, 4096, 4096)),
     "bias 256": call((4096, 4096, 256, 256), (8, 8), **bias(1, 8, 4096, 4096)),
     "soft cap 128": call((4096, 4096, 128, 128), (8, 8), **CAUSAL, logits_soft_cap=30.0),
     "slopes 128": call((4096, 4096, 128, 128), (8, 8), score_mod=slopes, **CAUSAL, **RESIDUAL),
@@ -146,6 +154,7 @@ def test_a_plan_is_what_it_is():
         ("256", (128, 80)),
         ("causal 64", (192, 128)),
         ("causal 128", (128, 128)),
+        ("bias 64", (192, 128)),
         ("bias 64, float32", (128, 128)),
         ("bias 128", (128, 128)),
         ("bias 256", (128, 64)),
@@ -157,6 +166,45 @@ def test_a_plan_is_what_it_is():
 def test_tiles(name, tile):
     knobs = next(ENGINE.configurations(LARGE[name].problem, H100))
     assert (knobs.tile_m, knobs.tile_n) == tile
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("bias 64", 2), ("bias 128", 2), ("bias 192", 1), ("bias 64, float32", 0), ("soft cap 128", 0)],
+)
+def test_stages_of_score_tiles(name, stages):
+    assert next(ENGINE.configurations(LARGE[name].problem, H100)).score_stages == stages
+
+
+@pytest.mark.parametrize(("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16)])
+def test_heads_that_are_worked_through_together(name, heads):
+    """Of what passes through the L2 cache, those that multiprocessors work on at once; else as many as fit there."""
+    assert next(ENGINE.configurations(LARGE[name].problem, H100)).swizzle == heads
+
+
+def test_a_score_tile_has_the_axes_of_its_array():
+    found = {}
+    for name in (one for one in SMALL if one.startswith("bias in tiles")):
+        problem = SMALL[name].problem
+        plan = ENGINE.build(next(ENGINE.configurations(problem, H100)), problem, H100)
+        *_, tile = (one for one in plan.launches[0].arguments if isinstance(one, TensorMap))
+        found[name] = tile.dimensions
+    assert list(found.values()) == [(304, 200, 4, 1), (200, 140, 1, 3), (136, 300, 2, 2), (264, 130, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (SMALL["full"], "no function of scores reads an array"),
+        (SMALL["bias"], "multiples of 16 bytes"),
+        (SMALL["bias, causal"], "is float32"),
+        (SMALL["bias of keys"], "does not vary with both"),
+        (SMALL["bias in tiles"], None),
+    ],
+)
+def test_what_comes_in_tiles(one, said):
+    why = knobs_reason(one.problem, AttentionSm90Knobs(score_stages=1), H100.shared_memory)
+    assert why is None if said is None else said in (why or "")
 
 
 def test_tiles_are_dealt_where_each_has_a_multiprocessor():

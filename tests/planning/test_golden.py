@@ -60,6 +60,7 @@ PLANNED = [
     AttentionCase(16, 1024, 1024, 32, 32, 64, 64, F16, window=(256, 0), lengths="query key"),
     AttentionCase(2, 512, 8192, 128, 128, 192, 128, BF16, causal=True, alignment="bottom_right"),
     AttentionCase(1, 4096, 4096, 8, 4, 256, 256, BF16, soft_cap=50.0),
+    AttentionCase(32, 512, 512, 32, 32, 64, 64, BF16, bias="1nts"),
     AttentionCase(2, 1, 32_768, 32, 8, 128, 128, BF16, lengths="key"),
 ]
 

@@ -52,6 +52,16 @@ def test_results_of_16_bits_are_computed_with_fewer_instructions():
         assert "approximate" not in functor(mixed).source
 
 
+def test_tanh_is_the_hardwares_where_that_is_allowed_and_not_in_its_derivative():
+    def capped(acc):
+        return 30 * jnp.tanh(acc / 30)
+
+    assert "ptx::tanh_approx(" in functor(collapsed(capped), hardware_tanh=True).source
+    assert "ptx::tanh_approx(" not in functor(collapsed(capped), approximate=True).source
+    slope = collapsed(jax.grad(lambda acc: jnp.sum(capped(acc))))
+    assert "ptx::tanh_approx(" not in functor(slope, hardware_tanh=True).source
+
+
 def test_the_derivative_of_gelu_has_no_cancelling_sums():
     source = functor(collapsed(jax.grad(lambda acc: jnp.sum(jax.nn.gelu(acc))))).source
     assert "math::tanh(" not in source

@@ -23,7 +23,8 @@
 //   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
 //                    loads of a block is fetched ahead of the wait for the products: a bias that is full takes kTileM
 //                    x kTileN elements from the L2 cache, as many bytes as the block's keys and values at d = dv =
-//                    kTileM / 2
+//                    kTileM / 2. Where TMA can, the producer brings tiles of it instead, behind the block's keys, of
+//                    which a consumer reads each fragment as it is used
 //   softmax          to the base of 2, with the scale folded into the exponent, unless there is a function. Rows' sums
 //                    stay with the threads until the end. A row that sees nothing has the maximum -infinity, of which
 //                    0 is subtracted: no NaNs. Sums are corrected only for a maximum that is 2^8 times as large as the
@@ -32,13 +33,14 @@
 //   results          leave the registers in aligned pieces of 16 bytes, which the four lanes of a row exchange; those
 //                    of a split in 8
 //
-//   barriers         full[stage]   of each of the rings of Q, K and V: 1 arrival (the producer's)
+//   barriers         full[stage]   of each of the rings of Q, K, V and tiles: 1 arrival (the producer's)
 //                    empty[stage]  a lane of each consuming warp: 4 x kConsumers
 //                    named 1, ...  turns, 256 threads: a consumer waits, the one before arrives
-//   shared memory    | Q stages | K stages | V stages | barriers | tiles |
+//   shared memory    | Q stages | K stages | V stages | score stages | barriers | queue of tiles |
 //                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled
 //   registers        of a consumer's thread: kTileN / 2 for scores, kTileN / 4 for weights, kValueSize / 2 for sums of
-//                    values, and what a function of scores loads. With 2 consumers there are 232, with 3 of them 160
+//                    values, and what a function of scores loads. With 2 consumers there are 232, or 224 with score
+//                    stages, with 3 of them 160
 //
 // Bytes: those of Q, K, V and the results, once; for each tile again those of K and V, from the L2 cache. Flops: 2 (d +
 // dv) for each query and key that it sees, of which a multiprocessor does 4096 a clock, and one exponential, of which
@@ -89,6 +91,7 @@ struct AttentionConsumer {
   static constexpr bool kScored = !is_same<typename Config::Score, void>;
   static constexpr bool kMasked = !is_same<typename Config::Mask, void>;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
+  static constexpr bool kTiled = Config::kScoreStages > 0;
   static constexpr bool kOnce = kScored || kDropped;  // the text of a step stands there, for the sake of registers
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   static constexpr float kSlack = 8;  // of exponents: weights are at most 2^8, which float16 holds as well as 1
@@ -101,6 +104,7 @@ struct AttentionConsumer {
   StageReader<typename Call::Queries> queries;
   StageReader<typename Call::Keys> keys;
   StageReader<typename Call::Values> values;
+  StageReader<typename Call::Scores> score_tiles;
 
   float scores[kScores], sums[kSums];
   Vector<T, 8> weights[kSteps];
@@ -123,7 +127,8 @@ struct AttentionConsumer {
         v(Call::ValueTile::descriptor(block.values.stages)),
         queries{block.queries},
         keys{block.keys},
-        values{block.values} {}
+        values{block.values},
+        score_tiles{block.scores} {}
 
   /// Computes and writes all tiles.
   __device__ __forceinline__ void consume() {
@@ -149,7 +154,7 @@ struct AttentionConsumer {
       const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
       const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
       const int whole_end = tile.end_key(block.call, first);  // in keys
-      fetch(number);
+      fetch(number, true);
       keys.wait();
       start_scores();
       finish_scores<0>();
@@ -188,7 +193,7 @@ struct AttentionConsumer {
 
   /// One more block of keys, whose scores and weights follow those that are in the registers.
   __device__ __forceinline__ void step(int number, bool masked) {
-    fetch(number);
+    fetch(number, masked);
     keys.wait();
     turns.wait();
     start_scores();
@@ -228,19 +233,22 @@ struct AttentionConsumer {
     }
   }
 
-  /// Starts to load what the scores of a block of keys are made of besides products.
-  __device__ __forceinline__ void fetch(int number) {
-    if constexpr (kScored) score.fetch(block.call.score_operands, first_score.to_the_right(number * Config::kTileN));
+  /// Starts to load what the scores of a block of keys are made of besides products; what its mask reads, into caches.
+  __device__ __forceinline__ void fetch(int number, bool masked) {
+    const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
+    if constexpr (kScored) score.fetch(block.call.score_operands, at);
+    if constexpr (kMasked) {
+      FragmentCoordinate of_warp = at.to_the_right(-(lane % 4 * 2));
+      of_warp.row -= lane / 4;
+      if (masked) prefetch_operands<typename Config::Mask::Operands, Config::kTileN>(block.call.mask_operands, of_warp);
+    }
   }
 
   __device__ __forceinline__ void fetch_query() {
-    const int row = turns.consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16 + lane % 16;
-    const unsigned line = block.queries.stage(queries.position.stage) + row * 128;
+    const TileStrip<Call::QueryTile::kChunkBytes> strip(block.queries.stage(queries.position.stage),
+                                                        first_row - lane / 4);
 #pragma unroll
-    for (int i = 0; i < Config::kHeadSize / 16; ++i) {
-      const unsigned chunk = line + i / 4 * Call::QueryTile::kChunkBytes;
-      ptx::ldmatrix_x4<false>(query[i], chunk + ((i % 4 * 2 + lane / 16 ^ row % 8) << 4));
-    }
+    for (int i = 0; i < Config::kHeadSize / 16; ++i) strip.read(i, query[i]);
     let_go_of_query();
   }
 
@@ -327,7 +335,18 @@ struct AttentionConsumer {
     const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) scores[i] *= block.call.scale;
-    score.apply(scores, block.call.score_operands, at, [&](int i, float result) { scores[i] = result; });
+    const auto use = [&](int i, float result) { scores[i] = result; };
+    if constexpr (kTiled) {
+      score_tiles.wait();
+      const unsigned stage = block.scores.stage(score_tiles.position.stage);
+      const TileStrip<Call::ScoreTile::kChunkBytes> strip(stage, first_row - lane / 4);
+      score.apply(scores, block.call.score_operands, at, use, strip);
+      __syncwarp();  // all lanes have read what one lets go of
+      score_tiles.release();
+      score_tiles.advance();
+    } else {
+      score.apply(scores, block.call.score_operands, at, use);
+    }
   }
 
   __device__ __forceinline__ void mask(int number) {
@@ -419,6 +438,7 @@ __device__ __forceinline__ void attention_sm90(const AttentionSm90<Config>& call
     block.queries.init(4 * Call::kConsumers);
     block.keys.init(4 * Call::kConsumers);
     block.values.init(4 * Call::kConsumers);
+    block.scores.init(4 * Call::kConsumers);
   }
   __syncthreads();
 

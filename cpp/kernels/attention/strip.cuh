@@ -2,12 +2,32 @@
 //
 // A function has Epilogue, Operands and kLongEpilogue, as that header wants them. Of kFetched columns at once a thread
 // has what the function loads in registers. Those of the first ones are fetched when the caller says so, which may be
-// ahead of the wait for the scores.
+// ahead of the wait for the scores. What lies in a tile of shared memory is read as it is used.
 #pragma once
 
 #include "core/fragment.cuh"
+#include "ptx/mma.cuh"
 
 namespace jaxdnn {
+
+/// A strip of a tile in shared memory, of 16-bit elements, of which a chunk of 64 columns takes kChunkBytes
+/// (core/tile.cuh). Lane i points ldmatrix at a row, i % 16.
+template <int kChunkBytes>
+struct TileStrip {
+  unsigned line;  // shared address of the lane's row
+
+  /// `row`: the strip's first one, a multiple of 16.
+  __device__ __forceinline__ TileStrip(unsigned tile, int row) : line(tile + (row + threadIdx.x % 16) * 128) {}
+
+  /// Columns 16 `fragment` to 16 `fragment` + 15. Eight rows lie in eight different sixteenths of their 128 bytes.
+  __device__ __forceinline__ void read(int fragment, unsigned (&words)[4]) const {
+    const unsigned chunk = line + fragment / 4 * kChunkBytes;
+    ptx::ldmatrix_x4<false>(words, chunk + ((fragment % 4 * 2 + threadIdx.x % 32 / 16 ^ threadIdx.x % 8) << 4));
+  }
+};
+
+/// Where there is no tile.
+struct NoStrip {};
 
 /// What the functions in a `Config` have besides.
 struct StripFunctionDefaults {
@@ -25,14 +45,15 @@ struct StripFunction {
   }
 
   /// Hands `use` the number and the results, one or two, of each of the thread's scores.
-  template <int kScores, class Use>
+  template <int kScores, class Use, class Strip = NoStrip>
   __device__ __forceinline__ void apply(const float (&scores)[kScores], const OperandAddress* addresses,
-                                        const FragmentCoordinate& first, const Use& use) {
+                                        const FragmentCoordinate& first, const Use& use, const Strip& strip = {}) {
     constexpr int kAtOnce = kFetched / kFragmentColumns;
 #pragma unroll
     for (int fragment = 0; fragment < kScores / 8; ++fragment) {
       const FragmentCoordinate at = first.to_the_right(fragment * kFragmentColumns);
       if (fragment > 0 && fragment % kAtOnce == 0) values.fetch(addresses, at);
+      values.read(strip, fragment);
       Fragment results[Function::kResults];
       apply_to_fragment<Function>(scores, 8 * fragment, values, fragment % kAtOnce, addresses, at, results);
 #pragma unroll

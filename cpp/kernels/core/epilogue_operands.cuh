@@ -18,8 +18,9 @@ struct Coordinate {
 enum class Broadcast { scalar, row, column, full };  // row: one value a column; column: one value a row
 
 /// How neighbouring columns lie: one by one, or in pairs that are an aligned word (or two), or `strided` apart; or the
-/// operand is a table, in which the functor looks up what it wants, and of which nothing is loaded before.
-enum class Columns { single, pairs, strided, table };
+/// operand is a table, in which the functor looks up what it wants, and of which nothing is loaded before; or TMA has
+/// brought a tile of it to shared memory.
+enum class Columns { single, pairs, strided, table, tile };
 
 template <class T, Broadcast kBroadcastOf, Columns kColumnsOf = Columns::single>
 struct EpilogueOperand {
@@ -27,6 +28,7 @@ struct EpilogueOperand {
   static constexpr Broadcast kBroadcast = kBroadcastOf;
   static constexpr Columns kColumns = kColumnsOf;
   static constexpr bool kIsTable = kColumnsOf == Columns::table, kAffine = kIsTable;
+  static constexpr bool kIsTile = kColumnsOf == Columns::tile;
   static constexpr bool kByRow = kBroadcastOf == Broadcast::column || kBroadcastOf == Broadcast::full;
   static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
 };

@@ -135,10 +135,22 @@ struct FragmentOperand {
   }
 };
 
-/// The values of all operands, for `kColumns` columns.
+/// Of one that lies in a tile of shared memory, where a fragment is four matrices of 8 x 8: in elements 2 i and 2 i + 1
+/// of a thread what ldmatrix gives it of matrix i.
+template <class T, Broadcast kBroadcast, int kPairs>
+struct FragmentOperand<EpilogueOperand<T, kBroadcast, Columns::tile>, kPairs> {
+  static_assert(sizeof(T) == 2 && kBroadcast == Broadcast::full, "rows of 16-bit elements");
+  Vector<T, 8> elements;
+
+  __device__ __forceinline__ Held<T> value(int, int i) const { return widen(elements.get(i)); }
+};
+
+/// The values of all operands, for `kColumns` columns; of a tile's, for the fragment that was read last.
 template <class Operands, int kColumns, int kIndex = 0>
 struct FragmentOperands {
   __device__ __forceinline__ void fetch(const OperandAddress*, const FragmentCoordinate&) {}
+  template <class Strip>
+  __device__ __forceinline__ void read(const Strip&, int) {}
   __device__ __forceinline__ void values(int, int, RegisterOf<4>*) const {}
 };
 
@@ -148,8 +160,15 @@ struct FragmentOperands<TypeList<First, Rest...>, kColumns, kIndex> {
   FragmentOperands<TypeList<Rest...>, kColumns, kIndex + 1> rest;
 
   __device__ __forceinline__ void fetch(const OperandAddress* addresses, const FragmentCoordinate& at) {
-    if constexpr (!First::kIsTable) own.fetch(addresses[kIndex], at);
+    if constexpr (!First::kIsTable && !First::kIsTile) own.fetch(addresses[kIndex], at);
     rest.fetch(addresses, at);
+  }
+
+  /// Reads a fragment of a tile, of whose `strip` of 16 rows it is one.
+  template <class Strip>
+  __device__ __forceinline__ void read(const Strip& strip, int fragment) {
+    if constexpr (First::kIsTile) strip.read(fragment, own.elements.words);
+    rest.read(strip, fragment);
   }
 
   /// Of element `i` of fragment `fragment`.

@@ -1,4 +1,8 @@
-"""A function of scores, as attention's kernels for the tensor cores apply it (cpp/kernels/attention/strip.cuh)."""
+"""A function of scores, as attention's kernels for the tensor cores apply it (cpp/kernels/attention/strip.cuh).
+
+Their operands have 16 bits, and so have weights: a score that is off by a part in 2^11, as the hardware's tanh is, is
+off by less than what rounding does to a query of its size, and a soft cap takes two special functions and not three.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -29,6 +33,7 @@ class ScoreFunction:
     Attributes:
       name: of the call's field that has the operands' addresses, without `_operands`.
       prefix: of the names of what it is compiled as.
+      tile: the number of the operand that lies in tiles of shared memory, if one does.
     """
 
     name: str
@@ -36,6 +41,7 @@ class ScoreFunction:
     operands: tuple[EpilogueOperand, ...]
     columns: int
     prefix: str = ""
+    tile: int | None = None
 
     @property
     def config(self) -> str:
@@ -67,9 +73,10 @@ class ScoreFunction:
 
     def text(self) -> str:
         """Its definition."""
-        emitted = functor(self.program, self._struct, approximate=True)
+        emitted = functor(self.program, self._struct, approximate=True, hardware_tanh=True)
         operands = ", ".join(
-            operand_type(operand, ctype(operand.dtype), self._lie(operand), "jaxdnn::") for operand in self.operands
+            operand_type(self._typed(i), ctype(operand.dtype), self._lie(i), "jaxdnn::")
+            for i, operand in enumerate(self.operands)
         )
         types = {"Epilogue": f"jaxdnn::{emitted.name}", "Operands": f"jaxdnn::TypeList<{operands}>"}
         constants = {"Results": len(self.program.outputs), "LongEpilogue": is_long(self.program)}
@@ -81,23 +88,34 @@ class ScoreFunction:
         return [
             parameter
             for i, operand in enumerate(self.operands)
+            if i != self.tile
             for parameter in place_parameters(f"{self.name}{i}", operand, f"{self.name}_operands[{i}]", "const ")
         ]
 
     def registers(self, columns: int) -> int:
         """Of a thread, for what it loads of a strip of so many columns."""
-        return sum(self._registers(operand, columns) for operand in self.operands if not operand.gathered)
+        fetched = (i for i, operand in enumerate(self.operands) if i != self.tile and not operand.gathered)
+        return sum(self._registers(i, columns) for i in fetched)
 
-    def _registers(self, operand: EpilogueOperand, columns: int) -> int:
+    def _registers(self, number: int, columns: int) -> int:
+        operand = self.operands[number]
         rows = 2 if operand.broadcast in ("column", "full") else 1
         if operand.broadcast not in ("row", "full"):
             return rows
         # A pair is a word, or two; what is single has one for itself.
-        words = 2 if np.dtype(operand.dtype).itemsize == 4 or self._lie(operand) != "pairs" else 1
+        words = 2 if np.dtype(operand.dtype).itemsize == 4 or self._lie(number) != "pairs" else 1
         return rows * words * columns // 8
 
-    def _lie(self, operand: EpilogueOperand) -> str:
+    def _typed(self, number: int) -> EpilogueOperand:
+        """An operand as its type has it: the terms of a tile's are the tensor map's."""
+        operand = self.operands[number]
+        return replace(operand, terms=((), (), ())) if number == self.tile else operand
+
+    def _lie(self, number: int) -> str:
         """How neighbouring columns lie."""
+        if number == self.tile:
+            return "tile"
+        operand = self.operands[number]
         if operand.gathered:
             return "table"
         if operand.column_stride > 1 or operand.terms[2]:

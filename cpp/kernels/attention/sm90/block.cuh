@@ -16,6 +16,7 @@ struct AttentionBlock {
   typename Call::Queries queries;
   typename Call::Keys keys;
   typename Call::Values values;
+  typename Call::Scores scores;
   TileOrder order;
   typename Call::Queue queue;
 
@@ -24,6 +25,7 @@ struct AttentionBlock {
         queries(shared, shared + Call::kBarriersAt),
         keys(shared + Call::kKeysAt, shared + Call::kKeyBarriersAt),
         values(shared + Call::kValuesAt, shared + Call::kValueBarriersAt),
+        scores(shared + Call::kScoresAt, shared + Call::kScoreBarriersAt),
         order{static_cast<unsigned>(call.batches * call.query_heads / call.group * call.head_tiles()),
               static_cast<unsigned>((call.query_length + Call::kQueries - 1) / Call::kQueries),
               static_cast<unsigned>(call.swizzle)},
@@ -42,9 +44,11 @@ struct AttentionBlock {
     ptx::prefetch_tensormap(call.query);
     ptx::prefetch_tensormap(call.key);
     ptx::prefetch_tensormap(call.value);
+    if constexpr (Config::kScoreStages > 0) ptx::prefetch_tensormap(call.score_tile);
     StageWriter<typename Call::Queries> to_queries{queries};
     StageWriter<typename Call::Keys> to_keys{keys};
     StageWriter<typename Call::Values> to_values{values};
+    StageWriter<typename Call::Scores> to_scores{scores};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
       queue.ask();
       const AttentionTile<Config> tile = this->tile(walk.index);
@@ -65,6 +69,12 @@ struct AttentionBlock {
           Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
         });
         if (before >= 0) load_values(before);
+        if constexpr (Config::kScoreStages > 0) {
+          to_scores.fill([&](unsigned stage, unsigned full) {
+            Call::ScoreTile::load(call.score_tile, stage, full, tile.first_query, tile.head * call.score_headed,
+                                  tile.element * call.score_batched, block * Config::kTileN);
+          });
+        }
         before = block;
       }
       if (before >= 0) load_values(before);

@@ -20,12 +20,12 @@ struct VectorTile {
   static constexpr int kChunks = (kSize + kChunk - 1) / kChunk;
   static constexpr int kBytes = kChunks * kChunkBytes;
 
-  /// By one thread.
+  /// By one thread. `element`: of vectors, the first that is loaded.
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
-                                              int head, int batch) {
+                                              int head, int batch, int element = 0) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      ptx::cp_async_bulk_tensor_load(tile + i * kChunkBytes, map, barrier, i * kChunk, first, head, batch);
+      ptx::cp_async_bulk_tensor_load(tile + i * kChunkBytes, map, barrier, element + i * kChunk, first, head, batch);
     }
   }
 
@@ -67,13 +67,15 @@ struct AttentionSm90Defaults : AttentionMaskDefaults {
   // What becomes of scaled products, a function of attention/strip.cuh; none where scores are products themselves, and
   // the scale, which is positive then, is part of the exponent.
   using Score = void;
+  // Of tiles of an array that it reads, a row for each query and an element for each key; 0 where it has none.
+  static constexpr int kScoreStages = 0;
 };
 
 template <class Config>
 struct AttentionSm90 : AttentionMask<Config> {
   using T = typename Config::T;
   using Out = typename Config::Out;
-  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr;
+  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *score_tile = nullptr;
   Out* out = nullptr;
   long long out_row = 0, out_head = 0, out_batch = 0;  // strides, in elements
   OperandAddress sinks, log_sum_exp, seeds;
@@ -82,6 +84,7 @@ struct AttentionSm90 : AttentionMask<Config> {
   long long list_element = 0, list_head = 0;
   int batches = 0, group = 1, value_size = 0;                 // group: query heads that share a key head
   int query_batched = 1, key_batched = 1, value_batched = 1;  // 0 when one array serves the whole batch
+  int score_batched = 1, score_headed = 1;                    // likewise; and when one serves all heads
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
@@ -96,21 +99,28 @@ struct AttentionSm90 : AttentionMask<Config> {
   using QueryTile = VectorTile<T, Config::kTileM, Config::kHeadSize>;
   using KeyTile = VectorTile<T, Config::kTileN, Config::kHeadSize>;
   using ValueTile = VectorTile<T, Config::kTileN, Config::kValueSize>;
+  static_assert(Config::kScoreStages == 0 || Config::kHeads == 1, "rows of a score tile are queries of one head");
+  using ScoreTile = VectorTile<T, Config::kTileM, Config::kTileN>;
   using Queries = TmaPipeline<Config::kQueryStages, QueryTile::kBytes>;
   using Keys = TmaPipeline<Config::kStages, KeyTile::kBytes>;
   using Values = TmaPipeline<Config::kStages, ValueTile::kBytes>;
+  using Scores = TmaPipeline<Config::kScoreStages, ScoreTile::kBytes>;
   using Queue = TileQueue<1>;
   static constexpr int kKeysAt = Config::kQueryStages * QueryTile::kBytes;
   static constexpr int kValuesAt = kKeysAt + Config::kStages * KeyTile::kBytes;
-  static constexpr int kBarriersAt = kValuesAt + Config::kStages * ValueTile::kBytes;
+  static constexpr int kScoresAt = kValuesAt + Config::kStages * ValueTile::kBytes;
+  static constexpr int kBarriersAt = kScoresAt + Config::kScoreStages * ScoreTile::kBytes;
   static constexpr int kKeyBarriersAt = kBarriersAt + Queries::kBarrierBytes;
   static constexpr int kValueBarriersAt = kKeyBarriersAt + Keys::kBarrierBytes;
-  static constexpr int kQueueAt = kValueBarriersAt + Values::kBarrierBytes;
+  static constexpr int kScoreBarriersAt = kValueBarriersAt + Values::kBarrierBytes;
+  static constexpr int kQueueAt = kScoreBarriersAt + Scores::kBarrierBytes;
   static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
-  // Registers of a thread, shared as in product/sm90.cuh. The producer, with three rings, doesn't fit in 24.
+  // Registers of a thread, shared as in product/sm90.cuh. The producer, with three rings, doesn't fit in 24; with four
+  // and a list, not in 40.
   static constexpr int kTogether = kThreads * Config::kBlocks;
   static constexpr bool kGivesRegisters = kTogether > 256;
-  static constexpr int kShare = 65536 / kTogether / 8 * 8, kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kShare = 65536 / kTogether / 8 * 8, kRings = Config::kScoreStages > 0 ? 4 : 3;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kRings == 4 ? 56 : 40;
   static constexpr int kConsumerRegisters = ((kConsumers + 1) * kShare - kProducerRegisters) / kConsumers / 8 * 8;
   // Turns pay up to this head size (Shah et al.): beyond, one's multiplies are long enough.
   static constexpr bool kTurns = kConsumers > 1 && Config::kHeadSize <= 128;

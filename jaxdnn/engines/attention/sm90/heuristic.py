@@ -15,6 +15,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention, Band
+from jaxdnn.engines.attention.score_tile import score_and_tile, score_tile
 from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
 from jaxdnn.engines.attention.sm90.backward.knobs import (
     TILE_N,
@@ -47,6 +48,7 @@ from jaxdnn.engines.attention.sm90.knobs import (
 SHORT = ((64, 128), (64, 80), (64, 64))
 TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
 QUERIES = ((1, True), (2, False), (1, False))  # stages, and whether they are in registers
+SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
 # With a function of scores, or dropout, for which three warp groups have few registers to spare.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
 # Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
@@ -74,9 +76,13 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     """Knobs that work for the call."""
     tiles, queries = _tiles(problem)
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
-    for (tile_m, tile_n), (query_stages, in_registers) in product(tiles, queries):
-        knobs = _packed(problem, AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers))
-        knobs = replace(_deepest(problem, knobs, target), swizzle=swizzle(problem, knobs.heads, target))
+    score_stages = SCORE_STAGES if _tiled(problem) else (0,)
+    for (tile_m, tile_n), (query_stages, in_registers), of_scores in product(tiles, queries, score_stages):
+        knobs = AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers, score_stages=of_scores)
+        knobs = knobs if of_scores else _packed(problem, knobs)
+        knobs = _deepest(problem, knobs, target)
+        heads = _streamed_swizzle(problem, knobs, target) if of_scores else swizzle(problem, knobs.heads, target)
+        knobs = replace(knobs, swizzle=heads)
         if knobs_reason(problem, knobs, target.shared_memory) is None:
             found.setdefault((tile_m, tile_n), knobs)
     fitting = [knobs for knobs in found.values() if _held(problem, knobs) <= MOST_HELD[knobs.consumers]]
@@ -115,13 +121,32 @@ def _tiles(problem: Attention) -> tuple[Sequence[tuple[int, int]], Sequence[tupl
         return SHORT, queries
     if score is not None or problem.dropout is not None:
         widest = WIDEST_DROPOUT if problem.dropout is not None else WITH_FUNCTIONS[0][1]
-        return [tile for tile in WITH_FUNCTIONS if tile[1] <= widest], queries
+        return [tile for tile in _with_functions(problem) if tile[1] <= widest], queries
     return [TILES[0], *WITH_FUNCTIONS], queries
+
+
+def _with_functions(problem: Attention) -> Sequence[tuple[int, int]]:
+    """Tiles of queries and keys, with a function of scores."""
+    if not _tiled(problem):
+        return WITH_FUNCTIONS
+    # What comes in tiles takes no registers of consumers; but where there are three of them, the producer has too few
+    # for a list and a fourth ring.
+    return (TILES[0], *WITH_FUNCTIONS) if mask_function(problem) is None else WITH_FUNCTIONS[:-1]
+
+
+def _tiled(problem: Attention) -> bool:
+    """Whether an array that scores read comes in tiles; a few queries read little of it.
+
+    The producer's fourth ring takes 8 registers of a consumer, which a mask's function and dropout both together need.
+    """
+    if mask_function(problem) is not None and problem.dropout is not None:
+        return False
+    return problem.query_length > SHORT[0][0] and not isinstance(score_tile(problem), str)
 
 
 def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Registers of a thread."""
-    score = score_function(problem)
+    score, _ = score_and_tile(problem, knobs.score_stages)
     held = held_registers(problem, knobs) + (score.registers(knobs.tile_n) if score is not None else 0)
     if mask_function(problem) is not None:
         held += OF_MASK + (OF_BOTH if problem.dropout is not None else 0)
@@ -218,6 +243,19 @@ def swizzle(problem: Attention, heads: int, target: Target) -> int:
     size = problem.key.itemsize * problem.key_length * (problem.head_size + problem.value_head_size)
     fitting = max(1, target.l2_bytes // size)
     return ceil(problem.group / heads) << (fitting.bit_length() - 1)
+
+
+def _streamed_swizzle(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> int:
+    """Likewise, where what scores read passes through the cache beside them; of no fewer heads than work at a time.
+
+    4096 x 4096, 16 heads of 128, 4 elements that share a bias, on an H200, by heads: 4 1,094 us, 8 1,165, 16 1,159, 32
+    1,260, 64 1,273.
+    """
+    vectors = problem.head_size + problem.value_head_size
+    size = problem.key.itemsize * problem.key_length * (vectors + problem.group * problem.query_length)
+    fitting = max(1, target.l2_bytes // size)
+    working = max(1, target.sm_count // ceil(problem.query_length / knobs.tile_m))
+    return max(problem.group << (fitting.bit_length() - 1), 1 << (working.bit_length() - 1))
 
 
 def splits(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> int:

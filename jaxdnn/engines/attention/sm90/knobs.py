@@ -5,6 +5,7 @@ from math import ceil
 
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention
+from jaxdnn.engines.attention.score_tile import score_tile
 from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 
@@ -31,6 +32,7 @@ class AttentionSm90Knobs:
       query_stages: tiles of queries in flight: 2 hides the loads of the next one.
       query_in_registers: whether consumers keep their queries there, and read them from shared memory once.
       stages: blocks of keys, and of values, in flight.
+      score_stages: tiles in flight of an array that the score function reads; 0 where consumers load it themselves.
       swizzle: of the rasterization: rows of tiles that are worked through together, for the L2 cache.
       heads: query heads whose queries are rows of one tile, of a group that shares its keys.
       splits: parts of a tile's keys, whose results a second kernel combines.
@@ -42,6 +44,7 @@ class AttentionSm90Knobs:
     query_stages: int = 1
     query_in_registers: bool = False
     stages: int = 2
+    score_stages: int = 0
     swizzle: int = 1
     heads: int = 1
     splits: int = 1
@@ -49,6 +52,7 @@ class AttentionSm90Knobs:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "tile_m", "tile_n", "query_stages", "stages", "swizzle", "splits", "blocks")
+        check_least(self, 0, "score_stages")
         check_powers_of_two(self, "heads")
         for name, greatest in (("heads", MOST_HEADS), ("splits", MOST_SPLITS)):
             if getattr(self, name) > greatest:
@@ -89,8 +93,10 @@ def shared_memory(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
     chunks, value_chunks = (ceil(size / CHUNK) for size in (head_size(problem), value_size(problem)))
     blocks = knobs.stages * knobs.tile_n * (chunks + value_chunks)
-    barriers = 16 * (knobs.query_stages + 2 * knobs.stages)
-    return DEPTH_BYTES * (knobs.query_stages * knobs.tile_m * chunks + blocks) + barriers + TILE_QUEUE
+    queries = knobs.query_stages * knobs.tile_m * chunks
+    scores = knobs.score_stages * knobs.tile_m * ceil(knobs.tile_n / CHUNK)
+    barriers = 16 * (knobs.query_stages + 2 * knobs.stages + knobs.score_stages)
+    return DEPTH_BYTES * (queries + blocks + scores) + barriers + TILE_QUEUE
 
 
 def shared_memory_of_block(knobs: AttentionSm90Knobs, limit: int) -> int:
@@ -109,6 +115,10 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"a tile would have rows of {knobs.heads} heads; expected at most {most}, which share keys and a mask"
     if knobs.splits > 1 and knobs.splits > (blocks := ceil(problem.key_length / knobs.tile_n)):
         return f"keys would be split in {knobs.splits}, and there are {blocks} blocks of them"
+    if knobs.score_stages and isinstance(why := score_tile(problem), str):
+        return why
+    if knobs.score_stages and knobs.heads > 1:
+        return f"rows of a tile are of {knobs.heads} heads, and a tile that scores read is of one"
     held = held_registers(problem, knobs)
     if knobs.query_in_registers:
         held += head_size(problem) // 4 + FETCH

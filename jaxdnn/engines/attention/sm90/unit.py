@@ -1,19 +1,23 @@
 """The unit and the launches of attention on Hopper."""
 
 from jaxdnn.engines.attention.combine import combine_stage, partial_attention
-from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types, score_function
+from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types
 from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Dropout, Heads
+from jaxdnn.engines.attention.score_tile import ScoreTile, score_and_tile
 from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, head_size, shared_memory, tile_count, value_size
 from jaxdnn.engines.product.element_epilogue import ctype
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, MAP_DTYPE, PROMOTE_128, SWIZZLE
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
-from jaxdnn.plan import Counter, Launch, Plan, Scalar, TensorMap
+from jaxdnn.plan import Counter, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in attention/sm90.cuh, which a `Config` states only where it differs.
-DEFAULTS = ("jaxdnn::AttentionSm90Defaults", {"Left": False, "Right": False, "Heads": 1, "Blocks": 1})
+DEFAULTS = (
+    "jaxdnn::AttentionSm90Defaults",
+    {"Left": False, "Right": False, "Heads": 1, "Blocks": 1, "ScoreStages": 0},
+)
 
 
 def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
@@ -43,7 +47,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
     band, places = counted_band(problem.mask), numbers_of_batch(problem)
     types = {"T": ctype(problem.query.dtype), "Out": ctype(problem.out.dtype)}
     types |= place_types(places | mask_places(problem))
-    score = score_function(problem)
+    score, tile = score_and_tile(problem, knobs.score_stages)
     functions = [one for one in (score, lists and lists.function) if one is not None]
     types |= {function.name.title(): function.config for function in functions}
     constants = {
@@ -54,6 +58,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         "QueryStages": knobs.query_stages,
         "QueryInRegisters": knobs.query_in_registers,
         "Stages": knobs.stages,
+        "ScoreStages": knobs.score_stages,
         "Heads": knobs.heads,
         "Blocks": knobs.blocks,
         "HeadSize": head_size(problem),
@@ -80,6 +85,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         *numbers(value_size=problem.value_head_size, swizzle=knobs.swizzle),
         *(numbers(splits=knobs.splits) if knobs.splits > 1 else []),
         *batched(problem),
+        *(score_tiles(problem, tile, knobs) if tile is not None else ()),
         *dropped(problem.dropout),
         Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
         Parameter("int", "counter", "counter", Counter(TILE_COUNTERS) if tiles > blocks else Scalar("int32", -1)),
@@ -116,19 +122,41 @@ def vectors(problem: Attention, name: str, heads: Heads, box: int, together: int
     queries = name in ("query", "d_out")
     length, count = (problem.query_length, problem.query_heads) if queries else (problem.key_length, problem.key_heads)
     dimensions = (size, length, count, problem.batch if heads.batch_stride else 1)
+    strides = (heads.length_stride, heads.head_stride, heads.batch_stride or 0)
+    return map_parameter(name, name, _chunks(heads.buffer, heads.dtype, dimensions, strides, (box, together)))
+
+
+def score_tiles(problem: Attention, tile: ScoreTile, knobs: AttentionSm90Knobs) -> list[Parameter]:
+    """The tensor map of what the score function reads in tiles, and which axes it has."""
+    by_head, by_element = bool(tile.head_stride), bool(tile.batch_stride)
+    heads, batch = problem.query_heads if by_head else 1, problem.batch if by_element else 1
+    dimensions = (problem.key_length, problem.query_length, heads, batch)
+    strides = (tile.row_stride, tile.head_stride, tile.batch_stride)
+    tensor_map = _chunks(tile.buffer, tile.dtype, dimensions, strides, (knobs.tile_m, 1))
+    headed = numbers(score_headed=int(by_head), score_batched=int(by_element))
+    return [map_parameter("score_tile", "score_tile", tensor_map), *headed]
+
+
+def _chunks(
+    buffer: Operand | Result | Scratch,
+    dtype: str,
+    dimensions: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, int],
+) -> TensorMap:
+    """The map of lines of 16-bit elements, of which a box is a chunk of so many. Strides count elements."""
     # A dimension of one element may have any stride; TMA wants multiples of 16 bytes, and the array's may be none.
-    strides = zip(dimensions[1:], (heads.length_stride, heads.head_stride, heads.batch_stride or 0), strict=True)
-    tensor_map = TensorMap(
-        buffer=heads.buffer,
-        dtype=MAP_DTYPE[heads.dtype],
+    sized = zip(dimensions[1:], strides, strict=True)
+    return TensorMap(
+        buffer=buffer,
+        dtype=MAP_DTYPE[dtype],
         dimensions=dimensions,
-        strides=tuple(stride * heads.itemsize if extent > 1 else DEPTH_BYTES for extent, stride in strides),
-        box=(CHUNK, box, together, 1),
+        strides=tuple(2 * stride if extent > 1 else DEPTH_BYTES for extent, stride in sized),
+        box=(CHUNK, *box, 1),
         element_strides=(1, 1, 1, 1),
         swizzle=SWIZZLE[DEPTH_BYTES],
         l2_promotion=PROMOTE_128,
     )
-    return map_parameter(name, name, tensor_map)
 
 
 def batched(problem: Attention) -> list[Parameter]:

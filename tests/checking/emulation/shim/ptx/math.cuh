@@ -29,6 +29,8 @@ inline double sqrt_rn(double value) { return std::sqrt(value); }
 inline double rcp_rn(double value) { return 1 / value; }
 inline float rcp_approx_ftz(float value) { return approximate<true>(1 / static_cast<double>(value), 1, value); }
 inline float ex2_approx_ftz(float value) { return approximate<true>(std::exp2(static_cast<double>(value)), 2, value); }
+/// 2^12 units are 2^-11, or less.
+inline float tanh_approx(float value) { return approximate<false>(std::tanh(static_cast<double>(value)), 4096, value); }
 
 inline float mul_rn(float a, float b) { return a * b; }
 inline double mul_rn(double a, double b) { return a * b; }
