@@ -1,0 +1,77 @@
+"""Which knobs to try for a convolution by patches on Hopper's tensor cores, by the time that is expected of them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product as pairs
+from math import ceil
+
+from jaxdnn.device import Target
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, HaloKnobs, Patches, knobs_reason
+from jaxdnn.engines.product.sm90.heuristic import (
+    EPILOGUE,
+    L2_RATE,
+    MEMORY_RATE,
+    RATE,
+    SHARED_RATE,
+    TILE,
+    TOGETHER,
+    accumulator_limit,
+    moved,
+)
+from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
+
+_SHAPES = (
+    HaloKnobs(tile_m=128, schedule="pingpong"),
+    HaloKnobs(tile_m=256),
+    HaloKnobs(tile_m=192, consumers=3),
+    HaloKnobs(tile_m=128),
+)
+_WIDTHS = (32, 48, 64, 96, 128, 160, 192, 256)
+_MOST_STAGES = 6
+
+
+def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
+    """Knobs that work for the convolution."""
+    found: dict[HaloKnobs, float] = {}
+    for shape, width, line, stays in pairs(_SHAPES, _WIDTHS, LINES, (True, False)):
+        resident = patches.stages(line) if stays else 0
+        knobs = _fitted(patches, replace(shape, tile_n=width, line=line, resident=resident), target)
+        if knobs is not None:
+            found.setdefault(knobs, seconds(patches, knobs, target.sm_count))
+    return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
+
+
+def _fitted(patches: Patches, knobs: HaloKnobs, target: Target) -> HaloKnobs | None:
+    """The knobs with as many stages as there is room for."""
+    product = patches.gemm.product
+    for store in ("rows", "direct"):
+        stored = replace(knobs, store=store)
+        if accumulator_registers(product, stored) > accumulator_limit(product, stored):
+            continue
+        for stages in range(_MOST_STAGES, 1, -1):
+            for epilogue_stages in (2, 1):
+                choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
+                if knobs_reason(patches, choice, target.shared_memory) is None:
+                    return choice
+    return None
+
+
+def seconds(patches: Patches, knobs: HaloKnobs, sm_count: int) -> float:
+    """An estimate of the time, for comparing knobs with each other."""
+    product, _ = packed(patches.gemm.product)
+    stages, size = patches.stages(knobs.line), product.a.itemsize
+    length = stages * patches.depth(knobs.line)  # of K
+    blocks = knobs.tile_m // BLOCK_ROWS
+    loaded = stages * (patches.patch_bytes(knobs) + (0 if knobs.resident else patches.filter_bytes(product, knobs)))
+    read = blocks * (BLOCK_ROWS + knobs.tile_n) * length * size
+    multiplies = 2 * knobs.tile_m * knobs.tile_n * length / (RATE / sm_count)
+    multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * TOGETHER[knobs.consumers]
+    loading = loaded / L2_RATE
+    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
+    storing = TILE + EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
+    if knobs.schedule == "pingpong":
+        tile = max(multiplying, loading, (multiplying + storing) / 2)
+    else:
+        tile = max(multiplying + storing, loading)
+    tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
+    return ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25

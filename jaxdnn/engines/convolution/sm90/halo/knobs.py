@@ -1,0 +1,133 @@
+"""Which convolutions the kernel of patches can have, and with which knobs (cpp/kernels/convolution/sm90_halo.cuh)."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from jaxdnn.engines.convolution.axis import Axis, Phase
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
+from jaxdnn.engines.convolution.sm90.knobs import launch_reason
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, loaded_columns, packed, shared_memory
+from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+
+BLOCK = 8  # places of a block's side
+BLOCK_ROWS = BLOCK * BLOCK
+LINES = (128, 64)  # bytes of channels in a stage
+_DIMENSIONS = (2, 3)  # of places
+_MOST_BOX = 256  # places of a patch's side, and taps of a plane
+_ALIGNMENT = 1024  # of a stage, bytes
+_BOX_ALIGNMENT = 128  # of a patch
+_BARRIER = 8  # bytes
+_FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phases=(Phase(1, 0, 0),))
+
+
+@dataclass(frozen=True)
+class HaloKnobs(Sm90Knobs):
+    """A product's knobs, and those of patches.
+
+    Attributes:
+      line: bytes of a stage's channels.
+      resident: stages of K whose part of the filter stays in shared memory: all of them, or none.
+    """
+
+    cluster_m: int = 1
+    store: str = "rows"
+    line: int = 128
+    resident: int = 0
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A convolution of stride 1 by blocks of its places, in three dimensions."""
+
+    gemm: ImplicitGemm
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """Of blocks, the innermost first."""
+        width, height, *depth = self.gemm.axes
+        return replace(width, block=BLOCK), replace(height, block=BLOCK), *(depth or [_FLAT])
+
+    @property
+    def rows(self) -> int:
+        """That tiles are cut from."""
+        images = self.gemm.product.m // prod(axis.result for axis in self.axes)
+        return images * prod(axis.places for axis in self.axes) * BLOCK_ROWS
+
+    @property
+    def plane_taps(self) -> int:
+        return self.axes[0].filter * self.axes[1].filter
+
+    def depth(self, line: int) -> int:
+        """Elements of K in a stage."""
+        return self.plane_taps * line // self.gemm.product.a.itemsize
+
+    def stages(self, line: int) -> int:
+        """Of K."""
+        return ceil(self.gemm.channels * self.gemm.product.a.itemsize / line) * self.axes[2].filter
+
+    def sides(self, line: int) -> tuple[int, int]:
+        """Places of a patch, along its lines and across."""
+        width, height = (BLOCK + (axis.filter - 1) * axis.step for axis in self.axes[:2])
+        even = _BOX_ALIGNMENT // line
+        return ceil(width / even) * even, height
+
+    def filter_bytes(self, product: Product, knobs: HaloKnobs) -> int:
+        """Of a stage."""
+        return loaded_columns(product, knobs) * self.depth(knobs.line) * product.a.itemsize
+
+    def patch_bytes(self, knobs: HaloKnobs) -> int:
+        """Of a stage, of all its blocks."""
+        return knobs.tile_m // BLOCK_ROWS * prod(self.sides(knobs.line)) * knobs.line
+
+    def stage(self, product: Product, knobs: HaloKnobs) -> int:
+        """Bytes of a stage, up to where the next one begins."""
+        size = self.patch_bytes(knobs) + (0 if knobs.resident else self.filter_bytes(product, knobs))
+        return ceil(size / _ALIGNMENT) * _ALIGNMENT
+
+    def shared_memory(self, product: Product, knobs: HaloKnobs) -> int:
+        """Bytes, as the kernel's own `kSharedBytes` says."""
+        size = shared_memory(product, knobs, self.stage(product, knobs))
+        if not knobs.resident:
+            return size
+        return ceil(size / _ALIGNMENT) * _ALIGNMENT + knobs.resident * self.filter_bytes(product, knobs) + _BARRIER
+
+
+def patches_reason(gemm: ImplicitGemm) -> str | None:
+    """Why the kernel can't have the convolution, or None."""
+    product = gemm.product
+    if product.a_transposed:
+        return "a filter's gradient sums over the places that patches have"
+    if product.a.itemsize != 2:
+        return f"its patches are of 16-bit floats, and the image is {product.a.dtype}"
+    if len(product.b) > 1 or gemm.groups > 1 or gemm.merged > 1:
+        return "its patches are of all channels, and groups have their own"
+    if len(gemm.axes) not in _DIMENSIONS:
+        return f"its blocks have two dimensions of places, and the convolution {len(gemm.axes)}"
+    if gemm.phases > 1 or any(axis.stride > 1 for axis in gemm.axes):
+        return "with a stride the windows of a block's line do not begin at neighbouring places"
+    if product.reduced:
+        return "a result is reduced, and the rows of a tile are not neighbours in it"
+    patches = Patches(gemm)
+    if max(*patches.sides(LINES[0]), patches.plane_taps) > _MOST_BOX:
+        return f"a patch is larger than the {_MOST_BOX} places of TMA's boxes"
+    return launch_reason(product, patches.axes)
+
+
+def knobs_reason(patches: Patches, knobs: HaloKnobs, shared_memory_limit: int) -> str | None:
+    """Why the knobs don't fit the convolution, or None."""
+    product = patches.gemm.product
+    if knobs.line not in LINES:
+        return f"line is {knobs.line}; expected one of {LINES}"
+    if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1:
+        return "its blocks work alone, on all of K; expected no cluster, and one split"
+    stages = patches.stages(knobs.line)
+    if knobs.resident not in (0, stages):
+        return f"resident is {knobs.resident}; expected 0, or the {stages} stages of K"
+    if knobs.resident and (product.n > knobs.tile_n or product.b[0].batch_stride):
+        return f"resident is {knobs.resident}; there are more filters, or columns, than one tile has"
+    loaded, _ = packed(product)
+    if (needed := patches.shared_memory(loaded, knobs)) > shared_memory_limit:
+        return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return product_knobs_reason(product, knobs, shared_memory_limit, "rows", patches.stage(loaded, knobs))
