@@ -55,7 +55,7 @@ struct Patch {
 
   /// The descriptor of a block's rows at shared address `patch`; fields as in core/tile.cuh.
   static __device__ __forceinline__ unsigned long long descriptor(unsigned patch) {
-    constexpr unsigned long long kSwizzle = Config::kLine == 128 ? 1 : 2;
+    constexpr unsigned long long kSwizzle = Config::kLine == 128 ? 1 : Config::kLine == 64 ? 2 : 3;
     return kSwizzle << 62 | static_cast<unsigned long long>(kWidth * Config::kLine / 16) << 32 | 1ull << 16 |
            (patch & 0x3ffff) >> 4;
   }
@@ -77,68 +77,90 @@ struct BlockPlace {
   }
 };
 
-/// The filter's tile of a stage.
-template <class Config>
-using HaloFilter =
-    OperandTile<typename Config::B, Config::kNMajorB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN,
-                Config::kNMajorB, 1, false, Config::kNMajorB ? 128 : Config::kLine, 1,
-                Patch<Config>::kTaps * Config::kLine / static_cast<int>(sizeof(typename Config::B))>;
-
-/// Starts copy `box` of `filter_boxes` of the filter's tile of stage `index` of K.
+/// Where in the image and the filter a stage of K begins.
 template <class Call>
-__device__ __forceinline__ void load_filter(const Call& call, unsigned destination, unsigned barrier, int column,
-                                            int batch, int index, int box) {
-  using Config = typename Call::Config;
-  const auto& planes = call.axes[2];
-  const int channels = index / planes.filter, plane = index - channels * planes.filter;
-  const int channel = channels * (Config::kLine / static_cast<int>(sizeof(typename Config::A)));
-  const int first = planes.phases[0].first + plane * planes.filter_step;
-  const int matrix = batch * call.filter_batch + first * Patch<Config>::kTaps;
-  if constexpr (Config::kNMajorB) {
-    ptx::cp_async_bulk_tensor_load(destination + box * HaloFilter<Config>::kChunkBytes, call.b[0], barrier,
-                                   column + box * kChunk, channel, matrix);
-  } else {
-    ptx::cp_async_bulk_tensor_load(destination, call.b[0], barrier, channel, column, matrix);
+struct HaloDepth {
+  int channel;  // of a group
+  int plane;    // of the window
+
+  __device__ __forceinline__ HaloDepth(const Call& call, int index) {
+    const int line = index / call.axes[2].filter;
+    plane = index - line * call.axes[2].filter;
+    channel = line * Call::Stage::kLineElements;
   }
-}
+};
+
+/// The filter's columns of a tile.
+template <class Call>
+struct HaloFilter {
+  using BTile = typename Call::Stage::BTile;
+
+  const Call& call;
+  int column, first_channel;  // in the filter; of the group, where channels run along K there
+  int matrix;                 // at its first tap
+
+  __device__ __forceinline__ HaloFilter(const Call& call, int column, int batch)
+      : call(call), column(column), first_channel(0), matrix(batch * call.filter_batch) {
+    if constexpr (!Call::Config::kNMajorB) {
+      const int group = column / call.group_columns;
+      this->column -= group * call.group_columns;
+      first_channel = group * call.channels;
+    }
+  }
+
+  /// Starts the copy of tap number `tap` of a plane, to shared address `tiles`.
+  __device__ __forceinline__ void load(const HaloDepth<Call>& depth, int tap, unsigned tiles, unsigned barrier) const {
+    const auto& planes = call.axes[2];
+    const int plane = planes.phases[0].first + depth.plane * planes.filter_step;
+    BTile::load(call.b[0], tiles + tap * BTile::kBytes, barrier, 0, 0, first_channel + depth.channel, column,
+                matrix + plane * Call::Stage::Rows::kTaps + tap);
+  }
+};
 
 template <class Config>
 struct HaloStage {
   using Rows = Patch<Config>;
-  using BTile = HaloFilter<Config>;
-  static constexpr int kDepth = BTile::kDepth, kSteps = Config::kLine / 32;  // multiplies of a tap
-  static constexpr int kFilterBytes = Config::kResident ? 0 : BTile::kBytes;
-  static constexpr int kFilterBoxes = Config::kNMajorB ? BTile::kBytes / BTile::kChunkBytes : 1;
-  static constexpr int kBytes = kFilterBytes + Config::kTileM / kBlockRows * Rows::kBytes;
+  static constexpr int kLineElements = Config::kLine / static_cast<int>(sizeof(typename Config::A));
+  static constexpr int kLoaded = Config::kNMajorB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN;
+  using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, 1, false,
+                            Config::kNMajorB ? 128 : Config::kLine, Config::kGroups, kLineElements>;  // of a tap
+  static constexpr int kDepth = Rows::kTaps * kLineElements, kFilter = Rows::kTaps * BTile::kBytes;
+  static constexpr int kPatchesAt = Config::kResident ? 0 : kFilter;
+  static constexpr int kBytes = kPatchesAt + Config::kTileM / kBlockRows * Rows::kBytes;
   static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
 
   unsigned long long a, b;
 
   template <class Call>
   __device__ __forceinline__ HaloStage(const Call& call, unsigned stages, int first_row)
-      : a(Rows::descriptor(stages + kFilterBytes + first_row / kBlockRows * Rows::kBytes)),
+      : a(Rows::descriptor(stages + kPatchesAt + first_row / kBlockRows * Rows::kBytes)),
         b(BTile::descriptor(stages + (Config::kResident ? Call::kFilterAt : 0))) {
     if constexpr (Config::kResident > 0) load_resident(call, stages + Call::kFilterAt);
   }
 
-  /// Starts the multiplies of the stage in place `stage` of the ring, which is number `index` of K.
+  /// Starts the multiplies of the stage in place `stage` of the ring, which is number `index` of K. Each of groups is
+  /// multiplied by its own columns.
   template <class Accumulator, int kBlocks, int kRegisters>
   __device__ __forceinline__ void multiply(Accumulator (&accumulators)[kBlocks][kRegisters], int stage, int index,
                                            bool accumulate) const {
+    constexpr int kOwn = kRegisters / Config::kGroups;  // of a group
     const unsigned of_stage = stage_offset(stage, kStride);
-    const unsigned of_filter = Config::kResident ? stage_offset(index, BTile::kBytes) : of_stage;
+    const unsigned of_filter = Config::kResident ? stage_offset(index, kFilter) : of_stage;
     ptx::wgmma_fence();
 #pragma unroll
     for (int tap = 0; tap < Rows::kTaps; ++tap) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < BTile::kSteps; ++step) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-          const unsigned place = (block * Rows::kBytes + Rows::shift(tap) + step * 32) / 16;
-          ptx::Wgmma<2 * kRegisters>::template mma_async<wgmma_type<typename Config::A>(), BTile::kType, false,
-                                                         BTile::kRunsAlongExtent>(
-              accumulators[block], a + (of_stage + place), b + (of_filter + BTile::step(tap * kSteps + step)),
-              accumulate || tap + step > 0);
+          auto& own =
+              reinterpret_cast<Accumulator(&)[kOwn]>(accumulators[block][step / BTile::kGroupSteps * kOwn]);
+          const unsigned of_a = (block * Rows::kBytes + Rows::shift(tap) + step * 32) / 16;
+          const unsigned of_b = tap * BTile::kBytes / 16 + BTile::step(step);
+          ptx::Wgmma<2 * kOwn>::template mma_async<wgmma_type<typename Config::A>(), BTile::kType, false,
+                                                   BTile::kRunsAlongExtent>(
+              own, a + (of_stage + of_a), b + (of_filter + of_b),
+              accumulate || tap > 0 || step % BTile::kGroupSteps > 0);
         }
       }
     }
@@ -146,18 +168,18 @@ struct HaloStage {
   }
 
  private:
-  /// By all consumers: the whole filter, at shared address `filter`.
+  /// By all consumers: the whole filter, at shared address `tiles`.
   template <class Call>
-  static __device__ __forceinline__ void load_resident(const Call& call, unsigned filter) {
-    constexpr unsigned kWhole = Config::kResident * BTile::kBytes;
-    const unsigned barrier = filter + kWhole;
+  static __device__ __forceinline__ void load_resident(const Call& call, unsigned tiles) {
+    const unsigned barrier = tiles + Config::kResident * kFilter;
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(barrier, 1);
       ptx::fence_mbarrier_init();
-      ptx::mbarrier_arrive_expect_tx(barrier, kWhole);
+      ptx::mbarrier_arrive_expect_tx(barrier, Config::kResident * kFilter);
+      const HaloFilter<Call> filter(call, 0, 0);
       for (int index = 0; index < Config::kResident; ++index) {
-        for (int box = 0; box < kFilterBoxes; ++box) {
-          load_filter(call, filter + index * BTile::kBytes, barrier, 0, 0, index, box);
+        for (int tap = 0; tap < Rows::kTaps; ++tap) {
+          filter.load(HaloDepth<Call>(call, index), tap, tiles + index * kFilter, barrier);
         }
       }
     }
@@ -172,29 +194,32 @@ struct HaloLoads {
   using Config = typename Call::Config;
   using Stage = typename Call::Stage;
   static constexpr int kBlocks = Config::kTileM / kBlockRows;
-  static constexpr int kBoxes = Config::kResident ? 0 : Stage::kFilterBoxes;
-  static_assert(kBlocks + kBoxes <= 32, "each lane starts one copy");
 
   const Call& call;
-  int column, batch;
   BlockPlace block;  // the lane's own
+  int first_channel, first_image;
+  HaloFilter<Call> filter;
 
   __device__ __forceinline__ HaloLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
                                        int)
-      : call(call), column(column), batch(batch), block(call.axes, row / kBlockRows + threadIdx.x % 32) {}
+      : call(call),
+        block(call.axes, row / kBlockRows + threadIdx.x % 32),
+        first_channel(column / call.group_columns * call.channels),
+        first_image(batch * call.image_batch),
+        filter(call, column, batch) {}
 
   __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
-    const int lane = threadIdx.x % 32, box = lane - kBlocks;
+    const int lane = threadIdx.x % 32;
+    const HaloDepth<Call> depth(call, index);
     if (lane < kBlocks) {
-      const auto& planes = call.axes[2];
-      const int channels = index / planes.filter, plane = index - channels * planes.filter;
-      ptx::cp_async_bulk_tensor_load(
-          stage + Stage::kFilterBytes + lane * Stage::Rows::kBytes, call.a, full,
-          channels * (Config::kLine / static_cast<int>(sizeof(typename Config::A))),
-          block.first[0] + call.axes[0].start, block.first[1] + call.axes[1].start,
-          block.first[2] + planes.start + plane * planes.step, batch * call.image_batch + block.image);
-    } else if (box < kBoxes) {
-      load_filter(call, stage, full, column, batch, index, box);
+      const auto& [x, y, z] = call.axes;
+      ptx::cp_async_bulk_tensor_load(stage + Stage::kPatchesAt + lane * Stage::Rows::kBytes, call.a, full,
+                                     first_channel + depth.channel, block.first[0] + x.start, block.first[1] + y.start,
+                                     block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
+    } else if constexpr (!Config::kResident) {
+      for (int tap = lane - kBlocks; tap < Stage::Rows::kTaps; tap += 32 - kBlocks) {
+        filter.load(depth, tap, stage, full);
+      }
     }
   }
 };
@@ -227,11 +252,13 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
       ((Config::kConsumers + 1) * Self::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
   static constexpr int kFilterAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
   static constexpr int kSharedBytes =
-      Config::kResident ? kFilterAt + Config::kResident * HaloFilter<Config>::kBytes + 8 : Product::kSharedBytes;
+      Config::kResident ? kFilterAt + Config::kResident * Self::Stage::kFilter + 8 : Product::kSharedBytes;
   static_assert(Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
 
   ConvolutionAxis<1> axes[3];  // the innermost first, by blocks
   int rows = 0;                // of tiles
+  int channels = 0;            // of the image, in a group
+  int group_columns = 0;
   int image_batch = 0, filter_batch = 0;
 
   __device__ __forceinline__ int tiled_rows() const { return rows; }

@@ -72,14 +72,13 @@ struct OperandTile {
   static_assert(kGroups == 1 || !kAlongExtent || kLineElements * kGroups % kExtent == 0 ||
                     kExtent % (kLineElements * kGroups) == 0,
                 "a group's elements are a part of a chunk, or whole chunks");
-  static_assert(kLines % 8 == 0, "boxes are whole groups of lines");
+  static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
   /// By one thread: this block's share of the tile, or of one of its `kParts` along K, for the blocks whose bits are in
   /// `blocks`.
   template <int kParts = 1>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
                                               unsigned short blocks, int k, int start, int batch, int part = 0) {
-    static_assert(kLines <= 256, "TMA's boxes have at most 256 lines");
     if constexpr (kAlongExtent) {
       const int line = share * (kLines / kParts);
 #pragma unroll

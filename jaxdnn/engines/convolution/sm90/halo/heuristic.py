@@ -26,7 +26,7 @@ _SHAPES = (
     HaloKnobs(tile_m=192, consumers=3),
     HaloKnobs(tile_m=128),
 )
-_WIDTHS = (32, 48, 64, 96, 128, 160, 192, 256)
+_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 _MOST_STAGES = 6
 
 
@@ -35,7 +35,7 @@ def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
     found: dict[HaloKnobs, float] = {}
     for shape, width, line, stays in pairs(_SHAPES, _WIDTHS, LINES, (True, False)):
         resident = patches.stages(line) if stays else 0
-        knobs = _fitted(patches, replace(shape, tile_n=width, line=line, resident=resident), target)
+        knobs = _fitted(patches, replace(shape, tile_n=width, line=line, resident=resident, groups=patches.gemm.merged), target)
         if knobs is not None:
             found.setdefault(knobs, seconds(patches, knobs, target.sm_count))
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
@@ -63,8 +63,9 @@ def seconds(patches: Patches, knobs: HaloKnobs, sm_count: int) -> float:
     length = stages * patches.depth(knobs.line)  # of K
     blocks = knobs.tile_m // BLOCK_ROWS
     loaded = stages * (patches.patch_bytes(knobs) + (0 if knobs.resident else patches.filter_bytes(product, knobs)))
-    read = blocks * (BLOCK_ROWS + knobs.tile_n) * length * size
-    multiplies = 2 * knobs.tile_m * knobs.tile_n * length / (RATE / sm_count)
+    own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
+    read = blocks * (BLOCK_ROWS + own) * length * size
+    multiplies = 2 * knobs.tile_m * own * length / (RATE / sm_count)
     multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * TOGETHER[knobs.consumers]
     loading = loaded / L2_RATE
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)

@@ -10,10 +10,11 @@ from jaxdnn.engines.convolution.sm90.knobs import launch_reason
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, loaded_columns, packed, shared_memory
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+from jaxdnn.engines.product.tma import STEPS
 
 BLOCK = 8  # places of a block's side
 BLOCK_ROWS = BLOCK * BLOCK
-LINES = (128, 64)  # bytes of channels in a stage
+LINES = (128, 64, 32)  # bytes of channels in a stage
 _DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
 _ALIGNMENT = 1024  # of a stage, bytes
@@ -75,7 +76,7 @@ class Patches:
 
     def filter_bytes(self, product: Product, knobs: HaloKnobs) -> int:
         """Of a stage."""
-        return loaded_columns(product, knobs) * self.depth(knobs.line) * product.a.itemsize
+        return loaded_columns(product, knobs) * self.depth(knobs.line) * product.a.itemsize // knobs.groups
 
     def patch_bytes(self, knobs: HaloKnobs) -> int:
         """Of a stage, of all its blocks."""
@@ -101,8 +102,8 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
         return "a filter's gradient sums over the places that patches have"
     if product.a.itemsize != 2:
         return f"its patches are of 16-bit floats, and the image is {product.a.dtype}"
-    if len(product.b) > 1 or gemm.groups > 1 or gemm.merged > 1:
-        return "its patches are of all channels, and groups have their own"
+    if gemm.merged > STEPS:
+        return f"a group has {gemm.channels // gemm.merged} channels, which are less than a multiply's"
     if len(gemm.axes) not in _DIMENSIONS:
         return f"its blocks have two dimensions of places, and the convolution {len(gemm.axes)}"
     if gemm.phases > 1 or any(axis.stride > 1 for axis in gemm.axes):
@@ -122,7 +123,13 @@ def knobs_reason(patches: Patches, knobs: HaloKnobs, shared_memory_limit: int) -
         return f"line is {knobs.line}; expected one of {LINES}"
     if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1:
         return "its blocks work alone, on all of K; expected no cluster, and one split"
-    stages = patches.stages(knobs.line)
+    gemm, stages = patches.gemm, patches.stages(knobs.line)
+    if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
+        return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
+    if gemm.groups > 1 and gemm.channels * product.a.itemsize % knobs.line:
+        return f"line is {knobs.line}; the {gemm.channels} channels of a group are no multiple of it"
+    if gemm.merged > 1 and (knobs.tile_n != gemm.group_columns or knobs.line != gemm.line):
+        return f"expected tiles of {gemm.group_columns} columns and lines of {gemm.line}, those of merged groups"
     if knobs.resident not in (0, stages):
         return f"resident is {knobs.resident}; expected 0, or the {stages} stages of K"
     if knobs.resident and (product.n > knobs.tile_n or product.b[0].batch_stride):
@@ -130,4 +137,4 @@ def knobs_reason(patches: Patches, knobs: HaloKnobs, shared_memory_limit: int) -
     loaded, _ = packed(product)
     if (needed := patches.shared_memory(loaded, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
-    return product_knobs_reason(product, knobs, shared_memory_limit, "rows", patches.stage(loaded, knobs))
+    return product_knobs_reason(product, knobs, shared_memory_limit, "rows", patches.stage(loaded, knobs), gemm.merged)
