@@ -35,7 +35,8 @@ def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
     found: dict[HaloKnobs, float] = {}
     for shape, width, line, stays in pairs(_SHAPES, _WIDTHS, LINES, (True, False)):
         resident = patches.stages(line) if stays else 0
-        knobs = _fitted(patches, replace(shape, tile_n=width, line=line, resident=resident, groups=patches.gemm.merged), target)
+        shape = replace(shape, tile_n=width, groups=patches.gemm.merged)
+        knobs = _fitted(patches, replace(shape, line=line, resident=resident), target)
         if knobs is not None:
             found.setdefault(knobs, seconds(patches, knobs, target.sm_count))
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
+from typing import Literal
 
 from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
@@ -33,7 +34,7 @@ class HaloKnobs(Sm90Knobs):
     """
 
     cluster_m: int = 1
-    store: str = "rows"
+    store: Literal["tma", "rows", "direct"] = "rows"
     line: int = 128
     resident: int = 0
 
@@ -104,6 +105,8 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
         return f"its patches are of 16-bit floats, and the image is {product.a.dtype}"
     if gemm.merged > STEPS:
         return f"a group has {gemm.channels // gemm.merged} channels, which are less than a multiply's"
+    if gemm.groups > 1 and gemm.channels * product.a.itemsize % LINES[-1]:
+        return f"a group has {gemm.channels} channels, which are no multiple of {LINES[-1]} bytes"
     if len(gemm.axes) not in _DIMENSIONS:
         return f"its blocks have two dimensions of places, and the convolution {len(gemm.axes)}"
     if gemm.phases > 1 or any(axis.stride > 1 for axis in gemm.axes):

@@ -23,7 +23,7 @@ class HaloUnit(ConvolutionUnit):
         super().__init__(gemm, knobs, sm_count)
 
     def depth(self, product: Product) -> int:
-        return self.patches.depth(self.halo.line)
+        return self.patches.plane_taps * self.halo.line // product.a.itemsize
 
     def shared_memory(self, product: Product) -> int:
         return self.patches.shared_memory(product, self.halo)

@@ -1,0 +1,202 @@
+"""The Hopper engine of convolutions by patches: what it plans and refuses, and that it computes what is right."""
+
+import jax
+import numpy as np
+import pytest
+
+from checking.cases.convolution import convolution
+from checking.cases.dtypes import BF16, E4M3, F16
+from checking.convolution import problems
+from checking.convolution.exact import arrays, calls, only
+from checking.convolution.plans import H100, check_compiled, check_emulated, check_on_gpu, emulated_plan
+from checking.emulation.plans import Emulated
+from jaxdnn.engines.convolution.sm90.halo.engine import ConvolutionSm90Halo
+from jaxdnn.engines.convolution.sm90.halo.knobs import HaloKnobs
+from jaxdnn.plan import TensorMap
+
+ENGINE = ConvolutionSm90Halo()
+GPU = jax.default_backend() == "gpu"
+
+
+def row(n):
+    return ((n,), BF16)
+
+
+# Edges: lines of places that end in a block, images that end in a tile, channels that end in a stage.
+SMALL = {
+    "same": convolution((3, 9, 17, 72), (3, 3, 72, 40), BF16, padding="SAME"),
+    "windows of 2, flipped": convolution((2, 8, 11, 40), (2, 4, 40, 64), F16, padding=((1, 0), (0, 2)), flip=True),
+    "dilated": convolution((2, 17, 13, 64), (3, 2, 64, 32), F16, rhs_dilation=(3, 2), padding=((2, 3), (-1, 1))),
+    "single lines": convolution((2, 5, 18, 32), (1, 3, 32, 64), BF16),
+    "three dimensions": convolution((2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
+    "three dimensions, dilated": convolution(
+        (1, 5, 6, 9, 32), (2, 3, 2, 32, 16), BF16, rhs_dilation=(2, 1, 1), padding=((1, 0), (1, 1), (0, 1)), flip=True
+    ),
+    "groups of 64": convolution((2, 6, 7, 128), (3, 3, 64, 192), BF16, padding="SAME", groups=2),
+    "groups of 32": convolution((2, 6, 7, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
+    "groups of 16": convolution(
+        (2, 11, 12, 128), (3, 2, 16, 128), F16, rhs_dilation=(2, 2), padding=((1, 1), (0, 1)), flip=True, groups=8
+    ),
+    "epilogue": convolution(
+        (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
+    ),
+}
+MAPPED = {
+    "images, mapped": (SMALL["dilated"], (0, None)),
+    "both, mapped": (SMALL["three dimensions"], (0, 0)),
+}
+PROBLEMS = {
+    f"{name}, {direction}": call
+    for name, (case, axes) in ({name: (case, None) for name, case in SMALL.items()} | MAPPED).items()
+    for direction, call in calls(case, axes).items()
+    if direction != "filter"
+}
+# What no heuristic would choose for so few places.
+FORCED = {
+    "same, output": [
+        HaloKnobs(tile_m=256, tile_n=48, stages=2, line=64),
+        HaloKnobs(tile_m=128, tile_n=32, stages=3, line=32, schedule="pingpong"),
+        HaloKnobs(tile_m=64, tile_n=64, stages=2, consumers=1, resident=2, epilogue_stages=1),
+        HaloKnobs(tile_m=192, tile_n=48, stages=2, consumers=3, line=64, store="direct"),
+    ],
+    "same, image": [
+        HaloKnobs(tile_m=256, tile_n=64, stages=2, line=64),
+        HaloKnobs(tile_m=128, tile_n=96, stages=4, line=64, schedule="pingpong", resident=2),
+    ],
+    "dilated, image": [HaloKnobs(tile_m=192, tile_n=64, stages=2, consumers=3, line=64, resident=1)],
+    "groups of 64, output": [HaloKnobs(tile_m=256, tile_n=48, stages=2, line=64, epilogue_stages=1)],
+    "groups of 16, output": [HaloKnobs(tile_m=256, tile_n=64, stages=2, groups=4)],
+}
+RUNS = [(name, None) for name in PROBLEMS] + [(name, knobs) for name, several in FORCED.items() for knobs in several]
+LARGE = {
+    "56": convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
+    "512": convolution((1, 512, 512, 128), (3, 3, 128, 128), F16, padding="SAME"),
+    "320": convolution((16, 64, 64, 320), (3, 3, 320, 320), BF16, padding="SAME"),
+    "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
+    "volume of 32 channels": convolution((1, 128, 128, 128, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
+    "32 groups": convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32),
+    "16 groups": convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
+    "gelu": convolution(
+        (256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    plans = [emulated_plan(PROBLEMS[name].problem, knobs, ENGINE) for name, knobs in RUNS]
+    return Emulated(plans, tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize(("name", "knobs"), RUNS)
+def test_its_text_computes_what_is_right(name, knobs, emulated):
+    check_emulated(PROBLEMS[name], emulated, RUNS.index((name, knobs)))
+
+
+@pytest.mark.parametrize("name", ["same, output", "dilated, image", "three dimensions, output"])
+def test_what_is_no_number_stays_in_its_windows(name, emulated):
+    """Patches have places that windows of neighbouring blocks, or of no block, meet."""
+    call = PROBLEMS[name]
+    operands, types = arrays(call), call.signature.results.values()
+    image = call.problem.a if call.problem.result == "output" else call.problem.b
+    operands[image.buffer.index][0, ..., -1, -1, 0] = np.nan
+    operands[image.buffer.index][-1, ..., 1, 2, -1] = np.nan
+    results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
+    emulated.run(RUNS.index((name, None)), operands, results)
+    for found, want in zip(results, problems.run(call.problem, operands), strict=True):
+        finite = np.isfinite(want)
+        assert finite.any()
+        assert not finite.all()
+        np.testing.assert_array_equal(np.isfinite(np.float64(found)).ravel(), finite)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_configurations_compile(name):
+    served = [call.problem for call in calls(LARGE[name]).values() if not ENGINE.reason(call.problem, H100)]
+    assert served
+    for problem in served:
+        check_compiled(problem, 2, ENGINE)
+
+
+def test_a_plan_is_what_it_is():
+    """Blocks of 8 x 8 of 9 x 17 places, whose patches are 10 x 10; 72 channels in lines of 64, that is of 32."""
+    plan = ENGINE.build(HaloKnobs(tile_m=128, tile_n=48, stages=2, line=64), only(SMALL["same"]), H100)
+    (launch,) = plan.launches
+    image, filter_ = (one for one in launch.arguments if isinstance(one, TensorMap))
+    assert (image.dimensions, image.strides) == ((72, 17, 9, 1, 3), (144, 17 * 144, 153 * 144, 153 * 144))
+    assert (image.box, image.corners) == ((32, 10, 10, 1, 1), ())
+    assert (filter_.dimensions, filter_.box) == ((40, 72, 9), (64, 32, 1))
+    assert launch.grid == (9, 1, 1), "3 images of 2 x 3 blocks, two a tile"
+
+
+def test_sizes_are_not_in_the_code():
+    units = set()
+    for n, size, channels in ((2, 16, 64), (5, 33, 192)):
+        case = convolution((n, size, size, channels), (3, 3, channels, 64), BF16, padding="SAME")
+        units.add(ENGINE.build(HaloKnobs(tile_n=64, stages=2, line=64), only(case), H100).unit)
+    assert len(units) == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (only(SMALL["same"], "filter"), "sums over the places that patches have"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), E4M3, padding="SAME", out_dtype=BF16)), "of 16-bit floats"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(1, 2))), "with a stride"),
+        (
+            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, lhs_dilation=(2, 1), padding=((1, 1), (1, 1)))),
+            "with a stride",
+        ),
+        (only(convolution((2, 90, 64), (3, 64, 64), BF16)), "two dimensions of places, and the convolution 1"),
+        (
+            only(convolution((2, 9, 9, 72), (3, 3, 8, 72), BF16, groups=9)),
+            "8 channels, which are less than a multiply's",
+        ),
+        (
+            only(convolution((2, 9, 9, 48), (3, 3, 24, 48), BF16, groups=2)),
+            "24 channels, which are no multiple of 32 bytes",
+        ),
+        (
+            only(convolution((2, 90, 9, 64), (3, 3, 64, 64), BF16, rhs_dilation=(130, 1), padding="SAME")),
+            "of TMA's boxes",
+        ),
+        (only(convolution((2, 90, 90, 64), (9, 9, 64, 64), BF16, padding="SAME")), "more than shared memory"),
+        (
+            only(convolution((2, 6, 7, 64), (3, 3, 64, 40), BF16, padding="SAME", epilogue="sums of channels")),
+            "a result is reduced",
+        ),
+    ],
+)
+def test_reasons(problem, said):
+    assert said in (ENGINE.reason(problem, H100) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "said"),
+    [
+        ("same", HaloKnobs(tile_n=48, line=16), "line is 16; expected one of"),
+        ("same", HaloKnobs(tile_n=48, line=64, cluster_m=2), "expected no cluster"),
+        ("same", HaloKnobs(tile_n=48, line=64, split_k=2), "and one split"),
+        ("same", HaloKnobs(tile_n=48, line=64, resident=2), "expected 0, or the 3 stages of K"),
+        ("same", HaloKnobs(tile_n=32, line=64, resident=3), "more filters, or columns, than one tile has"),
+        ("same", HaloKnobs(tile_n=48, stages=6), "bytes of shared memory, and a block has"),
+        ("same", HaloKnobs(tile_n=48, line=64, stages=2, store="tma"), "store is 'tma'; expected 'rows'"),
+        (
+            "groups of 64",
+            HaloKnobs(tile_n=128, stages=2, line=64),
+            "the 96 columns of a group must be a multiple of it",
+        ),
+        ("groups of 32", HaloKnobs(tile_n=64, stages=2), "groups is 1; expected 2"),
+        ("groups of 32", HaloKnobs(tile_n=32, stages=2, groups=2), "tiles of 64 columns and lines of 128"),
+    ],
+)
+def test_knobs_that_do_not_fit(name, knobs, said):
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        ENGINE.build(knobs, only(SMALL[name]), H100)
+    assert said in str(caught.value)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_results(name):
+    check_on_gpu(PROBLEMS[name], FORCED.get(name, ()), ENGINE)
