@@ -90,33 +90,7 @@ struct HaloDepth {
   }
 };
 
-/// The filter's columns of a tile.
-template <class Call>
-struct HaloFilter {
-  using BTile = typename Call::Stage::BTile;
-
-  const Call& call;
-  int column, first_channel;  // in the filter; of the group, where channels run along K there
-  int matrix;                 // at its first tap
-
-  __device__ __forceinline__ HaloFilter(const Call& call, int column, int batch)
-      : call(call), column(column), first_channel(0), matrix(batch * call.filter_batch) {
-    if constexpr (!Call::Config::kNMajorB) {
-      const int group = column / call.group_columns;
-      this->column -= group * call.group_columns;
-      first_channel = group * call.channels;
-    }
-  }
-
-  /// Starts the copy of tap number `tap` of a plane, to shared address `tiles`.
-  __device__ __forceinline__ void load(const HaloDepth<Call>& depth, int tap, unsigned tiles, unsigned barrier) const {
-    const auto& planes = call.axes[2];
-    const int plane = planes.phases[0].first + depth.plane * planes.filter_step;
-    BTile::load(call.b[0], tiles + tap * BTile::kBytes, barrier, 0, 0, first_channel + depth.channel, column,
-                matrix + plane * Call::Stage::Rows::kTaps + tap);
-  }
-};
-
+/// A stage: the patches of a tile's blocks.
 template <class Config>
 struct HaloStage {
   using Rows = Patch<Config>;
@@ -124,101 +98,112 @@ struct HaloStage {
   static constexpr int kLoaded = Config::kNMajorB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN;
   using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, 1, false,
                             Config::kNMajorB ? 128 : Config::kLine, Config::kGroups, kLineElements>;  // of a tap
-  static constexpr int kDepth = Rows::kTaps * kLineElements, kFilter = Rows::kTaps * BTile::kBytes;
-  static constexpr int kPatchesAt = Config::kResident ? 0 : kFilter;
-  static constexpr int kBytes = kPatchesAt + Config::kTileM / kBlockRows * Rows::kBytes;
+  using Filters = TmaPipeline<Config::kFilterStages, BTile::kBytes>;
+  static constexpr int kDepth = Rows::kTaps * kLineElements;
+  static constexpr int kBytes = Config::kTileM / kBlockRows * Rows::kBytes;
   static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
 
+  Filters filters;
+  StageReader<Filters> reader{filters};
   unsigned long long a, b;
+  bool holds = false;  // a tile of the filter, of the tap before
 
   template <class Call>
   __device__ __forceinline__ HaloStage(const Call& call, unsigned stages, int first_row)
-      : a(Rows::descriptor(stages + kPatchesAt + first_row / kBlockRows * Rows::kBytes)),
-        b(BTile::descriptor(stages + (Config::kResident ? Call::kFilterAt : 0))) {
-    if constexpr (Config::kResident > 0) load_resident(call, stages + Call::kFilterAt);
-  }
+      : filters(call.filters(stages)),
+        a(Rows::descriptor(stages + first_row / kBlockRows * Rows::kBytes)),
+        b(BTile::descriptor(filters.stages)) {}
 
   /// Starts the multiplies of the stage in place `stage` of the ring, which is number `index` of K. Each of groups is
   /// multiplied by its own columns.
   template <class Accumulator, int kBlocks, int kRegisters>
   __device__ __forceinline__ void multiply(Accumulator (&accumulators)[kBlocks][kRegisters], int stage, int index,
-                                           bool accumulate) const {
+                                           bool accumulate) {
     constexpr int kOwn = kRegisters / Config::kGroups;  // of a group
     const unsigned of_stage = stage_offset(stage, kStride);
-    const unsigned of_filter = Config::kResident ? stage_offset(index, kFilter) : of_stage;
-    ptx::wgmma_fence();
 #pragma unroll
     for (int tap = 0; tap < Rows::kTaps; ++tap) {
+      const int place = Config::kResident ? index * Rows::kTaps + tap : reader.position.stage;
+      mbarrier_wait(filters.full(place), Config::kResident ? 0 : reader.position.parity);
+      if (tap == 0 || !Config::kResident) ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < BTile::kSteps; ++step) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-          auto& own =
-              reinterpret_cast<Accumulator(&)[kOwn]>(accumulators[block][step / BTile::kGroupSteps * kOwn]);
+          auto& own = reinterpret_cast<Accumulator(&)[kOwn]>(accumulators[block][step / BTile::kGroupSteps * kOwn]);
           const unsigned of_a = (block * Rows::kBytes + Rows::shift(tap) + step * 32) / 16;
-          const unsigned of_b = tap * BTile::kBytes / 16 + BTile::step(step);
+          const unsigned of_b = stage_offset(place, Filters::kStageStride) + BTile::step(step);
           ptx::Wgmma<2 * kOwn>::template mma_async<wgmma_type<typename Config::A>(), BTile::kType, false,
                                                    BTile::kRunsAlongExtent>(
-              own, a + (of_stage + of_a), b + (of_filter + of_b),
-              accumulate || tap > 0 || step % BTile::kGroupSteps > 0);
+              own, a + (of_stage + of_a), b + of_b, accumulate || tap > 0 || step % BTile::kGroupSteps > 0);
         }
       }
-    }
-    ptx::wgmma_commit_group();
-  }
-
- private:
-  /// By all consumers: the whole filter, at shared address `tiles`.
-  template <class Call>
-  static __device__ __forceinline__ void load_resident(const Call& call, unsigned tiles) {
-    const unsigned barrier = tiles + Config::kResident * kFilter;
-    if (threadIdx.x == 0) {
-      ptx::mbarrier_init(barrier, 1);
-      ptx::fence_mbarrier_init();
-      ptx::mbarrier_arrive_expect_tx(barrier, Config::kResident * kFilter);
-      const HaloFilter<Call> filter(call, 0, 0);
-      for (int index = 0; index < Config::kResident; ++index) {
-        for (int tap = 0; tap < Rows::kTaps; ++tap) {
-          filter.load(HaloDepth<Call>(call, index), tap, tiles + index * kFilter, barrier);
-        }
+      if constexpr (!Config::kResident) {
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();
+        if (holds) reader.release_previous();
+        holds = true;
+        reader.advance();
       }
     }
-    ptx::barrier_sync(3, 128 * Config::kConsumers);
-    mbarrier_wait(barrier, 0);
+    if constexpr (Config::kResident) ptx::wgmma_commit_group();
   }
 };
 
-/// The copies of one tile; by the lanes of a warp.
+/// The copies of a tile's patches; by the lanes of a warp.
 template <class Call>
 struct HaloLoads {
-  using Config = typename Call::Config;
   using Stage = typename Call::Stage;
-  static constexpr int kBlocks = Config::kTileM / kBlockRows;
+  static constexpr int kBlocks = Call::Config::kTileM / kBlockRows;
 
   const Call& call;
   BlockPlace block;  // the lane's own
   int first_channel, first_image;
-  HaloFilter<Call> filter;
 
   __device__ __forceinline__ HaloLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
                                        int)
       : call(call),
         block(call.axes, row / kBlockRows + threadIdx.x % 32),
         first_channel(column / call.group_columns * call.channels),
-        first_image(batch * call.image_batch),
-        filter(call, column, batch) {}
+        first_image(batch * call.image_batch) {}
 
   __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
     const int lane = threadIdx.x % 32;
+    if (lane >= kBlocks) return;
     const HaloDepth<Call> depth(call, index);
-    if (lane < kBlocks) {
-      const auto& [x, y, z] = call.axes;
-      ptx::cp_async_bulk_tensor_load(stage + Stage::kPatchesAt + lane * Stage::Rows::kBytes, call.a, full,
-                                     first_channel + depth.channel, block.first[0] + x.start, block.first[1] + y.start,
-                                     block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
-    } else if constexpr (!Config::kResident) {
-      for (int tap = lane - kBlocks; tap < Stage::Rows::kTaps; tap += 32 - kBlocks) {
-        filter.load(depth, tap, stage, full);
+    const auto& [x, y, z] = call.axes;
+    ptx::cp_async_bulk_tensor_load(stage + lane * Stage::Rows::kBytes, call.a, full, first_channel + depth.channel,
+                                   block.first[0] + x.start, block.first[1] + y.start,
+                                   block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
+  }
+};
+
+/// The copies of the filter, tap by tap, of all tiles, or of one where it stays; by one thread.
+template <class Call>
+struct FilterWalk {
+  using Stage = typename Call::Stage;
+
+  const Call& call;
+  const typename Stage::Filters filters;
+  StageWriter<typename Stage::Filters> writer{filters};
+
+  /// The columns from `column` on.
+  __device__ __forceinline__ void load(int column, int batch, int depth_blocks) {
+    int first_channel = 0;
+    if constexpr (!Call::Config::kNMajorB) {  // channels of all groups run along K
+      const int group = column / call.group_columns;
+      column -= group * call.group_columns;
+      first_channel = group * call.channels;
+    }
+    const auto& planes = call.axes[2];
+    for (int index = 0; index < depth_blocks; ++index) {
+      const HaloDepth<Call> depth(call, index);
+      const int plane = planes.phases[0].first + depth.plane * planes.filter_step;
+      const int matrix = batch * call.filter_batch + plane * Stage::Rows::kTaps;
+      for (int tap = 0; tap < Stage::Rows::kTaps; ++tap) {
+        writer.fill([&](unsigned tile, unsigned full) {
+          Stage::BTile::load(call.b[0], tile, full, 0, 0, first_channel + depth.channel, column, matrix + tap);
+        });
       }
     }
   }
@@ -227,42 +212,71 @@ struct HaloLoads {
 /// Rows of tiles are places of blocks.
 template <class Call>
 struct BlockRows {
-  static constexpr bool kStraight = false;
+  static constexpr bool kStraight = false, kBoxes = true;
 
   const Call& call;
 
   __device__ __forceinline__ int operator()(int row) const {
+    const auto& [width, height, depth] = call.axes;
     const BlockPlace block(call.axes, row / kBlockRows);
     const int x = block.first[0] + row % kBlockSide, y = block.first[1] + row % kBlockRows / kBlockSide;
-    if (x >= call.axes[0].result || y >= call.axes[1].result) return PhaseRows<Call>::kNoRow;
-    return ((block.image * call.axes[2].result + block.first[2]) * call.axes[1].result + y) * call.axes[0].result + x;
+    if (x >= width.result || y >= height.result) return PhaseRows<Call>::kNoRow;
+    return ((block.image * depth.result + block.first[2]) * height.result + y) * width.result + x;
+  }
+
+  /// Two lines of a block, of which TMA leaves out what is past the end of a line, or of an image.
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
+    if ((*this)(row) >= call.m) return;
+    const BlockPlace block(call.axes, row / kBlockRows);
+    ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0],
+                                    block.first[1] + row % kBlockRows / kBlockSide, block.first[2],
+                                    batch * call.images + block.image);
   }
 };
 
-/// Config has kResident, the stages of a filter that stays in shared memory, and kFlippedX and kFlippedY, whether
-/// windows meet the filter from its end on, besides what a product's and a `Patch`'s have.
+/// Config has kResident, whether the filter stays in shared memory, kFilterStages, of its ring, and kFlippedX and
+/// kFlippedY, whether windows meet it from its end on, besides what a product's and a `Patch`'s have.
 template <class Config>
 struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   using Self = ConvolutionSm90Halo;
   using Product = ProductSm90<Config, HaloStage<Config>>;
   using Loads = HaloLoads<Self>;
+  using Filters = typename Self::Stage::Filters;
   static constexpr int kSpatial = 3;
   static constexpr int kProducerThreads = 32, kProducerRegisters = 40;  // registers as of ConvolutionSm90
   static constexpr int kConsumerRegisters =
       ((Config::kConsumers + 1) * Self::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
-  static constexpr int kFilterAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
-  static constexpr int kSharedBytes =
-      Config::kResident ? kFilterAt + Config::kResident * Self::Stage::kFilter + 8 : Product::kSharedBytes;
-  static_assert(Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
+  static constexpr int kFiltersAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
+  static constexpr int kFilterBarriersAt = kFiltersAt + Config::kFilterStages * Filters::kStageStride;
+  static constexpr int kSharedBytes = kFilterBarriersAt + Filters::kBarrierBytes;
+  static_assert(!Config::kPingpong && Config::kClusterM * Config::kClusterN == 1, "blocks work alone, on whole tiles");
 
   ConvolutionAxis<1> axes[3];  // the innermost first, by blocks
   int rows = 0;                // of tiles
   int channels = 0;            // of the image, in a group
   int group_columns = 0;
-  int image_batch = 0, filter_batch = 0;
+  int images = 0;                         // of a convolution
+  int image_batch = 0, filter_batch = 0;  // images, and the filter's matrices, from one convolution to the next
 
   __device__ __forceinline__ int tiled_rows() const { return rows; }
   __device__ __forceinline__ BlockRows<Self> result_rows(int) const { return {*this}; }
+
+  /// The filter's ring, in shared memory that begins at `shared`.
+  __device__ __forceinline__ Filters filters(unsigned shared) const {
+    return {shared + kFiltersAt, shared + kFilterBarriersAt};
+  }
+
+  __device__ __forceinline__ void init(unsigned shared) const { filters(shared).init(4 * Config::kConsumers); }
+
+  template <class Block>
+  __device__ __forceinline__ void load_others(const Block& block) const {
+    FilterWalk<Self> filter{*this, filters(block.pipeline.stages)};
+    for (auto walk = block.template tiles<false>(); walk.on_a_tile(); walk.advance()) {
+      const TilePosition tile = block.order[walk.index];
+      filter.load(block.column(tile), tile.batch, block.depth_blocks(tile));
+      if constexpr (Config::kResident) return;
+    }
+  }
 };
 
 template <class Config>

@@ -142,6 +142,13 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map,
                : "memory");
 }
 
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z,
+                                                           int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+               "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+               : "memory");
+}
+
 /// `bytes` that lie together, a multiple of 16, as their addresses are; to shared memory, or the other way.
 __device__ __forceinline__ void cp_async_bulk_load(unsigned destination, const void* source, unsigned bytes,
                                                    unsigned barrier) {

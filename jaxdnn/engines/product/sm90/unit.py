@@ -41,7 +41,7 @@ from jaxdnn.engines.unit import (
     numbers,
     struct_text,
 )
-from jaxdnn.plan import Counter, Launch, Scalar, Scratch
+from jaxdnn.plan import Counter, Launch, Scalar, Scratch, TensorMap
 from jaxdnn.pointwise import Functor, functor
 from jaxdnn.pointwise.operations import kind
 
@@ -219,11 +219,14 @@ class Unit:
                 ctype, scratch = partials[i]
                 found.append(Parameter(f"{ctype}*", f"partials{i}", f"results[{i}].data", scratch))
             elif knobs.store == "tma":
-                argument = tensor_map(result, batch, (columns, WARP_ROWS), SWIZZLE[columns * result.itemsize])
-                found.append(map_parameter(f"result{i}", f"results[{i}].map", argument))
+                found.append(map_parameter(f"result{i}", f"results[{i}].map", self.result_map(result, batch, columns)))
             else:
                 found.append(Parameter(f"{result.dtype}*", f"result{i}", f"results[{i}].data", result.buffer))
         return found
+
+    def result_map(self, result: Matrix, batch: int, columns: int) -> TensorMap:
+        """The map of a result's subtiles, 16 rows of so many columns."""
+        return tensor_map(result, batch, (columns, WARP_ROWS), SWIZZLE[columns * result.itemsize])
 
     # ------------------------------------------------------------ the kernel that multiplies
 

@@ -21,20 +21,20 @@ from jaxdnn.engines.product.sm90.heuristic import (
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
 
 _SHAPES = (
-    HaloKnobs(tile_m=128, schedule="pingpong"),
-    HaloKnobs(tile_m=256),
     HaloKnobs(tile_m=192, consumers=3),
+    HaloKnobs(tile_m=256),
     HaloKnobs(tile_m=128),
+    HaloKnobs(tile_m=64, consumers=1),
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
-_MOST_STAGES = 6
+_MOST_STAGES = 4
+_FILTER_STAGES = (4, 12)  # least and most
 
 
 def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
     """Knobs that work for the convolution."""
     found: dict[HaloKnobs, float] = {}
-    for shape, width, line, stays in pairs(_SHAPES, _WIDTHS, LINES, (True, False)):
-        resident = patches.stages(line) if stays else 0
+    for shape, width, line, resident in pairs(_SHAPES, _WIDTHS, LINES, (True, False)):
         shape = replace(shape, tile_n=width, groups=patches.gemm.merged)
         knobs = _fitted(patches, replace(shape, line=line, resident=resident), target)
         if knobs is not None:
@@ -45,13 +45,15 @@ def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
 def _fitted(patches: Patches, knobs: HaloKnobs, target: Target) -> HaloKnobs | None:
     """The knobs with as many stages as there is room for."""
     product = patches.gemm.product
-    for store in ("rows", "direct"):
+    least, most = _FILTER_STAGES
+    taps = patches.stages(knobs.line) * patches.plane_taps
+    for store in ("tma", "direct"):
         stored = replace(knobs, store=store)
         if accumulator_registers(product, stored) > accumulator_limit(product, stored):
             continue
-        for stages in range(_MOST_STAGES, 1, -1):
-            for epilogue_stages in (2, 1):
-                choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
+        for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
+            for filter_stages in (taps,) if knobs.resident else range(most, least - 1, -1):
+                choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages, filter_stages=filter_stages)
                 if knobs_reason(patches, choice, target.shared_memory) is None:
                     return choice
     return None
@@ -63,7 +65,8 @@ def seconds(patches: Patches, knobs: HaloKnobs, sm_count: int) -> float:
     stages, size = patches.stages(knobs.line), product.a.itemsize
     length = stages * patches.depth(knobs.line)  # of K
     blocks = knobs.tile_m // BLOCK_ROWS
-    loaded = stages * (patches.patch_bytes(knobs) + (0 if knobs.resident else patches.filter_bytes(product, knobs)))
+    filters = 0 if knobs.resident else patches.plane_taps * patches.tap_bytes(product, knobs)
+    loaded = stages * (patches.stage(knobs) + filters)
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (RATE / sm_count)
@@ -71,9 +74,6 @@ def seconds(patches: Patches, knobs: HaloKnobs, sm_count: int) -> float:
     loading = loaded / L2_RATE
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
     storing = TILE + EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
-    if knobs.schedule == "pingpong":
-        tile = max(multiplying, loading, (multiplying + storing) / 2)
-    else:
-        tile = max(multiplying + storing, loading)
+    tile = max(multiplying + storing, loading)
     tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
     return ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
-from typing import Literal
 
+from jaxdnn.engines.base import check_least
 from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.knobs import launch_reason
@@ -20,7 +20,7 @@ _DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
 _ALIGNMENT = 1024  # of a stage, bytes
 _BOX_ALIGNMENT = 128  # of a patch
-_BARRIER = 8  # bytes
+_BARRIERS = 16  # bytes of a stage's
 _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phases=(Phase(1, 0, 0),))
 
 
@@ -30,13 +30,18 @@ class HaloKnobs(Sm90Knobs):
 
     Attributes:
       line: bytes of a stage's channels.
-      resident: stages of K whose part of the filter stays in shared memory: all of them, or none.
+      filter_stages: tiles of the filter, of a tap each, in flight; or all that there are.
+      resident: whether these stay in shared memory.
     """
 
     cluster_m: int = 1
-    store: Literal["tma", "rows", "direct"] = "rows"
     line: int = 128
-    resident: int = 0
+    filter_stages: int = 6
+    resident: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "line", "filter_stages")
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,14 @@ class Patches:
         return replace(width, block=BLOCK), replace(height, block=BLOCK), *(depth or [_FLAT])
 
     @property
+    def images(self) -> int:
+        """Of a convolution."""
+        return self.gemm.product.m // prod(axis.result for axis in self.axes)
+
+    @property
     def rows(self) -> int:
         """That tiles are cut from."""
-        images = self.gemm.product.m // prod(axis.result for axis in self.axes)
-        return images * prod(axis.places for axis in self.axes) * BLOCK_ROWS
+        return self.images * prod(axis.places for axis in self.axes) * BLOCK_ROWS
 
     @property
     def plane_taps(self) -> int:
@@ -75,25 +84,22 @@ class Patches:
         even = _BOX_ALIGNMENT // line
         return ceil(width / even) * even, height
 
-    def filter_bytes(self, product: Product, knobs: HaloKnobs) -> int:
-        """Of a stage."""
-        return loaded_columns(product, knobs) * self.depth(knobs.line) * product.a.itemsize // knobs.groups
+    def tap_bytes(self, product: Product, knobs: HaloKnobs) -> int:
+        """Of a tile of the filter."""
+        return loaded_columns(product, knobs) * knobs.line // knobs.groups
 
-    def patch_bytes(self, knobs: HaloKnobs) -> int:
-        """Of a stage, of all its blocks."""
+    def stage(self, knobs: HaloKnobs) -> int:
+        """Bytes of a stage, the patches of a tile's blocks."""
         return knobs.tile_m // BLOCK_ROWS * prod(self.sides(knobs.line)) * knobs.line
-
-    def stage(self, product: Product, knobs: HaloKnobs) -> int:
-        """Bytes of a stage, up to where the next one begins."""
-        size = self.patch_bytes(knobs) + (0 if knobs.resident else self.filter_bytes(product, knobs))
-        return ceil(size / _ALIGNMENT) * _ALIGNMENT
 
     def shared_memory(self, product: Product, knobs: HaloKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        size = shared_memory(product, knobs, self.stage(product, knobs))
-        if not knobs.resident:
-            return size
-        return ceil(size / _ALIGNMENT) * _ALIGNMENT + knobs.resident * self.filter_bytes(product, knobs) + _BARRIER
+        size = shared_memory(product, knobs, _aligned(self.stage(knobs)))
+        return _aligned(size) + knobs.filter_stages * (_aligned(self.tap_bytes(product, knobs)) + _BARRIERS)
+
+
+def _aligned(size: int) -> int:
+    return ceil(size / _ALIGNMENT) * _ALIGNMENT
 
 
 def patches_reason(gemm: ImplicitGemm) -> str | None:
@@ -124,20 +130,24 @@ def knobs_reason(patches: Patches, knobs: HaloKnobs, shared_memory_limit: int) -
     product = patches.gemm.product
     if knobs.line not in LINES:
         return f"line is {knobs.line}; expected one of {LINES}"
-    if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1:
-        return "its blocks work alone, on all of K; expected no cluster, and one split"
-    gemm, stages = patches.gemm, patches.stages(knobs.line)
+    if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1 or knobs.schedule == "pingpong":
+        return "its blocks work alone, on all of K; expected no cluster, one split and a cooperative schedule"
+    gemm, taps = patches.gemm, patches.stages(knobs.line) * patches.plane_taps
     if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
     if gemm.groups > 1 and gemm.channels * product.a.itemsize % knobs.line:
         return f"line is {knobs.line}; the {gemm.channels} channels of a group are no multiple of it"
     if gemm.merged > 1 and (knobs.tile_n != gemm.group_columns or knobs.line != gemm.line):
         return f"expected tiles of {gemm.group_columns} columns and lines of {gemm.line}, those of merged groups"
-    if knobs.resident not in (0, stages):
-        return f"resident is {knobs.resident}; expected 0, or the {stages} stages of K"
+    if knobs.resident and knobs.filter_stages != taps:
+        return f"filter_stages is {knobs.filter_stages}; expected {taps}, all that stay"
     if knobs.resident and (product.n > knobs.tile_n or product.b[0].batch_stride):
-        return f"resident is {knobs.resident}; there are more filters, or columns, than one tile has"
+        return "there are more filters, or columns, than stay in shared memory"
+    if knobs.store == "tma" and any(
+        result.batch_stride not in (0, product.m * result.row_stride) for result in product.stored
+    ):
+        return "the results of a batch are not one after the other; expected store = 'direct'"
     loaded, _ = packed(product)
     if (needed := patches.shared_memory(loaded, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
-    return product_knobs_reason(product, knobs, shared_memory_limit, "rows", patches.stage(loaded, knobs), gemm.merged)
+    return product_knobs_reason(product, knobs, shared_memory_limit, "tma", patches.stage(knobs), gemm.merged)

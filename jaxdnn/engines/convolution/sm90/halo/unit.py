@@ -1,12 +1,15 @@
 """The unit and the launches of a convolution by patches on Hopper (cpp/kernels/convolution/sm90_halo.cuh)."""
 
 from dataclasses import replace
+from math import prod
 
-from jaxdnn.engines.convolution.sm90.halo.knobs import HaloKnobs, Patches
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, HaloKnobs, Patches
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
-from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.sm90.knobs import WARP_ROWS
 from jaxdnn.engines.product.sm90.unit import Unit
-from jaxdnn.engines.unit import Constant
+from jaxdnn.engines.product.tma import PROMOTE_256, SWIZZLE, element_type
+from jaxdnn.engines.unit import Constant, Parameter, numbers
 from jaxdnn.plan import TensorMap
 
 
@@ -33,6 +36,23 @@ class HaloUnit(ConvolutionUnit):
         own = {"TapsX": width.filter, "TapsY": height.filter, "StepX": width.step, "StepY": height.step}
         flipped = {"FlippedX": width.filter_step < 0, "FlippedY": height.filter_step < 0}
         return {**Unit.load_constants(self, product), **own, **flipped}
+
+    def load_parameters(self, product: Product) -> list[Parameter]:
+        return super().load_parameters(product) + numbers(images=self.patches.images)
+
+    def result_map(self, result: Matrix, batch: int, columns: int) -> TensorMap:
+        """Of a warp's rows, which are two lines of a block."""
+        places, row = [axis.result for axis in self.patches.axes], result.row_stride * result.itemsize
+        return TensorMap(
+            buffer=result.buffer,
+            dtype=element_type(result),
+            dimensions=(result.columns, *places, batch * self.patches.images),
+            strides=tuple(row * prod(places[:i]) for i in range(len(places) + 1)),
+            box=(columns, BLOCK, WARP_ROWS // BLOCK, 1, 1),
+            element_strides=(1, 1, 1, 1, 1),
+            swizzle=SWIZZLE[columns * result.itemsize],
+            l2_promotion=PROMOTE_256,
+        )
 
     def image_map(self, product: Product) -> TensorMap:
         sides = self.patches.sides(self.halo.line)

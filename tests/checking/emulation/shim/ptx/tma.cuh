@@ -154,11 +154,12 @@ inline void cp_async_bulk_tensor_load_evict_first(unsigned destination, const Te
   cp_async_bulk_tensor_load(destination, map, barrier, x, y, z);
 }
 
-inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z, int w = 0,
+                                       int v = 0) {
   check_innermost(*map, x);
   const emulation::Thread* const thread = emulation::machine.current;
   emulation::machine.current->stores.start([=] {
-    visit_box(*map, source, {x, y, z, 0, 0}, [&](unsigned at, unsigned char* data) {
+    visit_box(*map, source, {x, y, z, w, v}, [&](unsigned at, unsigned char* data) {
       if (data) std::memcpy(data, thread->block->dynamic.data() + at, map->itemsize);
     });
   });
