@@ -106,7 +106,8 @@ struct HaloStage {
   Filters filters;
   StageReader<Filters> reader{filters};
   unsigned long long a, b;
-  bool holds = false;  // a tile of the filter, of the tap before
+  int loaded = 0;      // stages of K whose filter is known to be there, to stay
+  bool holds = false;  // a tile of the filter that passes through, of the tap before
 
   template <class Call>
   __device__ __forceinline__ HaloStage(const Call& call, unsigned stages, int first_row)
@@ -121,11 +122,19 @@ struct HaloStage {
                                            bool accumulate) {
     constexpr int kOwn = kRegisters / Config::kGroups;  // of a group
     const unsigned of_stage = stage_offset(stage, kStride);
+    if constexpr (Config::kResident) {
+      for (; loaded <= index; ++loaded) {
+        for (int tap = 0; tap < Rows::kTaps; ++tap) mbarrier_wait(filters.full(loaded * Rows::kTaps + tap), 0);
+      }
+      ptx::wgmma_fence();
+    }
 #pragma unroll
     for (int tap = 0; tap < Rows::kTaps; ++tap) {
       const int place = Config::kResident ? index * Rows::kTaps + tap : reader.position.stage;
-      mbarrier_wait(filters.full(place), Config::kResident ? 0 : reader.position.parity);
-      if (tap == 0 || !Config::kResident) ptx::wgmma_fence();
+      if constexpr (!Config::kResident) {
+        reader.wait();
+        ptx::wgmma_fence();
+      }
 #pragma unroll
       for (int step = 0; step < BTile::kSteps; ++step) {
 #pragma unroll
@@ -228,9 +237,8 @@ struct BlockRows {
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
     if ((*this)(row) >= call.m) return;
     const BlockPlace block(call.axes, row / kBlockRows);
-    ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0],
-                                    block.first[1] + row % kBlockRows / kBlockSide, block.first[2],
-                                    batch * call.images + block.image);
+    ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0], block.first[1] + row % kBlockRows / kBlockSide,
+                                    block.first[2], batch * call.images + block.image);
   }
 };
 
