@@ -55,15 +55,16 @@ PROBLEMS = {
 FORCED = {
     "same, output": [
         HaloKnobs(tile_m=256, tile_n=48, stages=2, line=64),
-        HaloKnobs(tile_m=128, tile_n=32, stages=3, line=32, schedule="pingpong"),
-        HaloKnobs(tile_m=64, tile_n=64, stages=2, consumers=1, resident=2, epilogue_stages=1),
-        HaloKnobs(tile_m=192, tile_n=48, stages=2, consumers=3, line=64, store="direct"),
+        HaloKnobs(tile_m=128, tile_n=32, stages=3, line=32, filter_stages=2),
+        HaloKnobs(tile_m=64, tile_n=64, stages=2, consumers=1, filter_stages=18, resident=True, epilogue_stages=1),
+        HaloKnobs(tile_m=192, tile_n=48, stages=2, consumers=3, line=64, filter_stages=5, store="direct"),
     ],
     "same, image": [
         HaloKnobs(tile_m=256, tile_n=64, stages=2, line=64),
-        HaloKnobs(tile_m=128, tile_n=96, stages=4, line=64, schedule="pingpong", resident=2),
+        HaloKnobs(tile_m=128, tile_n=96, stages=4, line=64, filter_stages=18, resident=True),
     ],
-    "dilated, image": [HaloKnobs(tile_m=192, tile_n=64, stages=2, consumers=3, line=64, resident=1)],
+    "windows of 2, flipped, output": [HaloKnobs(tile_m=256, tile_n=64, stages=2, line=64, epilogue_stages=1)],
+    "three dimensions, image": [HaloKnobs(tile_m=192, tile_n=64, stages=2, consumers=3, line=32, filter_stages=3)],
     "groups of 64, output": [HaloKnobs(tile_m=256, tile_n=48, stages=2, line=64, epilogue_stages=1)],
     "groups of 16, output": [HaloKnobs(tile_m=256, tile_n=64, stages=2, groups=4)],
 }
@@ -119,13 +120,14 @@ def test_configurations_compile(name):
 
 
 def test_a_plan_is_what_it_is():
-    """Blocks of 8 x 8 of 9 x 17 places, whose patches are 10 x 10; 72 channels in lines of 64, that is of 32."""
+    """Blocks of 8 x 8 of 9 x 17 places, whose patches are 10 x 10; 72 channels in lines of 64 bytes."""
     plan = ENGINE.build(HaloKnobs(tile_m=128, tile_n=48, stages=2, line=64), only(SMALL["same"]), H100)
     (launch,) = plan.launches
-    image, filter_ = (one for one in launch.arguments if isinstance(one, TensorMap))
+    image, filter_, result = (one for one in launch.arguments if isinstance(one, TensorMap))
     assert (image.dimensions, image.strides) == ((72, 17, 9, 1, 3), (144, 17 * 144, 153 * 144, 153 * 144))
     assert (image.box, image.corners) == ((32, 10, 10, 1, 1), ())
     assert (filter_.dimensions, filter_.box) == ((40, 72, 9), (64, 32, 1))
+    assert (result.dimensions, result.box) == ((40, 17, 9, 1, 3), (16, 8, 2, 1, 1))
     assert launch.grid == (9, 1, 1), "3 images of 2 x 3 blocks, two a tile"
 
 
@@ -160,7 +162,10 @@ def test_sizes_are_not_in_the_code():
             only(convolution((2, 90, 9, 64), (3, 3, 64, 64), BF16, rhs_dilation=(130, 1), padding="SAME")),
             "of TMA's boxes",
         ),
-        (only(convolution((2, 90, 90, 64), (9, 9, 64, 64), BF16, padding="SAME")), "more than shared memory"),
+        (
+            only(convolution((2, 90, 90, 64), (3, 3, 64, 64), BF16, rhs_dilation=(40, 40), padding="SAME")),
+            "more than shared memory",
+        ),
         (
             only(convolution((2, 6, 7, 64), (3, 3, 64, 40), BF16, padding="SAME", epilogue="sums of channels")),
             "a result is reduced",
@@ -176,11 +181,12 @@ def test_reasons(problem, said):
     [
         ("same", HaloKnobs(tile_n=48, line=16), "line is 16; expected one of"),
         ("same", HaloKnobs(tile_n=48, line=64, cluster_m=2), "expected no cluster"),
-        ("same", HaloKnobs(tile_n=48, line=64, split_k=2), "and one split"),
-        ("same", HaloKnobs(tile_n=48, line=64, resident=2), "expected 0, or the 3 stages of K"),
-        ("same", HaloKnobs(tile_n=32, line=64, resident=3), "more filters, or columns, than one tile has"),
-        ("same", HaloKnobs(tile_n=48, stages=6), "bytes of shared memory, and a block has"),
-        ("same", HaloKnobs(tile_n=48, line=64, stages=2, store="tma"), "store is 'tma'; expected 'rows'"),
+        ("same", HaloKnobs(tile_n=48, line=64, split_k=2), "one split"),
+        ("same", HaloKnobs(tile_n=48, line=64, schedule="pingpong"), "a cooperative schedule"),
+        ("same", HaloKnobs(tile_n=48, line=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
+        ("same", HaloKnobs(tile_n=32, line=64, filter_stages=27, resident=True), "more filters, or columns, than stay"),
+        ("same", HaloKnobs(tile_n=48, stages=9), "bytes of shared memory, and a block has"),
+        ("same", HaloKnobs(tile_n=48, line=64, stages=2, store="rows"), "store is 'rows'; expected 'tma'"),
         (
             "groups of 64",
             HaloKnobs(tile_n=128, stages=2, line=64),

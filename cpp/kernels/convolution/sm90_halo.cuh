@@ -4,7 +4,7 @@
 //   an output       rows are blocks of 8 x 8 of its places, in line after line of blocks; columns are its channels. A
 //                   stage of K is kLine bytes of channels, at all taps of a plane of the window:
 //                       A            of each block a patch: the places of the image that its windows cover
-//                       B's tile     the filter's matrices [c, k] at those taps, one after the other
+//                       B's tiles    the filter's matrix [c, k] of each tap, in a ring of their own
 //   an image        likewise: its gradient is an output of the output's gradient
 //
 //   a patch         lines of kWidth places, each kLine bytes of channels, swizzled by the bits of shared addresses.
@@ -16,17 +16,23 @@
 //                       . . 2 2 2 2 2 2 2 2
 //
 //                   The tensor cores exchange the 16-byte pieces of a line by the address that they read it at, not by
-//                   its number in A, and TMA by the address that it writes it at: so A may begin anywhere.
+//                   its number in A, and TMA by the address that it writes it at: so A may begin at any line.
 //
 // A window's dilation makes patches wider, and taps further apart. What lies outside of the image is zero.
 //
-//   shared memory   a stage is | B's tile | patch 0 | patch 1 | ...
-//                   A filter of kResident stages stays in shared memory instead, behind all else, where one consumer's
-//                   thread has TMA put it at the start.
+//   warps           as in product/sm90.cuh, cooperative; the producer's first warp loads patches, a lane for each block,
+//                   and a thread of its third warp the filter, so that neither waits for the other's ring
+//   filter          tiles pass through kFilterStages; or all that there are stay in shared memory (kResident), and are
+//                   loaded once. A consumer lets go of a tap's when the multiplies of the next one have begun
+//   barriers        as in product/sm90.cuh; and of the filter's ring full 1 arrival, empty 4 x kConsumers
+//   shared memory   | stages: patch 0, patch 1, ... | what a product has | the filter's stages | their barriers |
+//   results         a warp's rows are two lines of a block, a box that TMA stores; it leaves out what is past the end of
+//                   a line, or of an image
 //
 // Bytes: image, filter and output, once each, from memory; from L2 a block's patch is 1.6 times its places at a window
 // of 3 x 3, where im2col loads 9 times as many. Flops: 2 a place, tap, c and k; places past the end of a line of blocks
-// are multiplied too. With 64 columns multiplies read shared memory all the time, at the rate that bounds them both.
+// are multiplied too. Each multiply reads 64 rows and all columns in shared memory: with 64 columns for as long as it
+// takes, with 128 for three quarters of that.
 #pragma once
 
 #include "convolution/sm90.cuh"
