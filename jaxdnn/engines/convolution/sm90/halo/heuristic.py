@@ -28,7 +28,7 @@ _SHAPES = (
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 _MOST_STAGES = 4
-_FILTER_STAGES = (4, 12)  # least and most
+_LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 
 
 def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
@@ -43,19 +43,22 @@ def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
 
 
 def _fitted(patches: Patches, knobs: HaloKnobs, target: Target) -> HaloKnobs | None:
-    """The knobs with as many stages as there is room for."""
-    product = patches.gemm.product
-    least, most = _FILTER_STAGES
-    taps = patches.stages(knobs.line) * patches.plane_taps
+    """The knobs with as many stages as there is room for, of patches first."""
+    loaded, _ = packed(patches.gemm.product)
     for store in ("tma", "direct"):
-        stored = replace(knobs, store=store)
-        if accumulator_registers(product, stored) > accumulator_limit(product, stored):
+        stored = replace(knobs, store=store, filter_stages=1)
+        if accumulator_registers(loaded, stored) > accumulator_limit(loaded, stored):
             continue
         for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
-            for filter_stages in (taps,) if knobs.resident else range(most, least - 1, -1):
-                choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages, filter_stages=filter_stages)
-                if knobs_reason(patches, choice, target.shared_memory) is None:
-                    return choice
+            choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
+            room = target.shared_memory - patches.shared_memory(loaded, choice)
+            fitting = 1 + room // patches.filter_stage(loaded, choice)
+            needed = patches.taps(knobs.line) if knobs.resident else _LEAST_FILTER_STAGES
+            if fitting < needed:
+                continue
+            choice = replace(choice, filter_stages=needed if knobs.resident else min(fitting, _MOST_FILTER_STAGES))
+            if knobs_reason(patches, choice, target.shared_memory) is None:
+                return choice
     return None
 
 

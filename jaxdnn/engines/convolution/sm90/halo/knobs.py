@@ -78,6 +78,10 @@ class Patches:
         """Of K."""
         return ceil(self.gemm.channels * self.gemm.product.a.itemsize / line) * self.axes[2].filter
 
+    def taps(self, line: int) -> int:
+        """Of all stages, each of which has a tile of the filter."""
+        return self.stages(line) * self.plane_taps
+
     def sides(self, line: int) -> tuple[int, int]:
         """Places of a patch, along its lines and across."""
         width, height = (BLOCK + (axis.filter - 1) * axis.step for axis in self.axes[:2])
@@ -88,6 +92,10 @@ class Patches:
         """Of a tile of the filter."""
         return loaded_columns(product, knobs) * knobs.line // knobs.groups
 
+    def filter_stage(self, product: Product, knobs: HaloKnobs) -> int:
+        """Bytes of a tile of the filter in its ring, with its barriers."""
+        return _aligned(self.tap_bytes(product, knobs)) + _BARRIERS
+
     def stage(self, knobs: HaloKnobs) -> int:
         """Bytes of a stage, the patches of a tile's blocks."""
         return knobs.tile_m // BLOCK_ROWS * prod(self.sides(knobs.line)) * knobs.line
@@ -95,7 +103,7 @@ class Patches:
     def shared_memory(self, product: Product, knobs: HaloKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
         size = shared_memory(product, knobs, _aligned(self.stage(knobs)))
-        return _aligned(size) + knobs.filter_stages * (_aligned(self.tap_bytes(product, knobs)) + _BARRIERS)
+        return _aligned(size) + knobs.filter_stages * self.filter_stage(product, knobs)
 
 
 def _aligned(size: int) -> int:
@@ -132,7 +140,7 @@ def knobs_reason(patches: Patches, knobs: HaloKnobs, shared_memory_limit: int) -
         return f"line is {knobs.line}; expected one of {LINES}"
     if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1 or knobs.schedule == "pingpong":
         return "its blocks work alone, on all of K; expected no cluster, one split and a cooperative schedule"
-    gemm, taps = patches.gemm, patches.stages(knobs.line) * patches.plane_taps
+    gemm, taps = patches.gemm, patches.taps(knobs.line)
     if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
     if gemm.groups > 1 and gemm.channels * product.a.itemsize % knobs.line:
