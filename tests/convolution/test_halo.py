@@ -8,18 +8,27 @@ from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F16
 from checking.convolution import problems
 from checking.convolution.exact import arrays, calls, only
-from checking.convolution.plans import H100, check_compiled, check_emulated, check_on_gpu, emulated_plan
+from checking.convolution.plans import ENGINE, FEW, H100, check_compiled, check_emulated, check_on_gpu
 from checking.emulation.plans import Emulated
-from jaxdnn.engines.convolution.sm90.halo.engine import ConvolutionSm90Halo
-from jaxdnn.engines.convolution.sm90.halo.knobs import HaloKnobs
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
+from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.plan import TensorMap
 
-ENGINE = ConvolutionSm90Halo()
 GPU = jax.default_backend() == "gpu"
 
 
 def row(n):
     return ((n,), BF16)
+
+
+def patches(tile_m=128, patch=128, filter_stages=6, **knobs):
+    return ConvolutionKnobs(tile_m=tile_m, patch=patch, filter_stages=filter_stages, **{"cluster_m": 1} | knobs)
+
+
+def by_patches(problem, target):
+    """The configurations that load patches."""
+    return [knobs for knobs in ENGINE.configurations(problem, target) if knobs.patch]
 
 
 # Edges: lines of places that end in a block, images that end in a tile, channels that end in a stage.
@@ -43,7 +52,7 @@ SMALL = {
 }
 MAPPED = {
     "images, mapped": (SMALL["dilated"], (0, None)),
-    "both, mapped": (SMALL["three dimensions"], (0, 0)),
+    "both, mapped": (convolution((1, 7, 9, 32), (3, 3, 32, 16), BF16, padding="SAME"), (0, 0)),
 }
 PROBLEMS = {
     f"{name}, {direction}": call
@@ -54,21 +63,22 @@ PROBLEMS = {
 # What no heuristic would choose for so few places.
 FORCED = {
     "same, output": [
-        HaloKnobs(tile_m=256, tile_n=48, stages=2, line=64),
-        HaloKnobs(tile_m=128, tile_n=32, stages=3, line=32, filter_stages=2),
-        HaloKnobs(tile_m=64, tile_n=64, stages=2, consumers=1, filter_stages=18, resident=True, epilogue_stages=1),
-        HaloKnobs(tile_m=192, tile_n=48, stages=2, consumers=3, line=64, filter_stages=5, store="direct"),
+        patches(tile_m=256, tile_n=48, stages=2, patch=64),
+        patches(tile_m=128, tile_n=32, stages=3, patch=32, filter_stages=2),
+        patches(tile_m=64, tile_n=64, stages=2, consumers=1, filter_stages=18, resident=True, epilogue_stages=1),
+        patches(tile_m=192, tile_n=48, stages=2, consumers=3, patch=64, filter_stages=5, store="direct"),
     ],
     "same, image": [
-        HaloKnobs(tile_m=256, tile_n=64, stages=2, line=64),
-        HaloKnobs(tile_m=128, tile_n=96, stages=4, line=64, filter_stages=18, resident=True),
+        patches(tile_m=256, tile_n=64, stages=2, patch=64),
+        patches(tile_m=128, tile_n=96, stages=4, patch=64, filter_stages=18, resident=True),
     ],
-    "windows of 2, flipped, output": [HaloKnobs(tile_m=256, tile_n=64, stages=2, line=64, epilogue_stages=1)],
-    "three dimensions, image": [HaloKnobs(tile_m=192, tile_n=64, stages=2, consumers=3, line=32, filter_stages=3)],
-    "groups of 64, output": [HaloKnobs(tile_m=256, tile_n=48, stages=2, line=64, epilogue_stages=1)],
-    "groups of 16, output": [HaloKnobs(tile_m=256, tile_n=64, stages=2, groups=4)],
+    "windows of 2, flipped, output": [patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1)],
+    "three dimensions, image": [patches(tile_m=192, tile_n=64, stages=2, consumers=3, patch=32, filter_stages=3)],
+    "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
+    "groups of 16, output": [patches(tile_m=256, tile_n=64, stages=2, groups=4)],
 }
-RUNS = [(name, None) for name in PROBLEMS] + [(name, knobs) for name, several in FORCED.items() for knobs in several]
+RUNS = {name: (name, by_patches(call.problem, FEW)[0]) for name, call in PROBLEMS.items()}
+RUNS |= {f"{name}, forced {i}": (name, knobs) for name, several in FORCED.items() for i, knobs in enumerate(several)}
 LARGE = {
     "56": convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
     "512": convolution((1, 512, 512, 128), (3, 3, 128, 128), F16, padding="SAME"),
@@ -85,13 +95,13 @@ LARGE = {
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    plans = [emulated_plan(PROBLEMS[name].problem, knobs, ENGINE) for name, knobs in RUNS]
+    plans = [ENGINE.build(knobs, PROBLEMS[name].problem, FEW) for name, knobs in RUNS.values()]
     return Emulated(plans, tmp_path_factory.mktemp("emulated"))
 
 
-@pytest.mark.parametrize(("name", "knobs"), RUNS)
-def test_its_text_computes_what_is_right(name, knobs, emulated):
-    check_emulated(PROBLEMS[name], emulated, RUNS.index((name, knobs)))
+@pytest.mark.parametrize("run", RUNS)
+def test_its_text_computes_what_is_right(run, emulated):
+    check_emulated(PROBLEMS[RUNS[run][0]], emulated, list(RUNS).index(run))
 
 
 @pytest.mark.parametrize("name", ["same, output", "dilated, image", "three dimensions, output"])
@@ -103,7 +113,7 @@ def test_what_is_no_number_stays_in_its_windows(name, emulated):
     operands[image.buffer.index][0, ..., -1, -1, 0] = np.nan
     operands[image.buffer.index][-1, ..., 1, 2, -1] = np.nan
     results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
-    emulated.run(RUNS.index((name, None)), operands, results)
+    emulated.run(list(RUNS).index(name), operands, results)
     for found, want in zip(results, problems.run(call.problem, operands), strict=True):
         finite = np.isfinite(want)
         assert finite.any()
@@ -113,15 +123,13 @@ def test_what_is_no_number_stays_in_its_windows(name, emulated):
 
 @pytest.mark.parametrize("name", LARGE)
 def test_configurations_compile(name):
-    served = [call.problem for call in calls(LARGE[name]).values() if not ENGINE.reason(call.problem, H100)]
-    assert served
-    for problem in served:
-        check_compiled(problem, 2, ENGINE)
+    for direction in ("output", "image"):
+        check_compiled(only(LARGE[name], direction), 2, by_patches)
 
 
 def test_a_plan_is_what_it_is():
     """Blocks of 8 x 8 of 9 x 17 places, whose patches are 10 x 10; 72 channels in lines of 64 bytes."""
-    plan = ENGINE.build(HaloKnobs(tile_m=128, tile_n=48, stages=2, line=64), only(SMALL["same"]), H100)
+    plan = ENGINE.build(patches(tile_m=128, tile_n=48, stages=2, patch=64), only(SMALL["same"]), H100)
     (launch,) = plan.launches
     image, filter_, result = (one for one in launch.arguments if isinstance(one, TensorMap))
     assert (image.dimensions, image.strides) == ((72, 17, 9, 1, 3), (144, 17 * 144, 153 * 144, 153 * 144))
@@ -135,7 +143,7 @@ def test_sizes_are_not_in_the_code():
     units = set()
     for n, size, channels in ((2, 16, 64), (5, 33, 192)):
         case = convolution((n, size, size, channels), (3, 3, channels, 64), BF16, padding="SAME")
-        units.add(ENGINE.build(HaloKnobs(tile_n=64, stages=2, line=64), only(case), H100).unit)
+        units.add(ENGINE.build(patches(tile_n=64, stages=2, patch=64), only(case), H100).unit)
     assert len(units) == 1
 
 
@@ -163,37 +171,42 @@ def test_sizes_are_not_in_the_code():
             "of TMA's boxes",
         ),
         (
-            only(convolution((2, 90, 90, 64), (3, 3, 64, 64), BF16, rhs_dilation=(40, 40), padding="SAME")),
-            "more than shared memory",
-        ),
-        (
             only(convolution((2, 6, 7, 64), (3, 3, 64, 40), BF16, padding="SAME", epilogue="sums of channels")),
             "a result is reduced",
         ),
     ],
 )
 def test_reasons(problem, said):
-    assert said in (ENGINE.reason(problem, H100) or "")
+    gemm = implicit_gemm(problem)
+    assert isinstance(gemm, ImplicitGemm)
+    assert said in (patches_reason(gemm) or "")
+    assert not by_patches(problem, H100)
+
+
+def test_patches_that_are_larger_than_shared_memory_are_not_offered():
+    case = convolution((2, 90, 90, 64), (3, 3, 64, 64), BF16, rhs_dilation=(40, 40), padding="SAME")
+    assert not by_patches(only(case), H100)
+    assert ENGINE.reason(only(case), H100) is None
 
 
 @pytest.mark.parametrize(
     ("name", "knobs", "said"),
     [
-        ("same", HaloKnobs(tile_n=48, line=16), "line is 16; expected one of"),
-        ("same", HaloKnobs(tile_n=48, line=64, cluster_m=2), "expected no cluster"),
-        ("same", HaloKnobs(tile_n=48, line=64, split_k=2), "one split"),
-        ("same", HaloKnobs(tile_n=48, line=64, schedule="pingpong"), "a cooperative schedule"),
-        ("same", HaloKnobs(tile_n=48, line=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
-        ("same", HaloKnobs(tile_n=32, line=64, filter_stages=27, resident=True), "more filters, or columns, than stay"),
-        ("same", HaloKnobs(tile_n=48, stages=9), "bytes of shared memory, and a block has"),
-        ("same", HaloKnobs(tile_n=48, line=64, stages=2, store="rows"), "store is 'rows'; expected 'tma'"),
+        ("same", patches(tile_n=48, patch=16), "patch is 16; expected one of"),
+        ("same", patches(tile_n=48, patch=64, cluster_m=2), "expected no cluster"),
+        ("same", patches(tile_n=48, patch=64, split_k=2), "one split"),
+        ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a cooperative schedule"),
+        ("same", patches(tile_n=48, patch=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
+        ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "more filters, or columns, than stay"),
+        ("same", patches(tile_n=48, stages=9), "bytes of shared memory, and a block has"),
+        ("same", patches(tile_n=48, patch=64, stages=2, store="rows"), "store is 'rows'; expected 'tma'"),
         (
             "groups of 64",
-            HaloKnobs(tile_n=128, stages=2, line=64),
+            patches(tile_n=128, stages=2, patch=64),
             "the 96 columns of a group must be a multiple of it",
         ),
-        ("groups of 32", HaloKnobs(tile_n=64, stages=2), "groups is 1; expected 2"),
-        ("groups of 32", HaloKnobs(tile_n=32, stages=2, groups=2), "tiles of 64 columns and lines of 128"),
+        ("groups of 32", patches(tile_n=64, stages=2), "groups is 1; expected 2"),
+        ("groups of 32", patches(tile_n=32, stages=2, groups=2), "tiles of 64 columns and patches of 128"),
     ],
 )
 def test_knobs_that_do_not_fit(name, knobs, said):
@@ -205,4 +218,4 @@ def test_knobs_that_do_not_fit(name, knobs, said):
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_results(name):
-    check_on_gpu(PROBLEMS[name], FORCED.get(name, ()), ENGINE)
+    check_on_gpu(PROBLEMS[name], FORCED.get(name, ()))

@@ -15,9 +15,9 @@ H100 = device._NAMED[90]
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 
-def emulated_plan(problem, knobs=None, engine=ENGINE):
+def emulated_plan(problem, knobs=None):
     """Of these knobs, or of those that come first."""
-    return engine.build(knobs or next(engine.configurations(problem, FEW)), problem, FEW)
+    return ENGINE.build(knobs or next(ENGINE.configurations(problem, FEW)), problem, FEW)
 
 
 def check_emulated(call, machine, number):
@@ -28,12 +28,12 @@ def check_emulated(call, machine, number):
     check(call, operands, results)
 
 
-def check_compiled(problem, most, engine=ENGINE):
+def check_compiled(problem, most, offered=ENGINE.configurations):
     """The first `most` configurations, for Hopper: their code does not spill, or wait for each multiply."""
     # What differs in numbers alone is the same code.
-    offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in engine.configurations(problem, H100)]
+    offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in offered(problem, H100)]
     for knobs in list(dict.fromkeys(offered))[:most]:
-        plan = engine.build(knobs, problem, H100)
+        plan = ENGINE.build(knobs, problem, H100)
         unit = _native.compile(plan.unit, plan.arch)
         assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
         for kernel, (registers, spilled) in kernels(unit.log).items():
@@ -41,12 +41,12 @@ def check_compiled(problem, most, engine=ENGINE):
             assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
 
 
-def check_on_gpu(call, forced, engine=ENGINE):
+def check_on_gpu(call, forced):
     """Every configuration, and those that are forced, on the GPU; each twice, with the same bits."""
     operands = arrays(call)
     for target in (device.gpus()[0], replace(device.gpus()[0], sm_count=3)):
-        for knobs in (*engine.configurations(call.problem, target), *forced):
-            plan = engine.build(knobs, call.problem, target)
+        for knobs in (*ENGINE.configurations(call.problem, target), *forced):
+            plan = ENGINE.build(knobs, call.problem, target)
             results, again = (run_plan(plan, call.signature.results.values(), operands) for _ in range(2))
             check(call, operands, results)
             same = [one.tobytes() == other.tobytes() for one, other in zip(results, again, strict=True)]

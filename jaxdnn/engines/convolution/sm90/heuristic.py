@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
-from jaxdnn.engines.convolution.sm90.knobs import knobs_reason, staged
+from jaxdnn.engines.convolution.sm90.halo.heuristic import candidates as patch_candidates
+from jaxdnn.engines.convolution.sm90.halo.heuristic import seconds as patch_seconds
+from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.heuristic import SHAPES, splits
+from jaxdnn.engines.product.sm90.heuristic import SHAPES, seconds, splits
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
 
@@ -42,8 +45,17 @@ _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 _SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 
 
-def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[Sm90Knobs]:
+def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     """Knobs that work for the convolution, by the time that is expected of them."""
+    found = [(seconds(gemm.tiled, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)]
+    if patches_reason(gemm) is None:
+        patches = Patches(gemm)
+        by_patches = patch_candidates(patches, target)
+        found += [(patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
+    return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))
+
+
+def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     shapes, cut = _SHAPES, splits
     if len(gemm.product.b) > 1:
         shapes = [_LINES, *_SHAPES]
@@ -53,7 +65,7 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[Sm90Knobs]:
         shapes = [replace(knobs, groups=gemm.merged) for knobs in (*_SHAPES, *_MERGED)]
     for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
-            yield knobs
+            yield ConvolutionKnobs(**vars(knobs))
 
 
 def _merged_splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:

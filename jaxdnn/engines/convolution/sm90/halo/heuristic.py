@@ -6,7 +6,8 @@ from itertools import product as pairs
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, HaloKnobs, Patches, knobs_reason
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patches, knobs_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.heuristic import (
     EPILOGUE,
     L2_RATE,
@@ -21,28 +22,26 @@ from jaxdnn.engines.product.sm90.heuristic import (
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
 
 _SHAPES = (
-    HaloKnobs(tile_m=192, consumers=3),
-    HaloKnobs(tile_m=256),
-    HaloKnobs(tile_m=128),
-    HaloKnobs(tile_m=64, consumers=1),
+    ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),
+    ConvolutionKnobs(cluster_m=1, tile_m=256),
+    ConvolutionKnobs(cluster_m=1, tile_m=128),
+    ConvolutionKnobs(cluster_m=1, tile_m=64, consumers=1),
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 _MOST_STAGES = 4
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 
 
-def candidates(patches: Patches, target: Target) -> Iterator[HaloKnobs]:
+def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
     """Knobs that work for the convolution."""
-    found: dict[HaloKnobs, float] = {}
     for shape, width, line, resident in pairs(_SHAPES, _WIDTHS, LINES, (True, False)):
         shape = replace(shape, tile_n=width, groups=patches.gemm.merged)
-        knobs = _fitted(patches, replace(shape, line=line, resident=resident), target)
+        knobs = _fitted(patches, replace(shape, patch=line, resident=resident), target)
         if knobs is not None:
-            found.setdefault(knobs, seconds(patches, knobs, target.sm_count))
-    return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
+            yield knobs
 
 
-def _fitted(patches: Patches, knobs: HaloKnobs, target: Target) -> HaloKnobs | None:
+def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> ConvolutionKnobs | None:
     """The knobs with as many stages as there is room for, of patches first."""
     loaded, _ = packed(patches.gemm.product)
     for store in ("tma", "direct"):
@@ -53,7 +52,7 @@ def _fitted(patches: Patches, knobs: HaloKnobs, target: Target) -> HaloKnobs | N
             choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
             room = target.shared_memory - patches.shared_memory(loaded, choice)
             fitting = 1 + room // patches.filter_stage(loaded, choice)
-            needed = patches.taps(knobs.line) if knobs.resident else _LEAST_FILTER_STAGES
+            needed = patches.taps(knobs.patch) if knobs.resident else _LEAST_FILTER_STAGES
             if fitting < needed:
                 continue
             choice = replace(choice, filter_stages=needed if knobs.resident else min(fitting, _MOST_FILTER_STAGES))
@@ -62,11 +61,11 @@ def _fitted(patches: Patches, knobs: HaloKnobs, target: Target) -> HaloKnobs | N
     return None
 
 
-def seconds(patches: Patches, knobs: HaloKnobs, sm_count: int) -> float:
+def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
     product, _ = packed(patches.gemm.product)
-    stages, size = patches.stages(knobs.line), product.a.itemsize
-    length = stages * patches.depth(knobs.line)  # of K
+    stages, size = patches.stages(knobs.patch), product.a.itemsize
+    length = stages * patches.depth(knobs.patch)  # of K
     blocks = knobs.tile_m // BLOCK_ROWS
     filters = 0 if knobs.resident else patches.plane_taps * patches.tap_bytes(product, knobs)
     loaded = stages * (patches.stage(knobs) + filters)

@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
-from jaxdnn.engines.base import check_least
 from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
-from jaxdnn.engines.convolution.sm90.knobs import launch_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, launch_reason
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, loaded_columns, packed, shared_memory
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+from jaxdnn.engines.product.sm90.knobs import loaded_columns, packed, shared_memory
 from jaxdnn.engines.product.tma import STEPS
 
 BLOCK = 8  # places of a block's side
@@ -22,26 +21,6 @@ _ALIGNMENT = 1024  # of a stage, bytes
 _BOX_ALIGNMENT = 128  # of a patch
 _BARRIERS = 16  # bytes of a stage's
 _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phases=(Phase(1, 0, 0),))
-
-
-@dataclass(frozen=True)
-class HaloKnobs(Sm90Knobs):
-    """A product's knobs, and those of patches.
-
-    Attributes:
-      line: bytes of a stage's channels.
-      filter_stages: tiles of the filter, of a tap each, in flight; or all that there are.
-      resident: whether these stay in shared memory.
-    """
-
-    cluster_m: int = 1
-    line: int = 128
-    filter_stages: int = 6
-    resident: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 1, "line", "filter_stages")
 
 
 @dataclass(frozen=True)
@@ -88,19 +67,19 @@ class Patches:
         even = _BOX_ALIGNMENT // line
         return ceil(width / even) * even, height
 
-    def tap_bytes(self, product: Product, knobs: HaloKnobs) -> int:
+    def tap_bytes(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Of a tile of the filter."""
-        return loaded_columns(product, knobs) * knobs.line // knobs.groups
+        return loaded_columns(product, knobs) * knobs.patch // knobs.groups
 
-    def filter_stage(self, product: Product, knobs: HaloKnobs) -> int:
+    def filter_stage(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes of a tile of the filter in its ring, with its barriers."""
         return _aligned(self.tap_bytes(product, knobs)) + _BARRIERS
 
-    def stage(self, knobs: HaloKnobs) -> int:
+    def stage(self, knobs: ConvolutionKnobs) -> int:
         """Bytes of a stage, the patches of a tile's blocks."""
-        return knobs.tile_m // BLOCK_ROWS * prod(self.sides(knobs.line)) * knobs.line
+        return knobs.tile_m // BLOCK_ROWS * prod(self.sides(knobs.patch)) * knobs.patch
 
-    def shared_memory(self, product: Product, knobs: HaloKnobs) -> int:
+    def shared_memory(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
         size = shared_memory(product, knobs, _aligned(self.stage(knobs)))
         return _aligned(size) + knobs.filter_stages * self.filter_stage(product, knobs)
@@ -133,20 +112,20 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
     return launch_reason(product, patches.axes)
 
 
-def knobs_reason(patches: Patches, knobs: HaloKnobs, shared_memory_limit: int) -> str | None:
+def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit: int) -> str | None:
     """Why the knobs don't fit the convolution, or None."""
     product = patches.gemm.product
-    if knobs.line not in LINES:
-        return f"line is {knobs.line}; expected one of {LINES}"
+    if knobs.patch not in LINES:
+        return f"patch is {knobs.patch}; expected one of {LINES}"
     if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1 or knobs.schedule == "pingpong":
         return "its blocks work alone, on all of K; expected no cluster, one split and a cooperative schedule"
-    gemm, taps = patches.gemm, patches.taps(knobs.line)
+    gemm, taps = patches.gemm, patches.taps(knobs.patch)
     if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
-    if gemm.groups > 1 and gemm.channels * product.a.itemsize % knobs.line:
-        return f"line is {knobs.line}; the {gemm.channels} channels of a group are no multiple of it"
-    if gemm.merged > 1 and (knobs.tile_n != gemm.group_columns or knobs.line != gemm.line):
-        return f"expected tiles of {gemm.group_columns} columns and lines of {gemm.line}, those of merged groups"
+    if gemm.groups > 1 and gemm.channels * product.a.itemsize % knobs.patch:
+        return f"patch is {knobs.patch}; the {gemm.channels} channels of a group are no multiple of it"
+    if gemm.merged > 1 and (knobs.tile_n != gemm.group_columns or knobs.patch != gemm.line):
+        return f"expected tiles of {gemm.group_columns} columns and patches of {gemm.line}, those of merged groups"
     if knobs.resident and knobs.filter_stages != taps:
         return f"filter_stages is {knobs.filter_stages}; expected {taps}, all that stay"
     if knobs.resident and (product.n > knobs.tile_n or product.b[0].batch_stride):

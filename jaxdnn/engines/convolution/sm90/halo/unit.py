@@ -3,7 +3,8 @@
 from dataclasses import replace
 from math import prod
 
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, HaloKnobs, Patches
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, Patches
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.knobs import WARP_ROWS
@@ -19,14 +20,14 @@ class HaloUnit(ConvolutionUnit):
     kernel = "convolution_sm90_halo"
     call = "ConvolutionSm90Halo"
 
-    def __init__(self, patches: Patches, knobs: HaloKnobs, sm_count: int) -> None:
+    def __init__(self, patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> None:
         self.patches, self.halo = patches, knobs
-        product = replace(patches.gemm.product, k=patches.stages(knobs.line) * patches.depth(knobs.line))
-        gemm = replace(patches.gemm, product=product, axes=patches.axes, rows=patches.rows, line=knobs.line)
+        product = replace(patches.gemm.product, k=patches.stages(knobs.patch) * patches.depth(knobs.patch))
+        gemm = replace(patches.gemm, product=product, axes=patches.axes, rows=patches.rows, line=knobs.patch)
         super().__init__(gemm, knobs, sm_count)
 
     def depth(self, product: Product) -> int:
-        return self.patches.plane_taps * self.halo.line // product.a.itemsize
+        return self.patches.plane_taps * self.halo.patch // product.a.itemsize
 
     def shared_memory(self, product: Product) -> int:
         return self.patches.shared_memory(product, self.halo)
@@ -35,7 +36,8 @@ class HaloUnit(ConvolutionUnit):
         width, height, _ = self.patches.axes
         own = {"TapsX": width.filter, "TapsY": height.filter, "StepX": width.step, "StepY": height.step}
         flipped = {"FlippedX": width.filter_step < 0, "FlippedY": height.filter_step < 0}
-        return {**Unit.load_constants(self, product), **own, **flipped}
+        ring = {"Line": self.halo.patch, "FilterStages": self.halo.filter_stages, "Resident": self.halo.resident}
+        return {**Unit.load_constants(self, product), **own, **flipped, **ring}
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         return super().load_parameters(product) + numbers(images=self.patches.images)
@@ -55,6 +57,6 @@ class HaloUnit(ConvolutionUnit):
         )
 
     def image_map(self, product: Product) -> TensorMap:
-        sides = self.patches.sides(self.halo.line)
-        box = (self.halo.line // product.a.itemsize, *sides, 1, 1)
+        sides = self.patches.sides(self.halo.patch)
+        box = (self.halo.patch // product.a.itemsize, *sides, 1, 1)
         return replace(super().image_map(product), box=box, corners=())
