@@ -112,10 +112,10 @@ struct HaloStage {
   static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
 
   Filters filters;
-  StageReader<Filters> reader{filters};
+  typename Filters::Position position;  // of the filter's ring, where it passes through
   unsigned long long a, b;
-  int loaded = 0;      // stages of K whose filter is known to be there, to stay
-  bool holds = false;  // a tile of the filter that passes through, of the tap before
+  int previous = -1;  // the place of the tap before, whose multiplies may still read it
+  int loaded = 0;     // stages of K whose filter is known to be there, to stay
 
   template <class Call>
   __device__ __forceinline__ HaloStage(const Call& call, unsigned stages, int first_row)
@@ -138,9 +138,9 @@ struct HaloStage {
     }
 #pragma unroll
     for (int tap = 0; tap < Rows::kTaps; ++tap) {
-      const int place = Config::kResident ? index * Rows::kTaps + tap : reader.position.stage;
+      const int place = Config::kResident ? index * Rows::kTaps + tap : position.stage;
       if constexpr (!Config::kResident) {
-        reader.wait();
+        mbarrier_wait(filters.full(place), position.parity);
         ptx::wgmma_fence();
       }
 #pragma unroll
@@ -158,9 +158,9 @@ struct HaloStage {
       if constexpr (!Config::kResident) {
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<1>();
-        if (holds) reader.release_previous();
-        holds = true;
-        reader.advance();
+        if (previous >= 0) filters.release(previous);
+        previous = place;
+        position.advance();
       }
     }
     if constexpr (Config::kResident) ptx::wgmma_commit_group();
@@ -195,36 +195,29 @@ struct HaloLoads {
   }
 };
 
-/// The copies of the filter, tap by tap, of all tiles, or of one where it stays; by one thread.
-template <class Call>
-struct FilterWalk {
+/// By one thread: starts the copies of the filter's tiles, tap by tap, that a tile of the result's columns from `column`
+/// on is multiplied by.
+template <class Call, class Writer>
+__device__ __forceinline__ void load_filter(const Call& call, Writer& tiles, int column, int batch, int depth_blocks) {
   using Stage = typename Call::Stage;
-
-  const Call& call;
-  const typename Stage::Filters filters;
-  StageWriter<typename Stage::Filters> writer{filters};
-
-  /// The columns from `column` on.
-  __device__ __forceinline__ void load(int column, int batch, int depth_blocks) {
-    int first_channel = 0;
-    if constexpr (!Call::Config::kNMajorB) {  // channels of all groups run along K
-      const int group = column / call.group_columns;
-      column -= group * call.group_columns;
-      first_channel = group * call.channels;
-    }
-    const auto& planes = call.axes[2];
-    for (int index = 0; index < depth_blocks; ++index) {
-      const HaloDepth<Call> depth(call, index);
-      const int plane = planes.phases[0].first + depth.plane * planes.filter_step;
-      const int matrix = batch * call.filter_batch + plane * Stage::Rows::kTaps;
-      for (int tap = 0; tap < Stage::Rows::kTaps; ++tap) {
-        writer.fill([&](unsigned tile, unsigned full) {
-          Stage::BTile::load(call.b[0], tile, full, 0, 0, first_channel + depth.channel, column, matrix + tap);
-        });
-      }
+  int first_channel = 0;
+  if constexpr (!Call::Config::kNMajorB) {  // channels of all groups run along K
+    const int group = column / call.group_columns;
+    column -= group * call.group_columns;
+    first_channel = group * call.channels;
+  }
+  const auto& planes = call.axes[2];
+  for (int index = 0; index < depth_blocks; ++index) {
+    const HaloDepth<Call> depth(call, index);
+    const int plane = planes.phases[0].first + depth.plane * planes.filter_step;
+    const int matrix = batch * call.filter_batch + plane * Stage::Rows::kTaps;
+    for (int tap = 0; tap < Stage::Rows::kTaps; ++tap) {
+      tiles.fill([&](unsigned tile, unsigned full) {
+        Stage::BTile::load(call.b[0], tile, full, 0, 0, first_channel + depth.channel, column, matrix + tap);
+      });
     }
   }
-};
+}
 
 /// Rows of tiles are places of blocks.
 template <class Call>
@@ -286,10 +279,11 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
 
   template <class Block>
   __device__ __forceinline__ void load_others(const Block& block) const {
-    FilterWalk<Self> filter{*this, filters(block.pipeline.stages)};
+    const Filters ring = filters(block.pipeline.stages);
+    StageWriter<Filters> tiles{ring};
     for (auto walk = block.template tiles<false>(); walk.on_a_tile(); walk.advance()) {
       const TilePosition tile = block.order[walk.index];
-      filter.load(block.column(tile), tile.batch, block.depth_blocks(tile));
+      load_filter(*this, tiles, block.column(tile), tile.batch, block.depth_blocks(tile));
       if constexpr (Config::kResident) return;
     }
   }
