@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from checking.compiler_log import kernels, launch_bounds
+from checking.compiler_log import kernels, launch_bounds, stack_frames
 from checking.convolution.exact import arrays, check
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
@@ -36,6 +36,7 @@ def check_compiled(problem, most, offered=ENGINE.configurations):
         plan = ENGINE.build(knobs, problem, H100)
         unit = _native.compile(plan.unit, plan.arch)
         assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
+        assert not any(stack_frames(unit.log).values()), f"{knobs} keeps in local memory what multiplies wait for"
         for kernel, (registers, spilled) in kernels(unit.log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536

@@ -29,6 +29,7 @@ _SHAPES = (
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 _MOST_STAGES = 4
+_ACCUMULATORS_OF_THREE = 64  # registers, of a thread that is compiled for 128
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 
 
@@ -46,7 +47,8 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
     loaded, _ = packed(patches.gemm.product)
     for store in ("tma", "direct"):
         stored = replace(knobs, store=store, filter_stages=1)
-        if accumulator_registers(loaded, stored) > accumulator_limit(loaded, stored):
+        most = accumulator_limit(loaded, stored)
+        if accumulator_registers(loaded, stored) > (min(most, _ACCUMULATORS_OF_THREE) if knobs.consumers == 3 else most):
             continue
         for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
             choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
