@@ -75,6 +75,8 @@ FORCED = {
     "windows of 2, flipped, output": [patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1)],
     "three dimensions, image": [patches(tile_m=192, tile_n=64, stages=2, consumers=3, patch=32, filter_stages=3)],
     "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
+    # A block more than a convolution has.
+    "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
     "groups of 16, output": [patches(tile_m=256, tile_n=64, stages=2, groups=4)],
 }
 RUNS = {name: (name, by_patches(call.problem, FEW)[0]) for name, call in PROBLEMS.items()}
