@@ -10,7 +10,7 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, launch_reaso
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.sm90.knobs import loaded_columns, packed, shared_memory
-from jaxdnn.engines.product.tma import STEPS
+from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS
 
 BLOCK = 8  # places of a block's side
 BLOCK_ROWS = BLOCK * BLOCK
@@ -70,6 +70,10 @@ class Patches:
     def tap_bytes(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Of a tile of the filter."""
         return loaded_columns(product, knobs) * knobs.patch // knobs.groups
+
+    def tap_lines(self, product: Product, knobs: ConvolutionKnobs) -> int:
+        """Lines of a tile of the filter."""
+        return self.tap_bytes(product, knobs) // (knobs.patch if product.b_transposed else DEPTH_BYTES)
 
     def filter_stage(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes of a tile of the filter in its ring, with its barriers."""
