@@ -8,7 +8,7 @@ from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F16
 from checking.convolution import problems
 from checking.convolution.exact import arrays, calls, only
-from checking.convolution.plans import ENGINE, FEW, H100, check_compiled, check_emulated, check_on_gpu
+from checking.convolution.plans import ENGINE, FEW, H100, by_patches, check_compiled, check_emulated, check_on_gpu
 from checking.emulation.plans import Emulated
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
 from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
@@ -24,11 +24,6 @@ def row(n):
 
 def patches(tile_m=128, patch=128, filter_stages=6, **knobs):
     return ConvolutionKnobs(tile_m=tile_m, patch=patch, filter_stages=filter_stages, **{"cluster_m": 1} | knobs)
-
-
-def by_patches(problem, target):
-    """The configurations that load patches."""
-    return [knobs for knobs in ENGINE.configurations(problem, target) if knobs.patch]
 
 
 # Edges: lines of places that end in a block, images that end in a tile, channels that end in a stage.
