@@ -124,6 +124,28 @@ def test_configurations_compile(name):
         check_compiled(only(LARGE[name], direction), 2, by_patches)
 
 
+@pytest.mark.parametrize(
+    ("case", "chosen"),
+    [
+        (LARGE["56"], True),
+        (LARGE["volume"], True),
+        (LARGE["volume of 32 channels"], True),
+        (LARGE["32 groups"], True),
+        (LARGE["16 groups"], True),
+        (LARGE["gelu"], True),
+        (LARGE["512"], False),
+        # A quarter of the places of their blocks are none of the image's.
+        (convolution((256, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME"), False),
+        (convolution((256, 14, 14, 256), (3, 3, 256, 256), BF16, padding="SAME"), False),
+        # Too little to wait for the first patches.
+        (convolution((1, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"), False),
+    ],
+)
+def test_patches_are_chosen_where_they_are_faster(case, chosen):
+    for direction in ("output", "image"):
+        assert bool(next(ENGINE.configurations(only(case, direction), H100)).patch) == chosen
+
+
 def test_a_plan_is_what_it_is():
     """Blocks of 8 x 8 of 9 x 17 places, whose patches are 10 x 10; 72 channels in lines of 64 bytes."""
     plan = ENGINE.build(patches(tile_m=128, tile_n=48, stages=2, patch=64), only(SMALL["same"]), H100)

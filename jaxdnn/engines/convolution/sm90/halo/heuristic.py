@@ -1,4 +1,7 @@
-"""Which knobs to try for a convolution by patches on Hopper's tensor cores, by the time that is expected of them."""
+"""Which knobs to try for a convolution by patches on Hopper's tensor cores, and the time that is expected of them.
+
+Numbers in brackets are those of the notes on patches in benchmarks/results/convolution_kernels.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,8 +35,9 @@ _WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
 _MOST_STAGES = 4
 _ACCUMULATORS_OF_THREE = 64  # registers, of a thread that is compiled for 128
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
-_SPARE = 1.1
-LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [1]
+_SPARE = 1.1  # columns that are multiplied, of those that there are
+_LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [2]
+_START = 3e-6  # seconds until the first blocks multiply, and from the last ones' end on [3]
 
 
 def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
@@ -96,9 +100,9 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (RATE / sm_count)
     multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * TOGETHER[knobs.consumers]
-    loading = max(loaded / L2_RATE, lines / LINE_RATE)
+    loading = max(loaded / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
     storing = TILE + EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
     tile = max(multiplying + storing, loading)
     tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
-    return ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
+    return _START + ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
