@@ -17,6 +17,12 @@ def kernels(log):
     return found
 
 
+def stack_frames(log):
+    """Bytes of local memory, besides spills, by kernel: what is there by its address, and not in registers."""
+    found = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame", log, re.DOTALL)
+    return {name: int(size) for name, size in found}
+
+
 def launch_bounds(unit):
     """Threads of a block, and blocks that a multiprocessor must be able to hold, by kernel."""
     found = re.findall(r"__launch_bounds__\((\d+)(?:, (\d+))?\)\s+(\w+)\(", unit)

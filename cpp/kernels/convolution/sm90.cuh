@@ -262,7 +262,7 @@ struct FilterLoads {
 /// Rows of a phase's tiles are places of that phase.
 template <class Call>
 struct PhaseRows {
-  static constexpr bool kStraight = false;
+  static constexpr bool kStraight = false, kBoxes = false;
 
   const Call& call;
   int phase[Call::kSpatial];
@@ -289,7 +289,7 @@ struct PhaseRows {
 /// Rows of a filter's tiles are channels in whole chunks.
 template <class Call>
 struct ChunkRows {
-  static constexpr bool kStraight = false;
+  static constexpr bool kStraight = false, kBoxes = false;
 
   const Call& call;
 

@@ -303,7 +303,7 @@ struct PlacesLoads {
 /// Rows of a filter's tiles are elements of a window's lines, padded.
 template <class Call>
 struct WindowRows {
-  static constexpr bool kStraight = false;
+  static constexpr bool kStraight = false, kBoxes = false;
 
   __device__ __forceinline__ int operator()(int row) const {
     constexpr int kPadded = Call::Stage::Lines::kPadded, kElements = Call::Config::kElements;

@@ -108,7 +108,7 @@ struct TileEpilogue {
   /// Has TMA store the stage, or the warp, where its rows are no neighbours; and goes on to the next one.
   template <class Rows>
   __device__ __forceinline__ void store_stage(int column, int row, int batch, const Rows& others) {
-    if constexpr (kSharedBytes > 0 && !Rows::kStraight) {
+    if constexpr (kSharedBytes > 0 && !Rows::kBoxes) {
       ptx::bar_warp_sync();
       copy_rows<0>(stages, column, row, batch, others);
       stage = stage + 1 == Config::kEpilogueStages ? 0 : stage + 1;
@@ -116,7 +116,7 @@ struct TileEpilogue {
       ptx::fence_proxy_async();
       ptx::bar_warp_sync();
       if (threadIdx.x % 32 == 0) {
-        send<0>(stages, column, row, batch);
+        send<0>(stages, column, row, batch, others);
         ptx::cp_async_bulk_commit_group();
       }
       stage = stage + 1 == Config::kEpilogueStages ? 0 : stage + 1;
@@ -168,16 +168,16 @@ struct TileEpilogue {
     }
   }
 
-  template <int kResult>
-  __device__ __forceinline__ void send(unsigned base, int column, int row, int batch) const {
+  template <int kResult, class Rows>
+  __device__ __forceinline__ void send(unsigned base, int column, int row, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
       if constexpr (is_reduced<T>) {
-        send<kResult + 1>(base, column, row, batch);
+        send<kResult + 1>(base, column, row, batch, others);
       } else {
         using Stage = ResultStage<T, kColumns>;
-        ptx::cp_async_bulk_tensor_store(results[kResult].map, base + stage * Stage::kBytes, column, row, batch);
-        send<kResult + 1>(base + Config::kEpilogueStages * Stage::kBytes, column, row, batch);
+        others.store(results[kResult].map, base + stage * Stage::kBytes, column, row, batch);
+        send<kResult + 1>(base + Config::kEpilogueStages * Stage::kBytes, column, row, batch, others);
       }
     }
   }

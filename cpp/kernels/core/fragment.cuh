@@ -13,6 +13,7 @@
 
 #include "core/epilogue_operands.cuh"
 #include "core/vector.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
@@ -22,11 +23,17 @@ constexpr int kFragmentColumns = 16;
 /// A thread's elements of a fragment.
 using Fragment = RegisterOf<4>[8];
 
-/// Rows of a tile that are those of the matrix, one after the other.
+/// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and whether
+/// 16 of them, a warp's, are a box that TMA can store.
 struct StraightRows {
-  static constexpr bool kStraight = true;
+  static constexpr bool kStraight = true, kBoxes = true;
 
   __device__ __forceinline__ int operator()(int row) const { return row; }
+
+  /// By one thread: the 16 rows from `row` on, at shared address `source`.
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
+    ptx::cp_async_bulk_tensor_store(map, source, column, row, batch);
+  }
 };
 
 /// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.

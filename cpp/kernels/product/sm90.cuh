@@ -178,6 +178,13 @@ struct ProductSm90 {
   /// Of a tile of this matrix, if one takes `most`.
   __device__ __forceinline__ int stages(int, int most) const { return most; }
 
+  /// By one thread, where it has barriers of its own: makes them.
+  __device__ __forceinline__ void init(unsigned) const {}
+
+  /// By a thread of the producer's: starts the copies of what else is loaded than stages.
+  template <class Block>
+  __device__ __forceinline__ void load_others(const Block&) const {}
+
   /// Of a tile's rows, the result's; and of this matrix, the result's.
   __device__ __forceinline__ StraightRows result_rows(int) const { return {}; }
   __device__ __forceinline__ int result_matrix(int matrix) const { return matrix; }
@@ -436,6 +443,7 @@ __device__ __forceinline__ void product_sm90(const Call& call) {
   const unsigned taken = takes ? block.queue.take() : 0;
   if (threadIdx.x == 0) {
     block.queue.init();
+    call.init(block.pipeline.stages);
     block.pipeline.init(4 * (Config::kPingpong ? 1 : Config::kConsumers));
   }
   block.pipeline.open();
@@ -445,6 +453,7 @@ __device__ __forceinline__ void product_sm90(const Call& call) {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_dec<Call::kProducerRegisters>();
     if (threadIdx.x - producer < Call::kProducerThreads) block.load();
     if (takes) block.queue.take_others(taken);
+    if (threadIdx.x == producer + 64) call.load_others(block);
   } else {
     if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
     ProductConsumer<Call>(block, group).consume();

@@ -1,4 +1,4 @@
-// The Tensor Memory Accelerator (TMA): boxes of a rank-3 or rank-4 tensor map to and from shared memory, and columns of
+// The Tensor Memory Accelerator (TMA): boxes of a rank-3, rank-4 or rank-5 tensor map to and from shared memory, and columns of
 // places of an image's map.
 //
 // Elements outside the tensor are read as zeros and not written, so tiles need no edge cases. Innermost coordinates are
@@ -33,6 +33,15 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned destination, 
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(destination),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_load(unsigned destination, const TensorMap* map, unsigned barrier,
+                                                          int x, int y, int z, int w, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
       : "memory");
 }
 
@@ -130,6 +139,13 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(unsigned des
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(source), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z,
+                                                           int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+               "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
                : "memory");
 }
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from checking.compiler_log import kernels, launch_bounds
+from checking.compiler_log import kernels, launch_bounds, stack_frames
 from checking.convolution.exact import arrays, check
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
@@ -15,9 +15,19 @@ H100 = device._NAMED[90]
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 
+def by_patches(problem, target):
+    """The configurations that load patches of the image."""
+    return [knobs for knobs in ENGINE.configurations(problem, target) if getattr(knobs, "patch", 0)]
+
+
+def by_places(problem, target):
+    """The others."""
+    return [knobs for knobs in ENGINE.configurations(problem, target) if not getattr(knobs, "patch", 0)]
+
+
 def emulated_plan(problem, knobs=None):
-    """Of these knobs, or of those that come first."""
-    return ENGINE.build(knobs or next(ENGINE.configurations(problem, FEW)), problem, FEW)
+    """Of these knobs, or of those that come first without patches."""
+    return ENGINE.build(knobs or by_places(problem, FEW)[0], problem, FEW)
 
 
 def check_emulated(call, machine, number):
@@ -28,14 +38,15 @@ def check_emulated(call, machine, number):
     check(call, operands, results)
 
 
-def check_compiled(problem, most):
-    """The first `most` configurations, for Hopper: their code does not spill, or wait for each multiply."""
+def check_compiled(problem, most, offered=by_places):
+    """The first `most` of those `offered`, for Hopper: their code does not spill, or wait for each multiply."""
     # What differs in numbers alone is the same code.
-    offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in ENGINE.configurations(problem, H100)]
+    offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in offered(problem, H100)]
     for knobs in list(dict.fromkeys(offered))[:most]:
         plan = ENGINE.build(knobs, problem, H100)
         unit = _native.compile(plan.unit, plan.arch)
         assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
+        assert not any(stack_frames(unit.log).values()), f"{knobs} keeps in local memory what multiplies wait for"
         for kernel, (registers, spilled) in kernels(unit.log).items():
             assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536

@@ -12,8 +12,11 @@ from jaxdnn.engines.convolution.sm90.few_channels.heuristic import candidates as
 from jaxdnn.engines.convolution.sm90.few_channels.knobs import knobs_reason as few_channels_knobs_reason
 from jaxdnn.engines.convolution.sm90.few_channels.knobs import lines_reason
 from jaxdnn.engines.convolution.sm90.few_channels.unit import FewChannelsUnit
+from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
+from jaxdnn.engines.convolution.sm90.halo.knobs import knobs_reason as patches_knobs_reason
+from jaxdnn.engines.convolution.sm90.halo.unit import HaloUnit
 from jaxdnn.engines.convolution.sm90.heuristic import candidates
-from jaxdnn.engines.convolution.sm90.knobs import image_reason, knobs_reason, operands_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason, knobs_reason, operands_reason
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
 from jaxdnn.engines.product.sm90.engine import Sm90
@@ -60,12 +63,16 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
             reason = form
         elif isinstance(form, WindowLines):
             reason = few_channels_knobs_reason(form, config, target.shared_memory)
+        elif isinstance(config, ConvolutionKnobs) and config.patch:
+            reason = patches_reason(form) or patches_knobs_reason(Patches(form), config, target.shared_memory)
         else:
             reason = knobs_reason(form, config, target.shared_memory)
         if isinstance(form, str) or reason:
             raise ValueError(f"{self.name}: {config} does not fit: {reason}")
         if isinstance(form, WindowLines):
             unit = FewChannelsUnit(form, config, target.sm_count)
+        elif isinstance(config, ConvolutionKnobs) and config.patch:
+            unit = HaloUnit(Patches(form), config, target.sm_count)
         else:
             unit = ConvolutionUnit(form, config, target.sm_count)
         return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))

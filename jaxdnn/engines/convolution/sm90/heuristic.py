@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
-from jaxdnn.engines.convolution.sm90.knobs import knobs_reason, staged
+from jaxdnn.engines.convolution.sm90.halo.heuristic import candidates as patch_candidates
+from jaxdnn.engines.convolution.sm90.halo.heuristic import seconds as patch_seconds
+from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.heuristic import SHAPES, splits
+from jaxdnn.engines.product.sm90.heuristic import SHAPES, seconds, splits
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
 
@@ -35,6 +38,10 @@ _MERGED = (
     Sm90Knobs(tile_m=256, tile_n=128, stages=4, cluster_m=1),
     Sm90Knobs(tile_m=192, tile_n=64, stages=6, cluster_m=1, consumers=3),
 )
+# What patches are expected to take is less sure than what im2col is, of which more was measured, and they have to be
+# faster by more than that; but of merged groups im2col takes a fifth longer than is expected of it [Patches, 3].
+_UNSURE = 1.08
+_MERGED_IM2COL = 1.2
 _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 
 # Of those that are expected to take as long, blocks alone come first: what im2col loads is not there as steadily as a
@@ -42,8 +49,18 @@ _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 _SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 
 
-def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[Sm90Knobs]:
+def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     """Knobs that work for the convolution, by the time that is expected of them."""
+    longer = _MERGED_IM2COL if gemm.merged > 1 else 1
+    found = [(longer * seconds(gemm.tiled, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)]
+    if patches_reason(gemm) is None:
+        patches = Patches(gemm)
+        by_patches = patch_candidates(patches, target)
+        found += [(_UNSURE * patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
+    return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))
+
+
+def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     shapes, cut = _SHAPES, splits
     if len(gemm.product.b) > 1:
         shapes = [_LINES, *_SHAPES]
@@ -53,7 +70,7 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[Sm90Knobs]:
         shapes = [replace(knobs, groups=gemm.merged) for knobs in (*_SHAPES, *_MERGED)]
     for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
-            yield knobs
+            yield ConvolutionKnobs(**vars(knobs))
 
 
 def _merged_splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:

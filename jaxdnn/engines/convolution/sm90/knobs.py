@@ -1,8 +1,10 @@
 """Which knobs of a product on Hopper's tensor cores fit a convolution, and what TMA's im2col mode asks of its image."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from jaxdnn.engines.base import check_least
 from jaxdnn.engines.convolution.axis import Axis
 from jaxdnn.engines.convolution.implicit_gemm import STEP_BYTES, ImplicitGemm
 from jaxdnn.engines.product.problem import Product, arguments_reason
@@ -16,6 +18,32 @@ _REACH_LIMITS = {1: 2**16, 2: 2**8, 3: 2**5}
 _MOST_STRIDE = 8
 _OTHER_ARGUMENTS = 17  # of a launch, at most, besides those of an epilogue's arrays and of axes
 _AXIS_ARGUMENTS = 9  # besides three a phase
+
+
+@dataclass(frozen=True)
+class ConvolutionKnobs(Sm90Knobs):
+    """A product's knobs, and how the image is loaded.
+
+    Attributes:
+      patch: bytes of channels that patches of the image have, which are loaded once for all taps of a window; 0: places
+        are loaded by im2col, once for each tap.
+      filter_stages: with patches, tiles of the filter, of a tap each, that are in flight; or all that there are.
+      resident: whether these stay in shared memory.
+    """
+
+    patch: int = 0
+    filter_stages: int = 1
+    resident: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 0, "patch")
+        check_least(self, 1, "filter_stages")
+
+    @property
+    def constants(self) -> dict[str, int]:
+        own = ("Patch", "FilterStages", "Resident")  # of a kernel of its own
+        return {name: value for name, value in super().constants.items() if name not in own}
 
 
 def image_reason(gemm: ImplicitGemm) -> str | None:

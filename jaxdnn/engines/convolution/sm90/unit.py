@@ -55,7 +55,7 @@ class ConvolutionUnit(Unit):
             right = operand_map(product.b[0], product.batch, True, knobs.tile_n, sharers=knobs.cluster_m)
         else:
             right = self._filter_map(product)
-        found = [map_parameter("a", "a", self._image_map(product))]
+        found = [map_parameter("a", "a", self.image_map(product))]
         found += [map_parameter(f"b{i}", f"b[{i}]", right) for i in range(len(product.b))]
         for i, axis in enumerate(gemm.axes):
             found += axis_parameters(f"axis{i}", f"axes[{i}]", axis)
@@ -72,7 +72,7 @@ class ConvolutionUnit(Unit):
             found += numbers(image_batch=gemm.image_batch, filter_batch=filters)
         return found
 
-    def _image_map(self, product: Product) -> TensorMap:
+    def image_map(self, product: Product) -> TensorMap:
         gemm, knobs = self.gemm, self.knobs
         pixel = product.a.row_stride * product.a.itemsize
         strides = accumulate((axis.image for axis in gemm.axes), mul, initial=pixel)

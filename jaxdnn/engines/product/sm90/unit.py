@@ -41,7 +41,7 @@ from jaxdnn.engines.unit import (
     numbers,
     struct_text,
 )
-from jaxdnn.plan import Counter, Launch, Scalar, Scratch
+from jaxdnn.plan import Counter, Launch, Scalar, Scratch, TensorMap
 from jaxdnn.pointwise import Functor, functor
 from jaxdnn.pointwise.operations import kind
 
@@ -219,11 +219,14 @@ class Unit:
                 ctype, scratch = partials[i]
                 found.append(Parameter(f"{ctype}*", f"partials{i}", f"results[{i}].data", scratch))
             elif knobs.store == "tma":
-                argument = tensor_map(result, batch, (columns, WARP_ROWS), SWIZZLE[columns * result.itemsize])
-                found.append(map_parameter(f"result{i}", f"results[{i}].map", argument))
+                found.append(map_parameter(f"result{i}", f"results[{i}].map", self.result_map(result, batch, columns)))
             else:
                 found.append(Parameter(f"{result.dtype}*", f"result{i}", f"results[{i}].data", result.buffer))
         return found
+
+    def result_map(self, result: Matrix, batch: int, columns: int) -> TensorMap:
+        """The map of a result's subtiles, 16 rows of so many columns."""
+        return tensor_map(result, batch, (columns, WARP_ROWS), SWIZZLE[columns * result.itemsize])
 
     # ------------------------------------------------------------ the kernel that multiplies
 
@@ -246,7 +249,7 @@ class Unit:
         }
         types = {"A": product.a.dtype, "B": product.b[0].dtype, **self.traits(product, epilogue)}
         call = f"{self.call}<{config}>"
-        shared = shared_memory(self.product, knobs, self.stage(product))
+        shared = self.shared_memory(product)
         if width := multiplied_columns(product, knobs):
             self.texts.append(f"JAXDNN_{self.instruction}({width});\n")
         self.texts.append(epilogue.source)
@@ -269,7 +272,7 @@ class Unit:
         # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
         rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
-        takes = rounds > 1 and ceil(product.k / (depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        takes = rounds > 1 and ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
         grid = (ceil(tiles / rounds) * cluster, 1, 1)
@@ -280,9 +283,17 @@ class Unit:
         """How many tiles of clusters there are."""
         return cluster_tiles(product, self.knobs) * product.batch * self.knobs.split_k
 
+    def depth(self, product: Product) -> int:
+        """Elements of K in a stage."""
+        return depth(product)
+
     def stage(self, product: Product) -> int:
         """Bytes of a stage of operands."""
         return tile_stage(product, self.knobs)
+
+    def shared_memory(self, product: Product) -> int:
+        """Bytes of the multiplying kernel's."""
+        return shared_memory(self.product, self.knobs, self.stage(product))
 
     def load_constants(self, product: Product) -> dict[str, Constant]:
         """What the code that loads the operands is compiled with."""

@@ -16,7 +16,8 @@ struct TensorMap {
   long long spatial;  // dimensions of places; 0 unless im2col
   long long steps[3], lower[3], upper[3];
 
-  long long bytes() const { return box[0] * box[1] * box[2] * box[3] * itemsize; }
+  long long elements() const { return box[0] * box[1] * box[2] * box[3] * box[4]; }
+  long long bytes() const { return elements() * itemsize; }
 };
 
 namespace ptx {
@@ -25,14 +26,14 @@ inline unsigned swizzled(const TensorMap& map, unsigned at) { return at ^ (at >>
 
 /// For each element of a box, which lies at `shared` in shared memory: where it is there, and in the tensor, or null.
 template <class Visit>
-void visit_box(const TensorMap& map, unsigned shared, const int (&first)[4], Visit visit) {
+void visit_box(const TensorMap& map, unsigned shared, const int (&first)[5], Visit visit) {
   const long long row_bytes = map.box[0] * map.itemsize;
-  for (long long i = 0; i < map.box[0] * map.box[1] * map.box[2] * map.box[3]; ++i) {
+  for (long long i = 0; i < map.elements(); ++i) {
     const unsigned at = swizzled(map, shared + i / map.box[0] * row_bytes + i % map.box[0] * map.itemsize);
     unsigned char* data = map.data;
     bool inside = true;
     long long rest = i;
-    for (int axis = 0; axis < 4; ++axis) {
+    for (int axis = 0; axis < 5; ++axis) {
       const long long coordinate = first[axis] + rest % map.box[axis];
       rest /= map.box[axis];
       inside &= 0 <= coordinate && coordinate < map.sizes[axis];
@@ -78,8 +79,8 @@ template <class Visits>
 void load_multicast(unsigned destination, const TensorMap* map, unsigned barrier, unsigned short blocks,
                     Visits visits) {
   const emulation::Cluster& cluster = emulation::machine.current->block->cluster;
-  // The pattern of a swizzle repeats every eight lines.
-  if (destination % (8 * map->swizzle)) emulation::fail("loads a box to %u, which is not aligned", destination);
+  // The pattern of a swizzle is that of addresses, wherever a box begins.
+  if (destination % 128) emulation::fail("loads a box to %u, which is not aligned", destination);
   for (emulation::Block* const block : cluster.blocks) {
     if (!(blocks >> block->rank & 1)) continue;
     if (destination + map->bytes() > block->dynamic.size) {
@@ -110,18 +111,18 @@ inline void check_innermost(const TensorMap& map, int coordinate) {
 }
 
 inline void cp_async_bulk_tensor_load_multicast(unsigned destination, const TensorMap* map, unsigned barrier,
-                                                unsigned short blocks, int x, int y, int z, int w = 0) {
+                                                unsigned short blocks, int x, int y, int z, int w = 0, int v = 0) {
   if (map->spatial) emulation::fail("loads a box by the map of an image");
   check_innermost(*map, x);
   load_multicast(destination, map, barrier, blocks,
-                 [=](const TensorMap& held, auto visit) { visit_box(held, destination, {x, y, z, w}, visit); });
+                 [=](const TensorMap& held, auto visit) { visit_box(held, destination, {x, y, z, w, v}, visit); });
 }
 
 inline unsigned short own_block() { return 1 << emulation::machine.current->block->rank; }
 
 inline void cp_async_bulk_tensor_load(unsigned destination, const TensorMap* map, unsigned barrier, int x, int y, int z,
-                                      int w = 0) {
-  cp_async_bulk_tensor_load_multicast(destination, map, barrier, own_block(), x, y, z, w);
+                                      int w = 0, int v = 0) {
+  cp_async_bulk_tensor_load_multicast(destination, map, barrier, own_block(), x, y, z, w, v);
 }
 
 template <int kSpatial>
@@ -153,11 +154,12 @@ inline void cp_async_bulk_tensor_load_evict_first(unsigned destination, const Te
   cp_async_bulk_tensor_load(destination, map, barrier, x, y, z);
 }
 
-inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z, int w = 0,
+                                       int v = 0) {
   check_innermost(*map, x);
   const emulation::Thread* const thread = emulation::machine.current;
   emulation::machine.current->stores.start([=] {
-    visit_box(*map, source, {x, y, z, 0}, [&](unsigned at, unsigned char* data) {
+    visit_box(*map, source, {x, y, z, w, v}, [&](unsigned at, unsigned char* data) {
       if (data) std::memcpy(data, thread->block->dynamic.data() + at, map->itemsize);
     });
   });

@@ -1,0 +1,297 @@
+// Convolutions of stride 1 on Hopper's tensor cores, of which the image's part of a tile is loaded once for all taps of
+// a window, and not once for each. All but that is product/sm90.cuh.
+//
+//   an output       rows are blocks of 8 x 8 of its places, in line after line of blocks; columns are its channels. A
+//                   stage of K is kLine bytes of channels, at all taps of a plane of the window:
+//                       A            of each block a patch: the places of the image that its windows cover
+//                       B's tiles    the filter's matrix [c, k] of each tap, in a ring of their own
+//   an image        likewise: its gradient is an output of the output's gradient
+//
+//   a patch         lines of kWidth places, each kLine bytes of channels, swizzled by the bits of shared addresses.
+//                   At a tap the 64 rows of A begin so many places later, and their groups of 8 are a line apart:
+//
+//                       . . . . . . . . . .       a window of 3 x 3: 10 lines of 10 places.
+//                       . . 0 0 0 0 0 0 0 0       At tap (1, 2) row 0 of A is place (1, 2) of the patch,
+//                       . . 1 1 1 1 1 1 1 1       row 8 is place (2, 2), a line further.
+//                       . . 2 2 2 2 2 2 2 2
+//
+//                   The tensor cores exchange the 16-byte pieces of a line by the address that they read it at, not by
+//                   its number in A, and TMA by the address that it writes it at: so A may begin at any line.
+//
+// A window's dilation makes patches wider, and taps further apart. What lies outside of the image is zero.
+//
+//   warps           as in product/sm90.cuh, cooperative; the producer's first warp loads patches, a lane for each
+//   block,
+//                   and a thread of its third warp the filter, so that neither waits for the other's ring
+//   filter          tiles pass through kFilterStages; or all that there are stay in shared memory (kResident), and are
+//                   loaded once. A consumer lets go of a tap's when the multiplies of the next one have begun
+//   barriers        as in product/sm90.cuh; and of the filter's ring full 1 arrival, empty 4 x kConsumers
+//   shared memory   | stages: patch 0, patch 1, ... | what a product has | the filter's stages | their barriers |
+//   results         a warp's rows are two lines of a block, a box that TMA stores; it leaves out what is past the end
+//   of
+//                   a line, or of an image
+//
+// Bytes: image, filter and output, once each, from memory; from L2 a block's patch is 1.6 times its places at a window
+// of 3 x 3, where im2col loads 9 times as many. Flops: 2 a place, tap, c and k; places past the end of a line of blocks
+// are multiplied too. Each multiply reads 64 rows and all columns in shared memory: with 64 columns for as long as it
+// takes, with 128 for three quarters of that.
+#pragma once
+
+#include "convolution/sm90.cuh"
+
+namespace jaxdnn {
+
+constexpr int kBlockSide = 8, kBlockRows = kBlockSide * kBlockSide;
+
+/// What the windows of a block cover. Config has kTapsX and kTapsY of a plane of the window, and kStepX and kStepY,
+/// places from one tap to the next.
+template <class Config>
+struct Patch {
+  static constexpr int kTaps = Config::kTapsX * Config::kTapsY;
+  static constexpr int kEven = 128 / Config::kLine;  // boxes begin at multiples of 128 bytes
+  static constexpr int kWidth = (kBlockSide + (Config::kTapsX - 1) * Config::kStepX + kEven - 1) / kEven * kEven;
+  static constexpr int kHeight = kBlockSide + (Config::kTapsY - 1) * Config::kStepY;
+  static constexpr int kBytes = kWidth * kHeight * Config::kLine;
+
+  /// Where the first place meets the filter's tap number `tap`, from the patch's beginning on.
+  static constexpr int shift(int tap) {
+    const int x = tap % Config::kTapsX, y = tap / Config::kTapsX;
+    const int column = (Config::kFlippedX ? Config::kTapsX - 1 - x : x) * Config::kStepX;
+    const int line = (Config::kFlippedY ? Config::kTapsY - 1 - y : y) * Config::kStepY;
+    return (line * kWidth + column) * Config::kLine;
+  }
+
+  /// The descriptor of a block's rows at shared address `patch`; fields as in core/tile.cuh.
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned patch) {
+    constexpr unsigned long long kSwizzle = Config::kLine == 128 ? 1 : Config::kLine == 64 ? 2 : 3;
+    return kSwizzle << 62 | static_cast<unsigned long long>(kWidth * Config::kLine / 16) << 32 | 1ull << 16 |
+           (patch & 0x3ffff) >> 4;
+  }
+};
+
+/// Where a block is.
+struct BlockPlace {
+  int first[3], image;  // the first place of each dimension
+
+  template <class Axis>
+  __device__ __forceinline__ BlockPlace(const Axis (&axes)[3], int index) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int quotient = static_cast<int>(axes[i].divisor.quotient(index));
+      first[i] = (index - quotient * axes[i].places) * axes[i].period;
+      index = quotient;
+    }
+    image = index;
+  }
+};
+
+/// Where in the image and the filter a stage of K begins.
+template <class Call>
+struct HaloDepth {
+  int channel;  // of a group
+  int plane;    // of the window
+
+  __device__ __forceinline__ HaloDepth(const Call& call, int index) {
+    const int line = index / call.axes[2].filter;
+    plane = index - line * call.axes[2].filter;
+    channel = line * Call::Stage::kLineElements;
+  }
+};
+
+/// A stage: the patches of a tile's blocks.
+template <class Config>
+struct HaloStage {
+  using Rows = Patch<Config>;
+  static constexpr int kLineElements = Config::kLine / static_cast<int>(sizeof(typename Config::A));
+  static constexpr int kLoaded = Config::kNMajorB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN;
+  using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, 1, false,
+                            Config::kNMajorB ? 128 : Config::kLine, Config::kGroups, kLineElements>;  // of a tap
+  using Filters = TmaPipeline<Config::kFilterStages, BTile::kBytes>;
+  static constexpr int kDepth = Rows::kTaps * kLineElements;
+  static constexpr int kBytes = Config::kTileM / kBlockRows * Rows::kBytes;
+  static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
+
+  Filters filters;
+  typename Filters::Position position;  // of the filter's ring, where it passes through
+  unsigned long long a, b;
+  int previous = -1;  // the place of the tap before, whose multiplies may still read it
+  int loaded = 0;     // stages of K whose filter is known to be there, to stay
+
+  template <class Call>
+  __device__ __forceinline__ HaloStage(const Call& call, unsigned stages, int first_row)
+      : filters(call.filters(stages)),
+        a(Rows::descriptor(stages + first_row / kBlockRows * Rows::kBytes)),
+        b(BTile::descriptor(filters.stages)) {}
+
+  /// Starts the multiplies of the stage in place `stage` of the ring, which is number `index` of K. Each of groups is
+  /// multiplied by its own columns.
+  template <class Accumulator, int kBlocks, int kRegisters>
+  __device__ __forceinline__ void multiply(Accumulator (&accumulators)[kBlocks][kRegisters], int stage, int index,
+                                           bool accumulate) {
+    constexpr int kOwn = kRegisters / Config::kGroups;  // of a group
+    const unsigned of_stage = stage_offset(stage, kStride);
+    if constexpr (Config::kResident) {
+      for (; loaded <= index; ++loaded) {
+        for (int tap = 0; tap < Rows::kTaps; ++tap) mbarrier_wait(filters.full(loaded * Rows::kTaps + tap), 0);
+      }
+      ptx::wgmma_fence();
+    }
+#pragma unroll
+    for (int tap = 0; tap < Rows::kTaps; ++tap) {
+      const int place = Config::kResident ? index * Rows::kTaps + tap : position.stage;
+      if constexpr (!Config::kResident) {
+        mbarrier_wait(filters.full(place), position.parity);
+        ptx::wgmma_fence();
+      }
+#pragma unroll
+      for (int step = 0; step < BTile::kSteps; ++step) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          auto& own = reinterpret_cast<Accumulator(&)[kOwn]>(accumulators[block][step / BTile::kGroupSteps * kOwn]);
+          const unsigned of_a = (block * Rows::kBytes + Rows::shift(tap) + step * 32) / 16;
+          const unsigned of_b = stage_offset(place, Filters::kStageStride) + BTile::step(step);
+          ptx::Wgmma<2 * kOwn>::template mma_async<wgmma_type<typename Config::A>(), BTile::kType, false,
+                                                   BTile::kRunsAlongExtent>(
+              own, a + (of_stage + of_a), b + of_b, accumulate || tap > 0 || step % BTile::kGroupSteps > 0);
+        }
+      }
+      if constexpr (!Config::kResident) {
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();
+        if (previous >= 0) filters.release(previous);
+        previous = place;
+        position.advance();
+      }
+    }
+    if constexpr (Config::kResident) ptx::wgmma_commit_group();
+  }
+};
+
+/// The copies of a tile's patches; by the lanes of a warp.
+template <class Call>
+struct HaloLoads {
+  using Stage = typename Call::Stage;
+  static constexpr int kBlocks = Call::Config::kTileM / kBlockRows;
+
+  const Call& call;
+  BlockPlace block;  // the lane's own
+  int first_channel, first_image;
+
+  __device__ __forceinline__ HaloLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
+                                       int)
+      : call(call),
+        block(call.axes, row / kBlockRows + threadIdx.x % 32),
+        first_channel(column / call.group_columns * call.channels),
+        first_image(batch * call.image_batch) {}
+
+  __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= kBlocks) return;
+    const HaloDepth<Call> depth(call, index);
+    const auto& [x, y, z] = call.axes;
+    ptx::cp_async_bulk_tensor_load(stage + lane * Stage::Rows::kBytes, call.a, full, first_channel + depth.channel,
+                                   block.first[0] + x.start, block.first[1] + y.start,
+                                   block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
+  }
+};
+
+/// By one thread: starts the copies of the filter's tiles, tap by tap, that a tile of the result's columns from `column`
+/// on is multiplied by.
+template <class Call, class Writer>
+__device__ __forceinline__ void load_filter(const Call& call, Writer& tiles, int column, int batch, int depth_blocks) {
+  using Stage = typename Call::Stage;
+  int first_channel = 0;
+  if constexpr (!Call::Config::kNMajorB) {  // channels of all groups run along K
+    const int group = column / call.group_columns;
+    column -= group * call.group_columns;
+    first_channel = group * call.channels;
+  }
+  const auto& planes = call.axes[2];
+  for (int index = 0; index < depth_blocks; ++index) {
+    const HaloDepth<Call> depth(call, index);
+    const int plane = planes.phases[0].first + depth.plane * planes.filter_step;
+    const int matrix = batch * call.filter_batch + plane * Stage::Rows::kTaps;
+    for (int tap = 0; tap < Stage::Rows::kTaps; ++tap) {
+      tiles.fill([&](unsigned tile, unsigned full) {
+        Stage::BTile::load(call.b[0], tile, full, 0, 0, first_channel + depth.channel, column, matrix + tap);
+      });
+    }
+  }
+}
+
+/// Rows of tiles are places of blocks.
+template <class Call>
+struct BlockRows {
+  static constexpr bool kStraight = false, kBoxes = true;
+
+  const Call& call;
+
+  __device__ __forceinline__ int operator()(int row) const {
+    const auto& [width, height, depth] = call.axes;
+    const BlockPlace block(call.axes, row / kBlockRows);
+    const int x = block.first[0] + row % kBlockSide, y = block.first[1] + row % kBlockRows / kBlockSide;
+    if (x >= width.result || y >= height.result) return PhaseRows<Call>::kNoRow;
+    return ((block.image * depth.result + block.first[2]) * height.result + y) * width.result + x;
+  }
+
+  /// Two lines of a block, of which TMA leaves out what is past the end of a line, or of an image.
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
+    if ((*this)(row) >= call.m) return;
+    const BlockPlace block(call.axes, row / kBlockRows);
+    ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0], block.first[1] + row % kBlockRows / kBlockSide,
+                                    block.first[2], batch * call.images + block.image);
+  }
+};
+
+/// Config has kResident, whether the filter stays in shared memory, kFilterStages, of its ring, and kFlippedX and
+/// kFlippedY, whether windows meet it from its end on, besides what a product's and a `Patch`'s have.
+template <class Config>
+struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
+  using Self = ConvolutionSm90Halo;
+  using Product = ProductSm90<Config, HaloStage<Config>>;
+  using Loads = HaloLoads<Self>;
+  using Filters = typename Self::Stage::Filters;
+  static constexpr int kSpatial = 3;
+  static constexpr int kProducerThreads = 32, kProducerRegisters = 40;  // registers as of ConvolutionSm90
+  static constexpr int kConsumerRegisters =
+      ((Config::kConsumers + 1) * Self::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
+  static constexpr int kFiltersAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
+  static constexpr int kFilterBarriersAt = kFiltersAt + Config::kFilterStages * Filters::kStageStride;
+  static constexpr int kSharedBytes = kFilterBarriersAt + Filters::kBarrierBytes;
+  static_assert(!Config::kPingpong && Config::kClusterM * Config::kClusterN == 1, "blocks work alone, on whole tiles");
+
+  ConvolutionAxis<1> axes[3];  // the innermost first, by blocks
+  int rows = 0;                // of tiles
+  int channels = 0;            // of the image, in a group
+  int group_columns = 0;
+  int images = 0;                         // of a convolution
+  int image_batch = 0, filter_batch = 0;  // images, and the filter's matrices, from one convolution to the next
+
+  __device__ __forceinline__ int tiled_rows() const { return rows; }
+  __device__ __forceinline__ BlockRows<Self> result_rows(int) const { return {*this}; }
+
+  /// The filter's ring, in shared memory that begins at `shared`.
+  __device__ __forceinline__ Filters filters(unsigned shared) const {
+    return {shared + kFiltersAt, shared + kFilterBarriersAt};
+  }
+
+  __device__ __forceinline__ void init(unsigned shared) const { filters(shared).init(4 * Config::kConsumers); }
+
+  template <class Block>
+  __device__ __forceinline__ void load_others(const Block& block) const {
+    const Filters ring = filters(block.pipeline.stages);
+    StageWriter<Filters> tiles{ring};
+    for (auto walk = block.template tiles<false>(); walk.on_a_tile(); walk.advance()) {
+      const TilePosition tile = block.order[walk.index];
+      load_filter(*this, tiles, block.column(tile), tile.batch, block.depth_blocks(tile));
+      if constexpr (Config::kResident) return;
+    }
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void convolution_sm90_halo(const ConvolutionSm90Halo<Config>& call) {
+  product_sm90(call);
+}
+
+}  // namespace jaxdnn

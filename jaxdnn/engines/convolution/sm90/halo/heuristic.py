@@ -1,0 +1,108 @@
+"""Which knobs to try for a convolution by patches on Hopper's tensor cores, and the time that is expected of them.
+
+Numbers in brackets are those of the notes on patches in benchmarks/results/convolution_kernels.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product as pairs
+from math import ceil
+
+from jaxdnn.device import Target
+from jaxdnn.engines.base import MAX_TENSOR_MAPS
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patches, knobs_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
+from jaxdnn.engines.product.sm90.heuristic import (
+    EPILOGUE,
+    L2_RATE,
+    MEMORY_RATE,
+    RATE,
+    SHARED_RATE,
+    TILE,
+    TOGETHER,
+    accumulator_limit,
+    moved,
+)
+from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed, tensor_maps
+from jaxdnn.engines.product.tma import tma_reason
+
+_SHAPES = (
+    ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),
+    ConvolutionKnobs(cluster_m=1, tile_m=256),
+    ConvolutionKnobs(cluster_m=1, tile_m=128),
+)
+_WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
+_MOST_STAGES = 4
+_ACCUMULATORS_OF_THREE = 64  # registers, of a thread that is compiled for 128
+_LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
+_SPARE = 1.1  # columns that are multiplied, of those that there are
+_LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [2]
+_START = 3e-6  # seconds until the first blocks multiply, and from the last ones' end on [3]
+
+
+def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
+    """Knobs that work for the convolution."""
+    for shape, width, line in pairs(_SHAPES, _widths(patches), _lines(patches)):
+        chosen = replace(shape, tile_n=width, patch=line, groups=patches.gemm.merged)
+        knobs = _fitted(patches, replace(chosen, resident=True), target) or _fitted(patches, chosen, target)
+        if knobs is not None:
+            yield knobs
+
+
+def _widths(patches: Patches) -> list[int]:
+    """Columns of tiles that have fewest past the last one, but for a few, in no more tiles than half as wide ones."""
+    gemm = patches.gemm
+    columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
+    padded = {width: ceil(columns / width) * width for width in _WIDTHS}
+    least = min(padded.values())
+    fitting = [width for width in _WIDTHS if padded[width] <= _SPARE * least]
+    return [width for width in fitting if 4 * width >= min(columns, fitting[0])]
+
+
+def _lines(patches: Patches) -> list[int]:
+    """Bytes of channels of which a stage has least past the last one; the longer ones first."""
+    size = patches.gemm.channels * patches.gemm.product.a.itemsize
+    return sorted(list[int](LINES), key=lambda line: ceil(size / line) * line)[:2]
+
+
+def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> ConvolutionKnobs | None:
+    """The knobs with as many stages as there is room for, of patches first."""
+    loaded, _ = packed(patches.gemm.product)
+    many = tensor_maps(loaded, knobs) > MAX_TENSOR_MAPS
+    direct = many or any(tma_reason(result, "a result") for result in loaded.stored)
+    stored = replace(knobs, store="direct" if direct else "tma")
+    most = accumulator_limit(loaded, stored)
+    if accumulator_registers(loaded, stored) > (min(most, _ACCUMULATORS_OF_THREE) if knobs.consumers == 3 else most):
+        return None
+    for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
+        choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
+        room = target.shared_memory - patches.shared_memory(loaded, choice)
+        fitting = choice.filter_stages + room // patches.filter_stage(loaded, choice)
+        needed = patches.taps(knobs.patch) if knobs.resident else _LEAST_FILTER_STAGES
+        if fitting < needed:
+            continue
+        choice = replace(choice, filter_stages=needed if knobs.resident else min(fitting, _MOST_FILTER_STAGES))
+        if knobs_reason(patches, choice, target.shared_memory) is None:
+            return choice
+    return None
+
+
+def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
+    """An estimate of the time, for comparing knobs with each other."""
+    product, _ = packed(patches.gemm.product)
+    stages, size = patches.stages(knobs.patch), product.a.itemsize
+    length = stages * patches.depth(knobs.patch)  # of K
+    blocks = knobs.tile_m // BLOCK_ROWS
+    taps = 0 if knobs.resident else patches.plane_taps
+    loaded = stages * (patches.stage(knobs) + taps * patches.tap_bytes(product, knobs))
+    lines = stages * (patches.stage(knobs) // knobs.patch + taps * patches.tap_lines(product, knobs))
+    own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
+    read = blocks * (BLOCK_ROWS + own) * length * size
+    multiplies = 2 * knobs.tile_m * own * length / (RATE / sm_count)
+    multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * TOGETHER[knobs.consumers]
+    loading = max(loaded / L2_RATE, lines / _LINE_RATE)
+    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
+    storing = TILE + EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
+    tile = max(multiplying + storing, loading)
+    tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
+    return _START + ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25

@@ -1,0 +1,240 @@
+"""The Hopper engine of convolutions by patches: what it plans and refuses, and that it computes what is right."""
+
+import jax
+import numpy as np
+import pytest
+
+from checking.cases.convolution import convolution
+from checking.cases.dtypes import BF16, E4M3, F16
+from checking.convolution import problems
+from checking.convolution.exact import arrays, calls, only
+from checking.convolution.plans import ENGINE, FEW, H100, by_patches, check_compiled, check_emulated, check_on_gpu
+from checking.emulation.plans import Emulated
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
+from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
+from jaxdnn.plan import TensorMap
+
+GPU = jax.default_backend() == "gpu"
+
+
+def row(n):
+    return ((n,), BF16)
+
+
+def patches(tile_m=128, patch=128, filter_stages=6, **knobs):
+    return ConvolutionKnobs(tile_m=tile_m, patch=patch, filter_stages=filter_stages, **{"cluster_m": 1} | knobs)
+
+
+# Edges: lines of places that end in a block, images that end in a tile, channels that end in a stage.
+SMALL = {
+    "same": convolution((3, 9, 17, 72), (3, 3, 72, 40), BF16, padding="SAME"),
+    "windows of 2, flipped": convolution((2, 8, 11, 40), (2, 4, 40, 64), F16, padding=((1, 0), (0, 2)), flip=True),
+    "dilated": convolution((2, 17, 13, 64), (3, 2, 64, 32), F16, rhs_dilation=(3, 2), padding=((2, 3), (-1, 1))),
+    "single lines": convolution((2, 5, 18, 32), (1, 3, 32, 64), BF16),
+    "three dimensions": convolution((2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
+    "three dimensions, dilated": convolution(
+        (1, 5, 6, 9, 32), (2, 3, 2, 32, 16), BF16, rhs_dilation=(2, 1, 1), padding=((1, 0), (1, 1), (0, 1)), flip=True
+    ),
+    "groups of 64": convolution((2, 6, 7, 128), (3, 3, 64, 192), BF16, padding="SAME", groups=2),
+    "groups of 32": convolution((2, 6, 7, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
+    "groups of 16": convolution(
+        (2, 11, 12, 128), (3, 2, 16, 128), F16, rhs_dilation=(2, 2), padding=((1, 1), (0, 1)), flip=True, groups=8
+    ),
+    "epilogue": convolution(
+        (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
+    ),
+}
+MAPPED = {
+    "images, mapped": (SMALL["dilated"], (0, None)),
+    "both, mapped": (convolution((1, 7, 9, 32), (3, 3, 32, 16), BF16, padding="SAME"), (0, 0)),
+}
+PROBLEMS = {
+    f"{name}, {direction}": call
+    for name, (case, axes) in ({name: (case, None) for name, case in SMALL.items()} | MAPPED).items()
+    for direction, call in calls(case, axes).items()
+    if direction != "filter"
+}
+# What no heuristic would choose for so few places.
+FORCED = {
+    "same, output": [
+        patches(tile_m=256, tile_n=48, stages=2, patch=64),
+        patches(tile_m=128, tile_n=32, stages=3, patch=32, filter_stages=2),
+        patches(tile_m=64, tile_n=64, stages=2, consumers=1, filter_stages=18, resident=True, epilogue_stages=1),
+        patches(tile_m=192, tile_n=48, stages=2, consumers=3, patch=64, filter_stages=5, store="direct"),
+    ],
+    "same, image": [
+        patches(tile_m=256, tile_n=64, stages=2, patch=64),
+        patches(tile_m=128, tile_n=96, stages=4, patch=64, filter_stages=18, resident=True),
+    ],
+    "windows of 2, flipped, output": [patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1)],
+    "three dimensions, image": [patches(tile_m=192, tile_n=64, stages=2, consumers=3, patch=32, filter_stages=3)],
+    "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
+    # A block more than a convolution has.
+    "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
+    "groups of 16, output": [patches(tile_m=256, tile_n=64, stages=2, groups=4)],
+}
+RUNS = {name: (name, by_patches(call.problem, FEW)[0]) for name, call in PROBLEMS.items()}
+RUNS |= {f"{name}, forced {i}": (name, knobs) for name, several in FORCED.items() for i, knobs in enumerate(several)}
+LARGE = {
+    "56": convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
+    "512": convolution((1, 512, 512, 128), (3, 3, 128, 128), F16, padding="SAME"),
+    "320": convolution((16, 64, 64, 320), (3, 3, 320, 320), BF16, padding="SAME"),
+    "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
+    "volume of 32 channels": convolution((1, 128, 128, 128, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
+    "32 groups": convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32),
+    "16 groups": convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
+    "gelu": convolution(
+        (256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    plans = [ENGINE.build(knobs, PROBLEMS[name].problem, FEW) for name, knobs in RUNS.values()]
+    return Emulated(plans, tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_its_text_computes_what_is_right(run, emulated):
+    check_emulated(PROBLEMS[RUNS[run][0]], emulated, list(RUNS).index(run))
+
+
+@pytest.mark.parametrize("name", ["same, output", "dilated, image", "three dimensions, output"])
+def test_what_is_no_number_stays_in_its_windows(name, emulated):
+    """Patches have places that windows of neighbouring blocks, or of no block, meet."""
+    call = PROBLEMS[name]
+    operands, types = arrays(call), call.signature.results.values()
+    image = call.problem.a if call.problem.result == "output" else call.problem.b
+    operands[image.buffer.index][0, ..., -1, -1, 0] = np.nan
+    operands[image.buffer.index][-1, ..., 1, 2, -1] = np.nan
+    results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
+    emulated.run(list(RUNS).index(name), operands, results)
+    for found, want in zip(results, problems.run(call.problem, operands), strict=True):
+        finite = np.isfinite(want)
+        assert finite.any()
+        assert not finite.all()
+        np.testing.assert_array_equal(np.isfinite(np.float64(found)).ravel(), finite)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_configurations_compile(name):
+    for direction in ("output", "image"):
+        check_compiled(only(LARGE[name], direction), 2, by_patches)
+
+
+@pytest.mark.parametrize(
+    ("case", "chosen"),
+    [
+        (LARGE["56"], True),
+        (LARGE["volume"], True),
+        (LARGE["volume of 32 channels"], True),
+        (LARGE["32 groups"], True),
+        (LARGE["16 groups"], True),
+        (LARGE["gelu"], True),
+        (LARGE["512"], False),
+        # A quarter of the places of their blocks are none of the image's.
+        (convolution((256, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME"), False),
+        (convolution((256, 14, 14, 256), (3, 3, 256, 256), BF16, padding="SAME"), False),
+        # Too little to wait for the first patches.
+        (convolution((1, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"), False),
+    ],
+)
+def test_patches_are_chosen_where_they_are_faster(case, chosen):
+    for direction in ("output", "image"):
+        assert bool(next(ENGINE.configurations(only(case, direction), H100)).patch) == chosen
+
+
+def test_a_plan_is_what_it_is():
+    """Blocks of 8 x 8 of 9 x 17 places, whose patches are 10 x 10; 72 channels in lines of 64 bytes."""
+    plan = ENGINE.build(patches(tile_m=128, tile_n=48, stages=2, patch=64), only(SMALL["same"]), H100)
+    (launch,) = plan.launches
+    image, filter_, result = (one for one in launch.arguments if isinstance(one, TensorMap))
+    assert (image.dimensions, image.strides) == ((72, 17, 9, 1, 3), (144, 17 * 144, 153 * 144, 153 * 144))
+    assert (image.box, image.corners) == ((32, 10, 10, 1, 1), ())
+    assert (filter_.dimensions, filter_.box) == ((40, 72, 9), (64, 32, 1))
+    assert (result.dimensions, result.box) == ((40, 17, 9, 1, 3), (16, 8, 2, 1, 1))
+    assert launch.grid == (9, 1, 1), "3 images of 2 x 3 blocks, two a tile"
+
+
+def test_sizes_are_not_in_the_code():
+    units = set()
+    for n, size, channels in ((2, 16, 64), (5, 33, 192)):
+        case = convolution((n, size, size, channels), (3, 3, channels, 64), BF16, padding="SAME")
+        units.add(ENGINE.build(patches(tile_n=64, stages=2, patch=64), only(case), H100).unit)
+    assert len(units) == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (only(SMALL["same"], "filter"), "sums over the places that patches have"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), E4M3, padding="SAME", out_dtype=BF16)), "of 16-bit floats"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(1, 2))), "with a stride"),
+        (
+            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, lhs_dilation=(2, 1), padding=((1, 1), (1, 1)))),
+            "with a stride",
+        ),
+        (only(convolution((2, 90, 64), (3, 64, 64), BF16)), "two dimensions of places, and the convolution 1"),
+        (
+            only(convolution((2, 9, 9, 72), (3, 3, 8, 72), BF16, groups=9)),
+            "8 channels, which are less than a multiply's",
+        ),
+        (
+            only(convolution((2, 9, 9, 48), (3, 3, 24, 48), BF16, groups=2)),
+            "24 channels, which are no multiple of 32 bytes",
+        ),
+        (
+            only(convolution((2, 90, 9, 64), (3, 3, 64, 64), BF16, rhs_dilation=(130, 1), padding="SAME")),
+            "of TMA's boxes",
+        ),
+        (
+            only(convolution((2, 6, 7, 64), (3, 3, 64, 40), BF16, padding="SAME", epilogue="sums of channels")),
+            "a result is reduced",
+        ),
+    ],
+)
+def test_reasons(problem, said):
+    gemm = implicit_gemm(problem)
+    assert isinstance(gemm, ImplicitGemm)
+    assert said in (patches_reason(gemm) or "")
+    assert not by_patches(problem, H100)
+
+
+def test_patches_that_are_larger_than_shared_memory_are_not_offered():
+    case = convolution((2, 90, 90, 64), (3, 3, 64, 64), BF16, rhs_dilation=(40, 40), padding="SAME")
+    assert not by_patches(only(case), H100)
+    assert ENGINE.reason(only(case), H100) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "said"),
+    [
+        ("same", patches(tile_n=48, patch=16), "patch is 16; expected one of"),
+        ("same", patches(tile_n=48, patch=64, cluster_m=2), "expected no cluster"),
+        ("same", patches(tile_n=48, patch=64, split_k=2), "one split"),
+        ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a cooperative schedule"),
+        ("same", patches(tile_n=48, patch=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
+        ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "more filters, or columns, than stay"),
+        ("same", patches(tile_n=48, stages=9), "bytes of shared memory, and a block has"),
+        ("same", patches(tile_n=48, patch=64, stages=2, store="rows"), "store is 'rows'; expected 'tma'"),
+        (
+            "groups of 64",
+            patches(tile_n=128, stages=2, patch=64),
+            "the 96 columns of a group must be a multiple of it",
+        ),
+        ("groups of 32", patches(tile_n=64, stages=2), "groups is 1; expected 2"),
+        ("groups of 32", patches(tile_n=32, stages=2, groups=2), "tiles of 64 columns and patches of 128"),
+    ],
+)
+def test_knobs_that_do_not_fit(name, knobs, said):
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        ENGINE.build(knobs, only(SMALL[name]), H100)
+    assert said in str(caught.value)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_results(name):
+    check_on_gpu(PROBLEMS[name], FORCED.get(name, ()))
