@@ -124,6 +124,7 @@ class Call:
         paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
         values = 2 if self.problem.centered and paired else 1
         sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
+        sums += 16 if knobs.cluster > 1 else 0  # barriers of its two phases
         ring = knobs.stages * knobs.split_columns * knobs.rows_per_block * self.row_size(step)
         combine = 0
         if not self.forward and {"scale", "bias"} & {*self.active}:
