@@ -102,9 +102,8 @@ struct RowSum {
   __device__ __forceinline__ unsigned exchange(const Compute (&values)[kValues]) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x % kThreads / 32;
-    const unsigned phase = turn % 2, parity = turn / 2 % 2;
+    const unsigned phase = turn % 2;
     const unsigned first = slots + phase * kPhaseBytes;
-    ++turn;
     if constexpr (kCluster == 1) {
       if (lane == 0) {
 #pragma unroll
@@ -122,9 +121,10 @@ struct RowSum {
           ptx::st_async(ptx::mapa(mine + i * kValueBytes, lane), values[i], ptx::mapa(barrier, lane));
         }
       }
-      mbarrier_wait(barrier, parity);
+      mbarrier_wait(barrier, turn / 2 % 2);
 #endif
     }
+    ++turn;
     return first;
   }
 };
