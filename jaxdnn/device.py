@@ -37,6 +37,14 @@ class Target:
         return int(self.arch.removeprefix("sm_"))
 
 
+def resident_clusters(size: int, sm_count: int) -> int:
+    """How many clusters of so many blocks run at once, a block on each multiprocessor. One more would wait for the
+    others' end, and take as long.
+    """
+    # Graphics processing clusters have 16 or 18 multiprocessors: 132 hold 66 pairs, and 32 groups of four.
+    return max(1, sm_count // size - (size > 2))
+
+
 _KIB, _MIB = 2**10, 2**20
 
 # What to assume of a GPU that is named but not here: the largest part of each compute capability, from the CUDA C++

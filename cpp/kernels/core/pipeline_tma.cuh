@@ -16,15 +16,10 @@
 #pragma once
 
 #include "core/cluster.cuh"
-#include "ptx/barrier.cuh"
+#include "core/mbarrier.cuh"
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
-
-__device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
-  while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
-  }
-}
 
 /// A position in the ring: the stage, and the parity of the phase that its `full` barrier is in.
 template <int kStages>

@@ -2,7 +2,9 @@
 //
 //   lanes      butterfly shuffles; every lane ends with the same bits, because each step adds the same two numbers
 //   warps      each warp's sum goes to a slot in shared memory; one barrier; every warp adds all slots
-//   blocks     the same, but each warp writes its slot in the shared memory of every block of the cluster
+//   blocks     the same, but each warp writes its slot in the shared memory of every block of the cluster, by stores
+//              that count their bytes at an mbarrier there. A barrier of the cluster would order more than the sums:
+//              it waits until all that its threads have stored has arrived, rows of results among it.
 //
 // Slots exist twice and alternate, so one barrier a reduction is enough: a slot is written again two reductions later,
 // and by then the barrier between has been passed only after everybody's reads.
@@ -10,7 +12,7 @@
 #pragma once
 
 #include "core/cluster.cuh"
-#include "ptx/barrier.cuh"
+#include "core/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -48,17 +50,31 @@ struct RowSum {
   static constexpr int kBytes = static_cast<int>(sizeof(Compute));
   static constexpr int kValueBytes = kRows * kSlots * kBytes;
   static constexpr int kPhaseBytes = kSlots > 1 ? kValues * kValueBytes : 0;
-  static constexpr int kSharedBytes = 2 * kPhaseBytes;
+  static constexpr int kBarrierBytes = kCluster > 1 ? 8 : 0;  // of a phase
+  static constexpr int kSharedBytes = 2 * (kPhaseBytes + kBarrierBytes);
   static_assert(kCluster == 1 || kRows == 1, "the blocks of a cluster share one row");
   static_assert(kWarps == 1 || kRows <= 15, "each row of several warps has a barrier of its own");
 
-  unsigned slots;  // shared address of this row's first slot
-  int phase = 0;
+  unsigned slots;     // shared address of this row's first slot
+  unsigned barriers;  // and of the two phases' barriers
+  unsigned turn = 0;
 
-  __device__ __forceinline__ RowSum(unsigned shared, int row) : slots(shared + row * kSlots * kBytes) {}
+  __device__ __forceinline__ RowSum(unsigned shared, int row)
+      : slots(shared + row * kSlots * kBytes), barriers(shared + 2 * kPhaseBytes) {}
 
-  /// No block writes to another before that one runs.
-  __device__ __forceinline__ void start() const { cluster_sync<kCluster>(); }
+  /// No block writes to another before that one runs, and its barriers are made.
+  __device__ __forceinline__ void start() const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (kCluster > 1) {
+      if (threadIdx.x == 0) {
+        ptx::mbarrier_init(barriers, 1);
+        ptx::mbarrier_init(barriers + kBarrierBytes, 1);
+        ptx::fence_mbarrier_init();
+      }
+      cluster_sync<kCluster>();
+    }
+#endif
+  }
 
   __device__ __forceinline__ void operator()(Compute (&values)[kValues]) {
 #pragma unroll
@@ -86,8 +102,8 @@ struct RowSum {
   __device__ __forceinline__ unsigned exchange(const Compute (&values)[kValues]) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x % kThreads / 32;
+    const unsigned phase = turn % 2;
     const unsigned first = slots + phase * kPhaseBytes;
-    phase ^= 1;
     if constexpr (kCluster == 1) {
       if (lane == 0) {
 #pragma unroll
@@ -95,15 +111,20 @@ struct RowSum {
       }
       ptx::barrier_sync(1 + threadIdx.x / kThreads, kThreads);
     } else {
+#if __CUDA_ARCH__ >= 900
+      const unsigned barrier = barriers + phase * kBarrierBytes;
+      if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier, kPhaseBytes);
       if (lane < kCluster) {
         const unsigned mine = first + (ptx::cluster_ctarank() * kWarps + warp) * kBytes;
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
-          ptx::st_shared_cluster(ptx::mapa(mine + i * kValueBytes, lane), values[i]);
+          ptx::st_async(ptx::mapa(mine + i * kValueBytes, lane), values[i], ptx::mapa(barrier, lane));
         }
       }
-      cluster_sync<kCluster>();
+      mbarrier_wait(barrier, turn / 2 % 2);
+#endif
     }
+    ++turn;
     return first;
   }
 };

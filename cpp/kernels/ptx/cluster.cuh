@@ -22,18 +22,22 @@ __device__ __forceinline__ unsigned mapa(unsigned address, unsigned rank) {
   return mapped;
 }
 
-__device__ __forceinline__ void st_shared_cluster(unsigned address, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
-__device__ __forceinline__ void st_shared_cluster(unsigned address, double value) {
-  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
-}
-
 #if __CUDA_ARCH__ >= 900
-/// Stores a word at `address`, in the cluster's window, and counts its bytes at the mbarrier of the same block.
+/// Stores a number at `address`, in the cluster's window, and counts its bytes at the mbarrier of the same block.
 __device__ __forceinline__ void st_async(unsigned address, unsigned value, unsigned barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address), "r"(value),
+               "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void st_async(unsigned address, float value, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value),
+               "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void st_async(unsigned address, double value, unsigned barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(address), "d"(value),
                "r"(barrier)
                : "memory");
 }

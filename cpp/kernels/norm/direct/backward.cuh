@@ -149,16 +149,17 @@ struct BackwardRows {
     d_sum.fetch(threads, row, stage, v);
   }
 
-  __device__ __forceinline__ void fetch(long long number, int stage) const {
-    const Row row = threads.ahead(number, columns);
+  __device__ __forceinline__ void fetch(long long order, int stage) const {
+    const Row row = threads.ahead(order, columns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) fetch_vector(row, stage, v);
     ptx::cp_async_commit_group();
   }
 
-  __device__ __forceinline__ Scalars load_scalars(long long row) const {
+  __device__ __forceinline__ Scalars load_scalars(long long order) const {
     Scalars scalars;
-    if (row < threads.end_row) {
+    if (order < threads.end_row) {
+      const long long row = threads.number(order);
       if constexpr (Config::kCentered && Call::kReadX) {
         scalars.mean = call.mean[threads.group * call.mean_stride + row];
       }
@@ -343,16 +344,16 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
   // The trip count is the same for all threads of a block (and cluster), so that all come to every barrier.
   for (long long base = threads.first_row; base < threads.end_row; base += threads.row_stride) {
     const Row row = threads.row(base, rows.columns);
-    const Row later = threads.ahead(row.number + kStages * threads.row_stride, rows.columns);
+    const Row later = threads.ahead(row.order + kStages * threads.row_stride, rows.columns);
     const typename Rows::Scalars scalars = next;
-    next = rows.load_scalars(row.number + threads.row_stride);
+    next = rows.load_scalars(row.order + threads.row_stride);
 
     typename Rows::Held held;
     Compute totals[Config::kCentered ? 2 : 1] = {};
     rows.accumulate(held, row, stage, scalars, totals);
     // The slots are free, but where d_x is yet to be computed from them.
     constexpr bool kFree = Rows::kHold || kMeasure || !Config::kDX;
-    if constexpr (kStages > 0 && kFree) rows.fetch(row.number + kStages * threads.row_stride, stage);
+    if constexpr (kStages > 0 && kFree) rows.fetch(row.order + kStages * threads.row_stride, stage);
     if constexpr (kMeasure) {
       rows.row_sum(totals);
       if (row.valid && threads.lane == 0) {

@@ -124,8 +124,8 @@ struct ForwardRows {
     bias.load(threads);
   }
 
-  __device__ __forceinline__ void fetch(long long number, int stage) const {
-    const Row row = threads.ahead(number, columns);
+  __device__ __forceinline__ void fetch(long long order, int stage) const {
+    const Row row = threads.ahead(order, columns);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       x.fetch(threads, row, stage, v);
@@ -320,7 +320,7 @@ __device__ __forceinline__ void norm_forward(const NormForward<Config>& call) {
     typename Rows::Packed packed;
     Compute mean, total[1] = {rows.load(row, stage, packed)};
     if constexpr (Config::kStages > 0) {
-      rows.fetch(row.number + Config::kStages * rows.threads.row_stride, stage);
+      rows.fetch(row.order + Config::kStages * rows.threads.row_stride, stage);
       stage = stage + 1 == Config::kStages ? 0 : stage + 1;
     }
     if constexpr (Config::kStep == Step::apply) {

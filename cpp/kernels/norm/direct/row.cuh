@@ -20,6 +20,8 @@
 // Almost always there is one split. Rows too wide for one block, and few wide rows, have several: the blocks of a
 // cluster, which add their sums through distributed shared memory (`Step::whole`), or unrelated blocks of two launches,
 // of which the first writes each split's sums to memory (`Step::measure`) and the second reads them (`Step::apply`).
+// The second works through the rows from the last to the first: those that were measured last are still in the L2
+// cache.
 #pragma once
 
 #include "core/pipeline_async.cuh"
@@ -31,7 +33,8 @@ enum class Step { whole, measure, apply };
 
 /// A row of one turn.
 struct Row {
-  long long number;  // in its group
+  long long order;   // its place among the rows of its group as they are worked through
+  long long number;  // and as they lie in memory
   bool valid;        // the last turn of a group may leave some threads of a block without a row
   long long offset;  // of its first column, in elements; if it is not valid, where an access is aligned all the same
 };
@@ -55,6 +58,10 @@ struct RowThreads {
   long long first_row;   // of this block's first turn
   long long end_row;     // after this block's last turn, or the group's last row
   long long row_stride;  // rows between two turns
+  long long mirrored;    // of blocks that stride over the rows from the last to the first: the sum of these two rows
+
+  // The rows that were measured last are still in the L2 cache.
+  static constexpr bool kLastFirst = Config::kStep == Step::apply;
 
   __device__ __forceinline__ RowThreads(long long rows, int row_columns, int row_slice, int blocks_per_group)
       : columns(row_columns), slice(row_slice) {
@@ -64,12 +71,12 @@ struct RowThreads {
     const unsigned unit = blockIdx.x / Config::kSplits;
     group = Config::kGrouped ? unit / blocks_per_group : 0;
     block = Config::kGrouped ? unit % blocks_per_group : unit;
-    // The rows that were measured last are still in the L2 cache.
-    if (Config::kStep == Step::apply && Config::kTurns > 0) block = blocks_per_group - 1 - block;
+    if (kLastFirst && Config::kTurns > 0) block = blocks_per_group - 1 - block;
     if constexpr (Config::kTurns == 0) {
       first_row = block * Config::kRowsPerBlock;
       end_row = rows;
       row_stride = static_cast<long long>(blocks_per_group) * Config::kRowsPerBlock;
+      mirrored = 2 * first_row + (end_row - 1 - first_row) / row_stride * row_stride;
     } else {
       // As many neighbouring blocks as a period has turns work on as many rows, each on every kPeriod-th of them.
       constexpr int kPeriodRows = Config::kPeriod * Config::kTurns * Config::kRowsPerBlock;
@@ -124,17 +131,25 @@ struct RowThreads {
     }
   }
 
+  /// The row that comes where a walk from the first to the last would have row `order`. It is one of the same block.
+  __device__ __forceinline__ long long number(long long order) const {
+    return kLastFirst && Config::kTurns == 0 ? mirrored - order : order;
+  }
+
   /// These threads' row of the turn that begins at row `base`, before `end_row`.
   __device__ __forceinline__ Row row(long long base, long long columns) const {
-    const long long number = base + row_in_block;
-    const bool valid = Config::kRowsPerBlock == 1 || number < end_row;
-    return {number, valid, valid ? number * columns : skew};
+    const long long order = base + row_in_block;
+    return row(order, columns, Config::kRowsPerBlock == 1 || order < end_row);
   }
 
   /// A row of these threads that may lie after the block's last.
-  __device__ __forceinline__ Row ahead(long long number, long long columns) const {
-    const bool valid = number < end_row;
-    return {number, valid, valid ? number * columns : skew};
+  __device__ __forceinline__ Row ahead(long long order, long long columns) const {
+    return row(order, columns, order < end_row);
+  }
+
+ private:
+  __device__ __forceinline__ Row row(long long order, long long columns, bool valid) const {
+    return {order, number(order), valid, valid ? number(order) * columns : skew};
   }
 };
 

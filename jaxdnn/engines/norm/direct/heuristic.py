@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from jaxdnn.device import Target
+from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, collapsed, read, vector_columns
 from jaxdnn.engines.norm.problem import Rows
 
@@ -93,13 +93,15 @@ class Heuristic:
             yield from self.skewed_candidates(64 // size)
         launches = [*self.split(64 // size, self.long_ring(4)), *self.split(64 // size, self.direct)]
         for splits in self.clusters():
-            if splits > 2 and not self.few(splits):
+            many = splits > 1 and not self.few(splits)
+            if many and splits == 2:
+                yield from self.clusters_in_turns()
+            if many and splits == 4:
                 yield from launches
             row_bytes = size * self.problem.columns // splits
-            # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it. Two
-            # launches, which read x twice, overtake clusters of four blocks of 64 bytes [12].
+            # 64 bytes of a row a thread, four accesses in flight; more, or more threads, in rows that need it.
             choices = [(64, 512), (128, 512), (64, 1024), (128, 1024)]
-            if splits > 2 and not self.few(splits):
+            if many and splits > 2:
                 choices = [(128, 512), (128, 1024)]
             for thread_bytes, most_threads in choices:
                 if row_bytes > thread_bytes * most_threads:
@@ -119,6 +121,36 @@ class Heuristic:
                     yield from [near] if near else []
                 yield from (knobs for knobs in ([ring, direct] if ringed else [direct, ring]) if knobs)
         yield from launches
+
+    def clusters_in_turns(self) -> Iterator[NormKnobs]:
+        """Clusters that work through several rows, one after the other: fewer starts than with one row each [16].
+
+        In pairs of blocks the next row is on its way in a ring. Where more blocks wait for each other, a second block
+        on the multiprocessor works meanwhile; of rows that leave no room for one, the next row is on its way.
+        """
+        if len(self.row_sizes) > 1:
+            return
+        for splits, most_threads in ((2, 512), (4, 512), (MAX_CLUSTER, 512), (MAX_CLUSTER, 1024)):
+            layouts = [self.layout(splits, size // max(self.row_sizes), 256) for size in (64, 128)]
+            layout = next((layout for layout in layouts if layout and layout.threads <= most_threads), None)
+            if layout is None or (most_threads == 1024) != (layout.threads == 1024):
+                continue
+            blocks = 1024 // layout.threads
+            if splits == 2 and layout.threads == 512 and (turns := self.in_turns(layout, 1)) > 1:
+                ring = self.ring(layout, turns)
+                yield from [ring] if ring else []
+            layout = replace(layout, parameters="memory", blocks_per_sm=blocks, turns=self.in_turns(layout, blocks))
+            if blocks == 1:
+                layout = self.within_shared(replace(layout, stages=1))
+            knobs = self.within_registers([layout], blocks)
+            yield from [knobs] if knobs and knobs.blocks_per_sm == blocks else []
+
+    def in_turns(self, layout: NormKnobs, blocks_per_sm: int) -> int:
+        """Up to four, a power of two, with which as many clusters as run at once take hardly longer than with one."""
+        rows = self.problem.rows * self.problem.groups
+        at_once = resident_clusters(layout.splits, self.target.sm_count) * blocks_per_sm
+        rounds = {turns: turns * math.ceil(rows / (turns * at_once)) for turns in (4, 2, 1)}
+        return next(turns for turns, taken in rounds.items() if taken <= 1.15 * rounds[1])
 
     def skewed_candidates(self, elements: int) -> Iterator[NormKnobs]:
         """Parameters of a skewed row come one at a time: they are kept for eight, where registers hold them [13]."""
@@ -307,6 +339,8 @@ class Heuristic:
             ring = (32 if self.problem.groups > 1 or self.problem.columns % knobs.vector else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
             masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
+            if knobs.cluster > 1 and knobs.parameters == "memory" and not self.skewed and self.problem.groups == 1:
+                ring, masks = min(ring, 10), min(masks, vectors)  # nothing else is kept from row to row
             early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
             early += 8 if early and self.problem.groups > 1 else 0
             steps -= min(steps, ring)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxdnn.device import Target
+from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read, vector_columns
 from jaxdnn.engines.norm.problem import Rows
 from jaxdnn.engines.unit import Parameter, arguments, entry_text, includes, numbers, signature_text, struct_text
@@ -124,6 +124,7 @@ class Call:
         paired = not self.forward or (self.exact and knobs.threads_per_row * knobs.cluster <= 1024)
         values = 2 if self.problem.centered and paired else 1
         sums = 2 * values * knobs.rows_per_block * slots * compute if slots > 1 else 0
+        sums += 16 if knobs.cluster > 1 else 0  # barriers of its two phases
         ring = knobs.stages * knobs.split_columns * knobs.rows_per_block * self.row_size(step)
         combine = 0
         if not self.forward and {"scale", "bias"} & {*self.active}:
@@ -148,8 +149,7 @@ class Call:
         if self.turns:
             return -(-problem.rows // (knobs.rows_per_block * self.turns * self.period)) * self.period
         needed = -(-problem.rows // knobs.rows_per_block)
-        # Of a larger cluster all blocks sit in one group of multiprocessors, whose size may not be a multiple of it.
-        usable = self.target.sm_count if knobs.cluster <= 2 else max(knobs.cluster, self.target.sm_count // 16 * 16)
+        usable = knobs.cluster * resident_clusters(knobs.cluster, self.target.sm_count)
         most = usable * knobs.blocks_per_sm // (knobs.splits * problem.groups)
         return min(needed, max(1, most // self.period) * self.period)
 

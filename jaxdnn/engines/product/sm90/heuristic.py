@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxdnn.device import Target
+from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
 from jaxdnn.engines.product.sm90.knobs import (
@@ -21,7 +21,6 @@ from jaxdnn.engines.product.sm90.knobs import (
     knobs_reason,
     loaded_lines,
     packed,
-    resident_clusters,
     tensor_maps,
 )
 from jaxdnn.engines.product.tma import CHUNK, tma_reason
@@ -33,7 +32,7 @@ RATE = 700e12  # flops a second of 16-bit operands
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
+TOGETHER_L2_RATE = 58e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
@@ -43,9 +42,12 @@ TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, an
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
-# Copies of unaligned operands that are worth a thought, and cuBLAS's flops a second without any [14].
-MANY_COPIED = 16 * 2**20  # bytes
+# Operands that are copied first and results that TMA can't store: how many of them are worth a thought, bytes a second
+# that such results are stored at, and cuBLAS's flops a second of such products [14].
+MANY_UNALIGNED = 2 * 2**20  # bytes
+UNALIGNED_STORE_RATE = 0.35e12
 UNALIGNED_RATE = 200e12
+LAUNCH = 2e-6  # seconds that one more kernel takes at least
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
@@ -164,20 +166,32 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
 
 
 def copies_reason(product: Product, target: Target) -> str | None:
-    """Why XLA, whose kernels read 16-bit operands as they lie, serves a product before copies of them are made, or
-    None.
+    """Why XLA, whose kernels take operands and results as they lie, serves a product sooner than copies of the operands
+    are made and results stored without TMA, or None.
     """
-    copied = sum(
-        source.rows * source.columns * source.itemsize * (product.batch if copy.batch_stride else 1)
-        for _, source, copy in packed(product)[1]
-    )
-    if copied < MANY_COPIED or product.a.itemsize != 2:
+    _, copies = packed(product)
+    copied = sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
+    scattered = sum(size(result, product.batch) for result in product.stored if tma_reason(result, "a result"))
+    if copied + scattered < MANY_UNALIGNED or product.a.itemsize < 2:
         return None
-    ours = seconds(product, next(candidates(product, target)), target.sm_count) + 2 * copied / MEMORY_RATE
+    knobs = next(candidates(product, target), None)
+    if knobs is None:
+        return None
+    multiplying = seconds(product, knobs, target.sm_count)
+    ours = multiplying + LAUNCH * len(copies) + 2 * copied / MEMORY_RATE + scattered / UNALIGNED_STORE_RATE
     flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
-    if ours < max(flops / UNALIGNED_RATE, moved(product) / MEMORY_RATE):
+    xla = max(multiplying, flops / UNALIGNED_RATE, moved(product) / MEMORY_RATE) + LAUNCH * (len(product.b) - 1)
+    if not product.is_plain:
+        xla += LAUNCH + 2 * sum(size(result, product.batch) for result in product.stored) / MEMORY_RATE
+    if ours < xla + LAUNCH:
         return None
-    return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
+    sizes = f"operands, {copied / 2**20:.0f} MiB, and storing unaligned results, {scattered / 2**20:.0f} MiB"
+    return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
+
+
+def size(matrix: Matrix, batch: int) -> int:
+    """Bytes of a matrix's elements."""
+    return matrix.rows * matrix.columns * matrix.itemsize * batch
 
 
 def moved(product: Product) -> int:
@@ -268,8 +282,10 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
-    if knobs.schedule == "pingpong":
+    if knobs.schedule == "pingpong" and turns > 1:
         tile = max(multiplying, loading, (multiplying + storing) / 2)
+    elif knobs.schedule == "pingpong":  # one warp group has nothing to do [17]
+        tile = max(multiplying * TOGETHER[1] + storing, loading)
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:

@@ -258,12 +258,6 @@ def shared_memory(product: Product, knobs: Sm90Knobs, stage: int) -> int:
     return knobs.stages * stage + epilogue_stages + knobs.stages * 16 + TILE_QUEUE
 
 
-def resident_clusters(size: int, sm_count: int) -> int:
-    """How many clusters of so many blocks run at once. One more would wait for the others' end, and take as long."""
-    # Graphics processing clusters have 16 or 18 multiprocessors: 132 hold 66 pairs, and 32 groups of four.
-    return max(1, sm_count // size - (size > 2))
-
-
 def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
     """Clusters' tiles of one matrix."""
     rows = ceil(product.m / (knobs.tile_m * knobs.cluster_m))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from jaxdnn.device import resident_clusters
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
@@ -21,7 +22,6 @@ from jaxdnn.engines.product.sm90.knobs import (
     depth,
     multiplied_columns,
     packed,
-    resident_clusters,
     shared_memory,
     store_columns,
     tile_stage,

@@ -30,11 +30,7 @@ inline void barrier_cluster_wait() {
 inline unsigned mapa(unsigned address, unsigned rank) { return address % kSharedWindow + (rank + 1) * kSharedWindow; }
 
 template <class T>
-void st_shared_cluster(unsigned address, T value) {
-  std::memcpy(shared_bytes<sizeof(T)>(address), &value, sizeof(T));
-}
-
-inline void st_async(unsigned address, unsigned value, unsigned barrier) {
+void st_async(unsigned address, T value, unsigned barrier) {
   std::memcpy(shared_bytes<sizeof(value)>(address), &value, sizeof(value));
   emulation::Block& block = block_of(barrier);
   mbarrier(block, barrier % kSharedWindow).bytes -= sizeof(value);
