@@ -135,15 +135,16 @@ class Heuristic:
             layout = next((layout for layout in layouts if layout and layout.threads <= most_threads), None)
             if layout is None or (most_threads == 1024) != (layout.threads == 1024):
                 continue
-            blocks = 1024 // layout.threads
             if splits == 2 and layout.threads == 512 and (turns := self.in_turns(layout, 1)) > 1:
                 ring = self.ring(layout, turns)
                 yield from [ring] if ring else []
-            layout = replace(layout, parameters="memory", blocks_per_sm=blocks, turns=self.in_turns(layout, blocks))
-            if blocks == 1:
-                layout = self.within_shared(replace(layout, stages=1))
-            knobs = self.within_registers([layout], blocks)
-            yield from [knobs] if knobs and knobs.blocks_per_sm == blocks else []
+            blocks = 1024 // layout.threads
+            if (turns := self.in_turns(layout, blocks)) > 1:
+                several = replace(layout, parameters="memory", blocks_per_sm=blocks, turns=turns)
+                if blocks == 1:
+                    several = self.within_shared(replace(several, stages=1))
+                knobs = self.within_registers([several], blocks)
+                yield from [knobs] if knobs and knobs.blocks_per_sm == blocks else []
 
     def in_turns(self, layout: NormKnobs, blocks_per_sm: int) -> int:
         """Up to four, a power of two, with which as many clusters as run at once take hardly longer than with one."""
