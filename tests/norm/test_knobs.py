@@ -76,7 +76,7 @@ def test_clusters_work_through_rows_that_are_many_enough():
     wide = NormCase("rms_norm", (52, 185_752), scale=F32)
     assert (first(wide).cluster, first(wide).turns, first(wide).stages, first(wide).blocks_per_sm) == (8, 4, 1, 1)
     # No more rows than clusters run at once.
-    for few in (first(replace(one, shape=(15, one.columns))) for one in (pair, eight, wide)):
+    for few in (first(replace(one, shape=(15, one.columns))) for one in (eight, wide)):
         assert few.cluster == 1 or few.turns == 1
     assert first(eight, A100).join == "launches"
 

@@ -60,11 +60,11 @@ def test_first_choices_are_fast(measured):
 
 
 def test_copies_are_made_where_they_pay():
-    """XLA, whose kernels take unaligned arrays as they lie, is one of the choices where they would have to be copied."""
+    """XLA, whose kernels take unaligned arrays as they lie, is a choice where they would have to be copied."""
     unaligned = 0
     for product, found in (*times("fitted"), *times("left out")):
         if packed(problem(*product))[1]:
             chosen = choice(problem(*product))
-            assert found[chosen] <= 1.15 * min(found.values()), f"{product}: {chosen}"
+            assert found[chosen] <= 1.2 * min(found.values()), f"{product}: {chosen}"
             unaligned += 1
     assert unaligned > 5
