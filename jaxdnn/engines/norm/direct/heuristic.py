@@ -340,7 +340,8 @@ class Heuristic:
             ring = (32 if self.problem.groups > 1 or self.problem.columns % knobs.vector else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
             masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
-            if knobs.cluster > 1 and knobs.parameters == "memory" and not self.skewed and self.problem.groups == 1:
+            near = knobs.parameters == "memory" and not knobs.ahead
+            if knobs.cluster > 1 and near and not self.skewed and self.problem.groups == 1:
                 ring, masks = min(ring, 10), min(masks, vectors)  # nothing else is kept from row to row
             early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
             early += 8 if early and self.problem.groups > 1 else 0
