@@ -24,6 +24,12 @@ SIGNATURES = [
     NormCase("rms_norm", (77, 1023), x=BF16, scale=F32),
     NormCase("layer_norm", (77, 4099), scale=F32, bias=F32),
     NormCase("layer_norm", (7, 262_144), x=BF16, scale=BF16, bias=BF16),
+    # Clusters that work through several rows.
+    NormCase("rms_norm", (3711, 25_472), x=BF16, scale=F32),
+    NormCase("layer_norm", (512, 131_072), x=BF16, scale=F32, bias=F32),
+    NormCase("rms_norm", (527, 93_504), scale=F32),
+    NormCase("rms_norm", (52, 185_752), scale=F32),
+    NormCase("layer_norm", (600, 50_257), x=BF16, scale=F32, bias=F32, statistics=True),
     NormCase("rms_norm", (7, 100_001), x=F32, scale=F32),
     NormCase("layer_norm", (512, 768), x=F64, scale=F64, bias=F64, residual=F64, statistics=True),
     NormCase("layer_norm", (512, 768), x=BF16, scale=F64, bias=F32),

@@ -67,6 +67,27 @@ def test_few_long_rows_are_in_flight_in_two_launches():
     assert configurations(engine, calls_of(replace(few, x=F32))[1], H200)[0].stages == 0
 
 
+def test_clusters_work_through_rows_that_are_many_enough():
+    pair = NormCase("rms_norm", (3711, 25_472), x=BF16, scale=F32)
+    assert (first(pair).cluster, first(pair).turns, first(pair).stages) == (2, 4, 2)
+    # Two blocks a multiprocessor, or one and the next row.
+    eight = NormCase("rms_norm", (527, 93_504), scale=F32)
+    assert (first(eight).cluster, first(eight).turns, first(eight).stages, first(eight).blocks_per_sm) == (8, 4, 0, 2)
+    wide = NormCase("rms_norm", (52, 185_752), scale=F32)
+    assert (first(wide).cluster, first(wide).turns, first(wide).stages, first(wide).blocks_per_sm) == (8, 4, 1, 1)
+    # No more rows than clusters run at once.
+    for few in (first(replace(one, shape=(15, one.columns))) for one in (eight, wide)):
+        assert few.cluster == 1 or few.turns == 1
+    assert first(eight, A100).join == "launches"
+
+
+def test_no_more_clusters_than_run_at_once():
+    knobs = {"vector": 4, "vectors": 6, "threads_per_row": 512, "stages": 1, "splits": 8, "join": "cluster"}
+    knobs |= {"blocks_per_sm": 1, "hold": False, "turns": 0}
+    long = NormCase("rms_norm", (527, 93_504), scale=F32)
+    assert planned(long, direction=1, **knobs).launches[0].grid[0] == 15 * 8
+
+
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [

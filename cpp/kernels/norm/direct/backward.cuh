@@ -15,8 +15,8 @@
 //   The rows of x and d_y stay in the ring between the two passes (kHold false), or packed in registers, when the next
 //   row is fetched before the barrier (kHold true, and always with kStages == 0).
 //
-//   barriers         one a row of several warps (barrier 1 + row, kThreadsPerRow threads), or one cluster
-//                    barrier (all threads); none when a row is a warp's or less; three block barriers at the end
+//   barriers         one a row of several warps (barrier 1 + row, kThreadsPerRow threads), or an mbarrier of each block
+//                    of a cluster (core/reduce.cuh); none when a row is a warp's or less; three block barriers at the end
 //   shared memory    | slots of the sums, two phases | scale | ring of x | ring of d_y | ring of d_sum |
 //                    at the end the rings' place holds the rows' sums of one parameter gradient
 //   registers        two accumulators a column of the thread, for all its rows, in the arithmetic's type

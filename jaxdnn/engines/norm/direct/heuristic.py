@@ -135,15 +135,16 @@ class Heuristic:
             layout = next((layout for layout in layouts if layout and layout.threads <= most_threads), None)
             if layout is None or (most_threads == 1024) != (layout.threads == 1024):
                 continue
-            blocks = 1024 // layout.threads
             if splits == 2 and layout.threads == 512 and (turns := self.in_turns(layout, 1)) > 1:
                 ring = self.ring(layout, turns)
                 yield from [ring] if ring else []
-            layout = replace(layout, parameters="memory", blocks_per_sm=blocks, turns=self.in_turns(layout, blocks))
-            if blocks == 1:
-                layout = self.within_shared(replace(layout, stages=1))
-            knobs = self.within_registers([layout], blocks)
-            yield from [knobs] if knobs and knobs.blocks_per_sm == blocks else []
+            blocks = 1024 // layout.threads
+            if (turns := self.in_turns(layout, blocks)) > 1:
+                several = replace(layout, parameters="memory", blocks_per_sm=blocks, turns=turns)
+                if blocks == 1:
+                    several = self.within_shared(replace(several, stages=1))
+                knobs = self.within_registers([several], blocks)
+                yield from [knobs] if knobs and knobs.blocks_per_sm == blocks else []
 
     def in_turns(self, layout: NormKnobs, blocks_per_sm: int) -> int:
         """Up to four, a power of two, with which as many clusters as run at once take hardly longer than with one."""
@@ -339,7 +340,8 @@ class Heuristic:
             ring = (32 if self.problem.groups > 1 or self.problem.columns % knobs.vector else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
             masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
-            if knobs.cluster > 1 and knobs.parameters == "memory" and not self.skewed and self.problem.groups == 1:
+            near = knobs.parameters == "memory" and not knobs.ahead
+            if knobs.cluster > 1 and near and not self.skewed and self.problem.groups == 1:
                 ring, masks = min(ring, 10), min(masks, vectors)  # nothing else is kept from row to row
             early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
             early += 8 if early and self.problem.groups > 1 else 0

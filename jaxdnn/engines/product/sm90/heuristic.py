@@ -32,7 +32,7 @@ RATE = 700e12  # flops a second of 16-bit operands
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-TOGETHER_L2_RATE = 58e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
+TOGETHER_L2_RATE = 58e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15, 17]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
@@ -43,10 +43,12 @@ MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
 # Operands that are copied first and results that TMA can't store: how many of them are worth a thought, bytes a second
-# that such results are stored at, and cuBLAS's flops a second of such products [14].
+# that such results are stored at, by their bytes that are stored at once, and cuBLAS's flops a second of such products
+# [14, 18].
 MANY_UNALIGNED = 2 * 2**20  # bytes
-UNALIGNED_STORE_RATE = 0.35e12
+UNALIGNED_STORE_RATE = {2: 0.35e12, 4: 0.7e12}
 UNALIGNED_RATE = 200e12
+EPILOGUE_APART = 1.25  # of its time without an epilogue, XLA's with one, but for the result's bytes
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
@@ -171,18 +173,23 @@ def copies_reason(product: Product, target: Target) -> str | None:
     """
     _, copies = packed(product)
     copied = sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
-    scattered = sum(size(result, product.batch) for result in product.stored if tma_reason(result, "a result"))
+    unaligned = [result for result in product.stored if tma_reason(result, "a result")]
+    scattered = sum(size(result, product.batch) for result in unaligned)
     if copied + scattered < MANY_UNALIGNED or product.a.itemsize < 2:
         return None
     knobs = next(candidates(product, target), None)
     if knobs is None:
         return None
     multiplying = seconds(product, knobs, target.sm_count)
-    ours = multiplying + LAUNCH * len(copies) + 2 * copied / MEMORY_RATE + scattered / UNALIGNED_STORE_RATE
+    storing = sum(
+        size(result, product.batch) / UNALIGNED_STORE_RATE[2 if result.row_stride * result.itemsize % 4 else 4]
+        for result in unaligned
+    )
+    ours = multiplying + LAUNCH * len(copies) + 2 * copied / MEMORY_RATE + storing
     flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
     xla = max(multiplying, flops / UNALIGNED_RATE, moved(product) / MEMORY_RATE) + LAUNCH * (len(product.b) - 1)
     if not product.is_plain:
-        xla += LAUNCH + 2 * sum(size(result, product.batch) for result in product.stored) / MEMORY_RATE
+        xla = EPILOGUE_APART * xla + 2 * sum(size(result, product.batch) for result in product.stored) / MEMORY_RATE
     if ours < xla + LAUNCH:
         return None
     sizes = f"operands, {copied / 2**20:.0f} MiB, and storing unaligned results, {scattered / 2**20:.0f} MiB"
