@@ -20,6 +20,7 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
 from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.heuristic import MANY_COPIED, copies_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 from jaxdnn.plan import Plan
@@ -42,7 +43,7 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
         form = _form(problem)
         if isinstance(form, str):
             return form
-        if reason := Sm90().reason(form.product, target):
+        if reason := Sm90().problem_reason(form.product, target) or copies_reason(form.product, target, MANY_COPIED):
             return reason
         few = isinstance(form, WindowLines)
         if reason := lines_reason(form) if few else image_reason(form) or operands_reason(form):

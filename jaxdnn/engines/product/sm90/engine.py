@@ -37,6 +37,10 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
     notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
     def reason(self, problem: Product, target: Target) -> str | None:
+        return self.problem_reason(problem, target) or copies_reason(problem, target)
+
+    def problem_reason(self, problem: Product, target: Target) -> str | None:
+        """Why the kernel can't serve the product, however long it would take, or None."""
         if target.compute_capability != 90:
             return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
         for b in problem.b:
@@ -73,7 +77,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
             return reason
         if next(self.configurations(problem, target), None) is None:
             return "no tile leaves room for what its epilogue stores"
-        return copies_reason(problem, target)
+        return None
 
     def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
         return candidates(problem, target)

@@ -32,7 +32,7 @@ RATE = 700e12  # flops a second of 16-bit operands
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-TOGETHER_L2_RATE = 58e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15, 17]
+TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
@@ -45,7 +45,8 @@ SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written an
 # Operands that are copied first and results that TMA can't store: how many of them are worth a thought, bytes a second
 # that such results are stored at, by their bytes that are stored at once, and cuBLAS's flops a second of such products
 # [14, 18].
-MANY_UNALIGNED = 2 * 2**20  # bytes
+MANY_UNALIGNED = 2 * 2**20  # bytes; of convolutions, which cuDNN would serve, more
+MANY_COPIED = 16 * 2**20
 UNALIGNED_STORE_RATE = {2: 0.35e12, 4: 0.7e12}
 UNALIGNED_RATE = 200e12
 EPILOGUE_APART = 1.25  # of its time without an epilogue, XLA's with one, but for the result's bytes
@@ -167,15 +168,15 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     return None
 
 
-def copies_reason(product: Product, target: Target) -> str | None:
+def copies_reason(product: Product, target: Target, least: int = MANY_UNALIGNED) -> str | None:
     """Why XLA, whose kernels take operands and results as they lie, serves a product sooner than copies of the operands
-    are made and results stored without TMA, or None.
+    are made and results stored without TMA, or None. Of fewer than `least` bytes of these nobody asks.
     """
     _, copies = packed(product)
     copied = sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
     unaligned = [result for result in product.stored if tma_reason(result, "a result")]
     scattered = sum(size(result, product.batch) for result in unaligned)
-    if copied + scattered < MANY_UNALIGNED or product.a.itemsize < 2:
+    if copied + scattered < least or product.a.itemsize < 2:
         return None
     knobs = next(candidates(product, target), None)
     if knobs is None:
@@ -289,10 +290,8 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
-    if knobs.schedule == "pingpong" and turns > 1:
+    if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
-    elif knobs.schedule == "pingpong":  # one warp group has nothing to do [17]
-        tile = max(multiplying * TOGETHER[1] + storing, loading)
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
