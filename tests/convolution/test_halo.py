@@ -15,6 +15,7 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.plan import TensorMap
 
+PADDED = ((1, 1), (1, 1))
 GPU = jax.default_backend() == "gpu"
 
 
@@ -173,9 +174,28 @@ def test_sizes_are_not_in_the_code():
         (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), E4M3, padding="SAME", out_dtype=BF16)), "of 16-bit floats"),
         (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(1, 2))), "with a stride"),
         (
-            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, lhs_dilation=(2, 1), padding=((1, 1), (1, 1)))),
+            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, lhs_dilation=(2, 1), padding=PADDED)),
             "with a stride",
         ),
+        (
+            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(2, 2), lhs_dilation=(2, 2), padding=PADDED)),
+            "windows meet some of the filter's taps",
+        ),
+        (
+            only(
+                convolution(
+                    (2, 9, 9, 64),
+                    (3, 3, 64, 64),
+                    BF16,
+                    strides=(2, 1),
+                    lhs_dilation=(2, 1),
+                    rhs_dilation=(2, 1),
+                    padding=PADDED,
+                )
+            ),
+            "windows meet some of the filter's taps",
+        ),
+        (only(convolution((2**25, 1, 1, 64), (3, 3, 64, 8), BF16, padding=PADDED)), "more places than its 32-bit"),
         (only(convolution((2, 90, 64), (3, 64, 64), BF16)), "two dimensions of places, and the convolution 1"),
         (
             only(convolution((2, 9, 9, 72), (3, 3, 8, 72), BF16, groups=9)),
