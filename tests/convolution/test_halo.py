@@ -15,6 +15,7 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.plan import TensorMap
 
+PADDED = ((1, 1), (1, 1))
 GPU = jax.default_backend() == "gpu"
 
 
@@ -133,7 +134,8 @@ def test_configurations_compile(name):
         (LARGE["32 groups"], True),
         (LARGE["16 groups"], True),
         (LARGE["gelu"], True),
-        (LARGE["512"], False),
+        (LARGE["512"], True),
+        (LARGE["320"], True),
         # A quarter of the places of their blocks are none of the image's.
         (convolution((256, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME"), False),
         (convolution((256, 14, 14, 256), (3, 3, 256, 256), BF16, padding="SAME"), False),
@@ -173,9 +175,28 @@ def test_sizes_are_not_in_the_code():
         (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), E4M3, padding="SAME", out_dtype=BF16)), "of 16-bit floats"),
         (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(1, 2))), "with a stride"),
         (
-            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, lhs_dilation=(2, 1), padding=((1, 1), (1, 1)))),
+            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, lhs_dilation=(2, 1), padding=PADDED)),
             "with a stride",
         ),
+        (
+            only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(2, 2), lhs_dilation=(2, 2), padding=PADDED)),
+            "windows meet some of the filter's taps",
+        ),
+        (
+            only(
+                convolution(
+                    (2, 9, 9, 64),
+                    (3, 3, 64, 64),
+                    BF16,
+                    strides=(2, 1),
+                    lhs_dilation=(2, 1),
+                    rhs_dilation=(2, 1),
+                    padding=PADDED,
+                )
+            ),
+            "windows meet some of the filter's taps",
+        ),
+        (only(convolution((2**25, 1, 1, 64), (3, 3, 64, 8), BF16, padding=PADDED)), "more places than its 32-bit"),
         (only(convolution((2, 90, 64), (3, 64, 64), BF16)), "two dimensions of places, and the convolution 1"),
         (
             only(convolution((2, 9, 9, 72), (3, 3, 8, 72), BF16, groups=9)),

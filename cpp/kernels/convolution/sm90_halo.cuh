@@ -20,16 +20,14 @@
 //
 // A window's dilation makes patches wider, and taps further apart. What lies outside of the image is zero.
 //
-//   warps           as in product/sm90.cuh, cooperative; the producer's first warp loads patches, a lane for each
-//   block,
-//                   and a thread of its third warp the filter, so that neither waits for the other's ring
+//   warps           as in product/sm90.cuh, cooperative; the producer's first warp loads patches, a lane for each of
+//                   the blocks, and a thread of its third warp the filter, so that neither waits for the other's ring
 //   filter          tiles pass through kFilterStages; or all that there are stay in shared memory (kResident), and are
 //                   loaded once. A consumer lets go of a tap's when the multiplies of the next one have begun
 //   barriers        as in product/sm90.cuh; and of the filter's ring full 1 arrival, empty 4 x kConsumers
 //   shared memory   | stages: patch 0, patch 1, ... | what a product has | the filter's stages | their barriers |
 //   results         a warp's rows are two lines of a block, a box that TMA stores; it leaves out what is past the end
-//   of
-//                   a line, or of an image
+//                   of a line, or of an image
 //
 // Bytes: image, filter and output, once each, from memory; from L2 a block's patch is 1.6 times its places at a window
 // of 3 x 3, where im2col loads 9 times as many. Flops: 2 a place, tap, c and k; places past the end of a line of blocks

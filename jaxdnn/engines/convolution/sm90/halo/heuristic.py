@@ -13,10 +13,8 @@ from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patches, knobs_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.heuristic import (
-    EPILOGUE,
     L2_RATE,
     MEMORY_RATE,
-    RATE,
     SHARED_RATE,
     TILE,
     TOGETHER,
@@ -38,6 +36,13 @@ _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 _SPARE = 1.1  # columns that are multiplied, of those that there are
 _LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [2]
 _START = 3e-6  # seconds until the first blocks multiply, and from the last ones' end on [3]
+# Patches leave more of the power limit to the tensor cores than im2col, whose lines are loaded again for each tap; and
+# three warp groups are no faster than two [3].
+_RATE = 780e12  # flops a second
+_TOGETHER = {**TOGETHER, 3: 1.03}
+_EPILOGUE = 2.8e-9  # seconds a column of 64 rows
+# Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
+_FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
 
 
 def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
@@ -98,11 +103,15 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     lines = stages * (patches.stage(knobs) // knobs.patch + taps * patches.tap_lines(product, knobs))
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
-    multiplies = 2 * knobs.tile_m * own * length / (RATE / sm_count)
-    multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * TOGETHER[knobs.consumers]
+    multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
+    multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * _TOGETHER[knobs.consumers]
     loading = max(loaded / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
-    storing = TILE + EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
+    storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
     tile = max(multiplying + storing, loading)
+    if knobs.stages <= _FEW_STAGES:
+        tile *= _WAITING
+    if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:
+        tile *= _WAITING
     tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
     return _START + ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25

@@ -17,6 +17,7 @@ BLOCK_ROWS = BLOCK * BLOCK
 LINES = (128, 64, 32)  # bytes of channels in a stage
 _DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
+_MOST_ROWS = 2**31 - 1024
 _ALIGNMENT = 1024  # of a stage, bytes
 _BOX_ALIGNMENT = 128  # of a patch
 _BARRIERS = 16  # bytes of a stage's
@@ -108,9 +109,13 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
         return f"its blocks have two dimensions of places, and the convolution {len(gemm.axes)}"
     if gemm.phases > 1 or any(axis.stride > 1 for axis in gemm.axes):
         return "with a stride the windows of a block's line do not begin at neighbouring places"
+    if any(axis.phases[0].taps != axis.filter for axis in gemm.axes):
+        return "windows meet some of the filter's taps, and not all, in a dilated image"
     if product.reduced:
         return "a result is reduced, and the rows of a tile are not neighbours in it"
     patches = Patches(gemm)
+    if patches.rows >= _MOST_ROWS:
+        return "its blocks have more places than its 32-bit index counts"
     if max(*patches.sides(LINES[0]), patches.plane_taps) > _MOST_BOX:
         return f"a patch is larger than the {_MOST_BOX} places of TMA's boxes"
     return launch_reason(product, patches.axes)
