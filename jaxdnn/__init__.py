@@ -1,4 +1,4 @@
-"""jaxdnn: matmul, attention and normalization kernels as ordinary JAX functions."""
+"""jaxdnn: convolution, matmul, attention and normalization kernels as ordinary JAX functions."""
 
 from importlib.metadata import version as _version
 from importlib.util import find_spec as _find_spec
