@@ -55,7 +55,7 @@ def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
 
 
 def _widths(patches: Patches) -> list[int]:
-    """Columns of tiles that have fewest past the last one, but for a few, in no more tiles than half as wide ones."""
+    """Columns of tiles, the widest first: of those with few past the last column, none much narrower than others."""
     gemm = patches.gemm
     columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
     padded = {width: ceil(columns / width) * width for width in _WIDTHS}
