@@ -67,7 +67,7 @@ def _widths(patches: Patches) -> list[int]:
 def _lines(patches: Patches) -> list[int]:
     """Bytes of channels of which a stage has least past the last one; the longer ones first."""
     size = patches.gemm.channels * patches.gemm.product.a.itemsize
-    return sorted(list[int](LINES), key=lambda line: ceil(size / line) * line)[:2]
+    return sorted(LINES, key=lambda line: ceil(size / line) * line)[:2]
 
 
 def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> ConvolutionKnobs | None:
