@@ -193,8 +193,8 @@ struct HaloLoads {
   }
 };
 
-/// By one thread: starts the copies of the filter's tiles, tap by tap, that a tile of the result's columns from `column`
-/// on is multiplied by.
+/// By one thread: starts the copies of the filter's tiles, tap by tap, that a tile of the result is multiplied by, from
+/// `column` on.
 template <class Call, class Writer>
 __device__ __forceinline__ void load_filter(const Call& call, Writer& tiles, int column, int batch, int depth_blocks) {
   using Stage = typename Call::Stage;

@@ -23,8 +23,8 @@ constexpr int kFragmentColumns = 16;
 /// A thread's elements of a fragment.
 using Fragment = RegisterOf<4>[8];
 
-/// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and whether
-/// 16 of them, a warp's, are a box that TMA can store.
+/// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and
+/// whether 16 of them, a warp's, are a box that TMA can store.
 struct StraightRows {
   static constexpr bool kStraight = true, kBoxes = true;
 

@@ -1,8 +1,8 @@
-// The Tensor Memory Accelerator (TMA): boxes of a rank-3, rank-4 or rank-5 tensor map to and from shared memory, and columns of
+// The Tensor Memory Accelerator (TMA): boxes of a tensor map of rank 3 to 5 to and from shared memory, and columns of
 // places of an image's map.
 //
 // Elements outside the tensor are read as zeros and not written, so tiles need no edge cases. Innermost coordinates are
-// multiples of 16 bytes.
+// multiples of 16 bytes. Boxes lie at multiples of 128 bytes, and are swizzled by the bits of the addresses.
 #pragma once
 
 namespace jaxdnn {

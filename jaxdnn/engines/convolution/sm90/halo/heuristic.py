@@ -55,7 +55,7 @@ def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
 
 
 def _widths(patches: Patches) -> list[int]:
-    """Columns of tiles that have fewest past the last one, but for a few, in no more tiles than half as wide ones."""
+    """Columns of tiles, the widest first: of those with few past the last column, none much narrower than others."""
     gemm = patches.gemm
     columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
     padded = {width: ceil(columns / width) * width for width in _WIDTHS}
@@ -67,7 +67,7 @@ def _widths(patches: Patches) -> list[int]:
 def _lines(patches: Patches) -> list[int]:
     """Bytes of channels of which a stage has least past the last one; the longer ones first."""
     size = patches.gemm.channels * patches.gemm.product.a.itemsize
-    return sorted(list[int](LINES), key=lambda line: ceil(size / line) * line)[:2]
+    return sorted(LINES, key=lambda line: ceil(size / line) * line)[:2]
 
 
 def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> ConvolutionKnobs | None:

@@ -14,7 +14,7 @@ from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS
 
 BLOCK = 8  # places of a block's side
 BLOCK_ROWS = BLOCK * BLOCK
-LINES = (128, 64, 32)  # bytes of channels in a stage
+LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels in a stage
 _DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
 _MOST_ROWS = 2**31 - 1024
