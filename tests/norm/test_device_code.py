@@ -100,6 +100,11 @@ RUNS = {
         NormKnobs(4, 1, 32, stages=2, turns=3, splits=4),
         NormKnobs(4, 1, 32, stages=2, splits=4),
     ),
+    "cluster, a row ahead": Run(
+        rms(9, 520, x=BF16, scale=F32),
+        NormKnobs(4, 2, 32, stages=1, turns=4, splits=4, parameters="memory"),
+        NormKnobs(4, 2, 32, stages=2, splits=4, hold=False),
+    ),
     "cluster, float64": Run(
         rms(3, 130, x=F64, scale=F64), NormKnobs(2, 2, 32, turns=2, splits=2), NormKnobs(2, 2, 32, splits=2)
     ),

@@ -16,7 +16,8 @@
 //   row is fetched before the barrier (kHold true, and always with kStages == 0).
 //
 //   barriers         one a row of several warps (barrier 1 + row, kThreadsPerRow threads), or an mbarrier of each block
-//                    of a cluster (core/reduce.cuh); none when a row is a warp's or less; three block barriers at the end
+//                    of a cluster (core/reduce.cuh); none when a row is a warp's or less; three block barriers at the
+//                    end
 //   shared memory    | slots of the sums, two phases | scale | ring of x | ring of d_y | ring of d_sum |
 //                    at the end the rings' place holds the rows' sums of one parameter gradient
 //   registers        two accumulators a column of the thread, for all its rows, in the arithmetic's type

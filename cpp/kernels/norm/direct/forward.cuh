@@ -14,8 +14,8 @@
 //   run now are waiting for.
 //
 //   barriers         one a row of several warps (barrier 1 + row, kThreadsPerRow threads), or an mbarrier of each block
-//                    of a cluster (core/reduce.cuh); two where some threads have fewer columns than others, and the mean must
-//                    come before the deviations; none when a row is a warp's or less
+//                    of a cluster (core/reduce.cuh); two where some threads have fewer columns than others, and the
+//                    mean must come before the deviations; none when a row is a warp's or less
 //   shared memory    | slots of the sums, two phases | scale | bias | ring of x | ring of residual |
 //   registers        the row stays packed in its own type from the first pass to the last; scale and bias too, where
 //                    there is room. Else they come from the L1 cache, which keeps them from block to block, kAhead

@@ -19,15 +19,19 @@ from jaxdnn.engines.convolution.sm90.heuristic import candidates
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason, knobs_reason, operands_reason
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.heuristic import MANY_COPIED, copies_reason
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
+from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved, seconds
+from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, packed
+from jaxdnn.engines.product.sm90.unaligned import XLA_RATE
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 from jaxdnn.plan import Plan
 
 _LINE = 64  # channels, which are 128 bytes of 16-bit floats
 _FEW = 8  # channels, of which less are no 16 bytes
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
+_MANY_COPIED = 16 * 2**20  # bytes
 _HALVES = {"bfloat16", "float16"}
 
 
@@ -43,7 +47,7 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
         form = _form(problem)
         if isinstance(form, str):
             return form
-        if reason := Sm90().problem_reason(form.product, target) or copies_reason(form.product, target, MANY_COPIED):
+        if reason := Sm90().problem_reason(form.product, target) or _copies_reason(form.product, target):
             return reason
         few = isinstance(form, WindowLines)
         if reason := lines_reason(form) if few else image_reason(form) or operands_reason(form):
@@ -87,6 +91,20 @@ def _form(problem: Convolution) -> ImplicitGemm | WindowLines | str:
     if few and problem.result != "image":
         return window_lines(problem)
     return (few and image_blocks(problem)) or implicit_gemm(problem)
+
+
+def _copies_reason(product: Product, target: Target) -> str | None:
+    """Why XLA's kernels, which read 16-bit operands as they lie, take less time than copies of them, or None."""
+    copied = sum(
+        source.rows * source.columns * source.itemsize * (product.batch if copy.batch_stride else 1)
+        for _, source, copy in packed(product)[1]
+    )
+    if copied < _MANY_COPIED or product.a.itemsize != 2:
+        return None
+    ours = seconds(product, next(product_candidates(product, target)), target.sm_count) + 2 * copied / MEMORY_RATE
+    if ours < max(2 * product.m * product.n * product.k * product.batch / XLA_RATE, moved(product) / MEMORY_RATE):
+        return None
+    return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:

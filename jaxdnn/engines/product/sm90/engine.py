@@ -7,8 +7,9 @@ from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.problem import Product, arguments_reason
-from jaxdnn.engines.product.sm90.heuristic import candidates, copies_reason
+from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason, packed
+from jaxdnn.engines.product.sm90.unaligned import unaligned_reason
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.plan import Plan
 from jaxdnn.pointwise.cuda import register_type
@@ -37,7 +38,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
     notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
     def reason(self, problem: Product, target: Target) -> str | None:
-        return self.problem_reason(problem, target) or copies_reason(problem, target)
+        return self.problem_reason(problem, target) or unaligned_reason(problem, target)
 
     def problem_reason(self, problem: Product, target: Target) -> str | None:
         """Why the kernel can't serve the product, however long it would take, or None."""

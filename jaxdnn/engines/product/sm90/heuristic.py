@@ -20,7 +20,6 @@ from jaxdnn.engines.product.sm90.knobs import (
     depth,
     knobs_reason,
     loaded_lines,
-    packed,
     tensor_maps,
 )
 from jaxdnn.engines.product.tma import CHUNK, tma_reason
@@ -42,15 +41,6 @@ TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, an
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
-# Operands that are copied first and results that TMA can't store: how many of them are worth a thought, bytes a second
-# that such results are stored at, by their bytes that are stored at once, and cuBLAS's flops a second of such products
-# [14, 18].
-MANY_UNALIGNED = 2 * 2**20  # bytes; of convolutions, which cuDNN would serve, more
-MANY_COPIED = 16 * 2**20
-UNALIGNED_STORE_RATE = {2: 0.35e12, 4: 0.7e12}
-UNALIGNED_RATE = 200e12
-EPILOGUE_APART = 1.25  # of its time without an epilogue, XLA's with one, but for the result's bytes
-LAUNCH = 2e-6  # seconds that one more kernel takes at least
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
@@ -166,40 +156,6 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
             if knobs_reason(product, choice, target.shared_memory, staged, groups=knobs.groups) is None:
                 return choice
     return None
-
-
-def copies_reason(product: Product, target: Target, least: int = MANY_UNALIGNED) -> str | None:
-    """Why XLA, whose kernels take operands and results as they lie, serves a product sooner than copies of the operands
-    are made and results stored without TMA, or None. Of fewer than `least` bytes of these nobody asks.
-    """
-    _, copies = packed(product)
-    copied = sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
-    unaligned = [result for result in product.stored if tma_reason(result, "a result")]
-    scattered = sum(size(result, product.batch) for result in unaligned)
-    if copied + scattered < least or product.a.itemsize < 2:
-        return None
-    knobs = next(candidates(product, target), None)
-    if knobs is None:
-        return None
-    multiplying = seconds(product, knobs, target.sm_count)
-    storing = sum(
-        size(result, product.batch) / UNALIGNED_STORE_RATE[2 if result.row_stride * result.itemsize % 4 else 4]
-        for result in unaligned
-    )
-    ours = multiplying + LAUNCH * len(copies) + 2 * copied / MEMORY_RATE + storing
-    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
-    xla = max(multiplying, flops / UNALIGNED_RATE, moved(product) / MEMORY_RATE) + LAUNCH * (len(product.b) - 1)
-    if not product.is_plain:
-        xla = EPILOGUE_APART * xla + 2 * sum(size(result, product.batch) for result in product.stored) / MEMORY_RATE
-    if ours < xla + LAUNCH:
-        return None
-    sizes = f"operands, {copied / 2**20:.0f} MiB, and storing unaligned results, {scattered / 2**20:.0f} MiB"
-    return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
-
-
-def size(matrix: Matrix, batch: int) -> int:
-    """Bytes of a matrix's elements."""
-    return matrix.rows * matrix.columns * matrix.itemsize * batch
 
 
 def moved(product: Product) -> int:
