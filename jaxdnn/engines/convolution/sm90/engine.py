@@ -24,8 +24,8 @@ from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved, seconds
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, packed
-from jaxdnn.engines.product.sm90.unaligned import XLA_RATE
 from jaxdnn.engines.product.tma import DEPTH_BYTES
+from jaxdnn.engines.product.unaligned import XLA_RATE
 from jaxdnn.plan import Plan
 
 _LINE = 64  # channels, which are 128 bytes of 16-bit floats

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from jaxdnn.device import Target, resident_clusters
-from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, STREAMED, NormKnobs, collapsed, read, vector_columns
-from jaxdnn.engines.norm.problem import Rows
+from jaxdnn.device import resident_clusters
+from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, NormKnobs, Room, vector_columns
 
 MOST_CANDIDATES = 8
 # Rows that are on their way into the L2 cache before a block wants them. Too many push each other out [10].
@@ -24,32 +23,13 @@ def power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
-class Heuristic:
+class Heuristic(Room):
     """Orders the configurations of one call.
 
     The memory system is fastest with about 64 KiB of reads in flight on each multiprocessor (less does not cover the
     latency, more slows the copy alone), and when blocks are scheduled in the order of the rows, not when a fixed set of
     blocks strides over them and drifts apart [1, 11].
     """
-
-    def __init__(self, problem: Rows, target: Target) -> None:
-        self.target = target
-        self.problem = collapsed(problem)
-        self.forward = not problem.backward
-        self.read = read(problem)
-        sizes = {name: problem.arrays[name].itemsize for name in self.read}
-        self.row_sizes = [size for name, size in sizes.items() if name in STREAMED]
-        self.parameter_sizes = [size for name, size in sizes.items() if name in ("scale", "bias")]
-        self.gradients = len({"scale", "bias"} & {*problem.active})
-        self.words = 2 if self.problem.compute_dtype == "float64" else 1  # registers of one number
-        # Accesses of 16 bytes of the narrowest array, of at most 32 bytes of the widest. Where they do not divide a
-        # row, narrower ones that do, if they have 8 bytes; else the row is skewed, if whole warps have enough of it.
-        widest = min(16 // min(self.row_sizes), 32 // max(self.row_sizes))
-        columns = self.problem.columns
-        dividing = math.gcd(columns, widest)
-        together = self.problem.groups == 1 or self.problem.rows * columns % widest == 0
-        self.skewed = dividing * min(self.row_sizes) < 8 and together and columns >= 32 * widest
-        self.vector = widest if self.skewed else dividing
 
     def candidates(self) -> Iterator[NormKnobs]:
         found = self.forward_candidates() if self.forward else self.backward_candidates()
@@ -291,69 +271,8 @@ class Heuristic:
                 return knobs
         return None
 
-    def shareable(self, knobs: NormKnobs) -> bool:
-        """Whether parameters can wait in shared memory: cp.async copies at least 4 bytes, as they are aligned."""
-        aligned = self.problem.columns % knobs.vector == 0 and all(
-            knobs.vector * size >= 4 for size in self.parameter_sizes
-        )
-        return bool(self.parameter_sizes) and aligned
-
     def staged(self, knobs: NormKnobs) -> NormKnobs:
         """Stages for 64 KiB in flight; one more where a long row keeps its stage busy for two passes [7]."""
         columns = knobs.split_columns * knobs.rows_per_block
         stage = sum(self.row_sizes) * columns * knobs.blocks_per_sm
         return replace(knobs, stages=min(4, max(1, 65536 // stage) + (not knobs.hold and columns > 8192)))
-
-    def within_shared(self, knobs: NormKnobs) -> NormKnobs:
-        """As many of the stages, and then of the blocks, as shared memory holds."""
-        columns = knobs.split_columns * knobs.rows_per_block
-        parameters = sum(self.parameter_sizes) * columns if knobs.parameters == "shared" else 0
-        for blocks in range(knobs.blocks_per_sm, 0, -1):
-            # The system takes 1 KiB a block, and the sums less than 1 KiB more.
-            room = (self.target.shared_memory + 1024) // blocks - 2048 - parameters
-            stages = min(knobs.stages, room // (sum(self.row_sizes) * columns))
-            if stages >= 1:
-                return replace(knobs, stages=stages, blocks_per_sm=blocks)
-        return replace(knobs, stages=0, hold=True)
-
-    def within_registers(self, variants: list[NormKnobs], fewest_blocks: int) -> NormKnobs | None:
-        """The first variant that spills nothing, with as many of its blocks as then fit."""
-        for fewest in dict.fromkeys((fewest_blocks, 1)):
-            for knobs in variants:
-                for blocks in range(knobs.blocks_per_sm, fewest - 1, -1):
-                    if self.registers(knobs) <= min(255, 65536 // (knobs.threads * blocks) // 8 * 8):
-                        return replace(knobs, blocks_per_sm=blocks)
-        return None
-
-    def registers(self, knobs: NormKnobs) -> int:
-        """Registers of a thread: what must be held, and constants fitted to what ptxas 13.0 needs to spill nothing."""
-        elements, vectors = knobs.vector * knobs.vectors, knobs.vectors
-        row = vectors * sum(max(1, knobs.vector * size // 4) for size in self.row_sizes)
-        kept = sum(max(1, knobs.vector * size // 4) for size in self.parameter_sizes)
-        kept *= vectors if knobs.parameters == "registers" else knobs.ahead
-        temporary = self.words * knobs.vector
-        exact = knobs.splits * knobs.split_columns == self.problem.columns
-        steps = 8 if knobs.join == "launches" else 0
-        if self.forward:
-            if knobs.splits > 1 and steps:
-                row = max(row - kept, row // len(self.row_sizes))  # one step has no parameters, the other reads the sum
-            ring = (32 if self.problem.groups > 1 or self.problem.columns % knobs.vector else 24) if knobs.stages else 0
-            masks = 0 if exact else 4 * vectors
-            masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
-            near = knobs.parameters == "memory" and not knobs.ahead
-            if knobs.cluster > 1 and near and not self.skewed and self.problem.groups == 1:
-                ring, masks = min(ring, 10), min(masks, vectors)  # nothing else is kept from row to row
-            early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
-            early += 8 if early and self.problem.groups > 1 else 0
-            steps -= min(steps, ring)
-            return row + kept + (2 if kept else 4) * temporary + 8 * self.words + ring + masks + steps + early
-        sums = self.gradients * elements * self.words
-        alone = exact and knobs.threads == knobs.threads_per_row and knobs.splits == 1
-        masks = 0 if alone else max(0, elements * self.words - 16)
-        masks += max(0, vectors - 4) if exact else 3 * vectors
-        masks += 0 if alone or knobs.hold else 16
-        masks += (7 if knobs.stages else 3) * vectors if self.problem.columns % knobs.vector else 0
-        seeds = 4 * self.words * len({"d_sum", "d_mean", "d_rstd"} & {*self.read})
-        # Numbers in flight: most of a row's in float32, more in float64, whose conversions take registers too.
-        flight = 3 * elements if self.words == 2 else elements * 3 // 4
-        return sums + kept + row * knobs.hold + 3 * temporary + 4 + flight + masks + seeds + steps

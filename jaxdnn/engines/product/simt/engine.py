@@ -14,8 +14,8 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.heuristic import candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
-from jaxdnn.engines.product.sm90.unaligned import unaligned_reason
 from jaxdnn.engines.product.split_k import identity_epilogue, split_stage
+from jaxdnn.engines.product.unaligned import unaligned_reason
 from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 

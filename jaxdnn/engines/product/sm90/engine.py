@@ -9,8 +9,8 @@ from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason, packed
-from jaxdnn.engines.product.sm90.unaligned import unaligned_reason
 from jaxdnn.engines.product.sm90.unit import Unit
+from jaxdnn.engines.product.unaligned import unaligned_reason
 from jaxdnn.plan import Plan
 from jaxdnn.pointwise.cuda import register_type
 
