@@ -25,7 +25,7 @@ def unaligned_reason(product: Product, target: Target) -> str | None:
     are made and results stored without TMA, or None.
     """
     _, copies = packed(product)
-    copied = sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
+    copied = copied_bytes(product)
     unaligned = [result for result in product.stored if tma_reason(result, "a result")]
     scattered = sum(size(result, product.batch) for result in unaligned)
     if copied + scattered < MANY or product.a.itemsize < 2:
@@ -48,6 +48,12 @@ def unaligned_reason(product: Product, target: Target) -> str | None:
         return None
     sizes = f"operands, {copied / 2**20:.0f} MiB, and storing unaligned results, {scattered / 2**20:.0f} MiB"
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
+
+
+def copied_bytes(product: Product) -> int:
+    """Of operands that are copied before they are multiplied."""
+    _, copies = packed(product)
+    return sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
 
 
 def size(matrix: Matrix, batch: int) -> int:

@@ -23,9 +23,9 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved, seconds
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, packed
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.tma import DEPTH_BYTES
-from jaxdnn.engines.product.unaligned import XLA_RATE
+from jaxdnn.engines.product.unaligned import XLA_RATE, copied_bytes
 from jaxdnn.plan import Plan
 
 _LINE = 64  # channels, which are 128 bytes of 16-bit floats
@@ -95,10 +95,7 @@ def _form(problem: Convolution) -> ImplicitGemm | WindowLines | str:
 
 def _copies_reason(product: Product, target: Target) -> str | None:
     """Why XLA's kernels, which read 16-bit operands as they lie, take less time than copies of them, or None."""
-    copied = sum(
-        source.rows * source.columns * source.itemsize * (product.batch if copy.batch_stride else 1)
-        for _, source, copy in packed(product)[1]
-    )
+    copied = copied_bytes(product)
     if copied < _MANY_COPIED or product.a.itemsize != 2:
         return None
     ours = seconds(product, next(product_candidates(product, target)), target.sm_count) + 2 * copied / MEMORY_RATE
