@@ -13,7 +13,7 @@ from jaxdnn.bench.matmul import plain_swiglu
 from jaxdnn.bench.norm import plain_layer_norm, plain_rms_norm
 
 Kind = Literal["GPT", "Llama"]
-_HEAD_SIZE: dict[Kind, int] = {"GPT": 64, "Llama": 128}
+HEAD_SIZE: dict[Kind, int] = {"GPT": 64, "Llama": 128}
 _QUERIES_OF_A_KEY: dict[Kind, int] = {"GPT": 1, "Llama": 4}
 _ROTATION = 10_000.0  # the longest wave, in positions over two pi
 
@@ -37,9 +37,16 @@ class Model:
     width: int
     vocabulary: int
 
+    def __post_init__(self) -> None:
+        if self.width < self.head_size or self.width % self.head_size:
+            raise ValueError(
+                f"a {self.kind} has heads of {self.head_size} features; expected a multiple of that as width, got "
+                f"{self.width}"
+            )
+
     @property
     def head_size(self) -> int:
-        return _HEAD_SIZE[self.kind]
+        return HEAD_SIZE[self.kind]
 
     @property
     def heads(self) -> int:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdnn.bench.models import Kind, Model, Ops, fused, loss, plain
+from jaxdnn.bench.models import HEAD_SIZE, Kind, Model, Ops, fused, loss, plain
 from jaxdnn.bench.timing import Case, Implementation
 from jaxdnn.bench.untuned import Class, Sizes
 
@@ -23,12 +23,13 @@ _RATE = 1e-2
 
 
 def cases(shapes: Sequence[tuple[int, int, int, int]] = (), dtypes: Sequence[str] = ()) -> Iterator[Case]:
-    """A step of each kind of model, for each shape (batch, length, layers, width) and dtype."""
+    """A step of each kind of model, for each dtype and shape (batch, length, layers, width) that is of whole heads."""
     backend = jax.default_backend()
     chosen = list(product(get_args(Kind), shapes)) or list(_SHAPES[backend].items())
     for dtype, (kind, shape) in product(dtypes or ("bfloat16" if backend == "gpu" else "float32",), chosen):
         batch, length, layers, width = shape
-        yield case(Model(kind, length, layers, width, _VOCABULARIES[kind]), batch, dtype)
+        if width % HEAD_SIZE[kind] == 0:
+            yield case(Model(kind, length, layers, width, _VOCABULARIES[kind]), batch, dtype)
 
 
 def _of_kind(kind: Kind) -> Class:

@@ -68,6 +68,14 @@ def test_a_whole_program_says_its_memory():
     assert "host" in measured.engines
 
 
+def test_models_have_whole_heads():
+    assert [case.call for case in training.cases([(1, 8, 1, 192)])] == ["GPT's training step"]
+    with pytest.raises(
+        ValueError, match="a Llama has heads of 128 features; expected a multiple of that as width, got 64"
+    ):
+        Model("Llama", 8, 1, 64, 10)
+
+
 def test_a_gpu_gets_larger_models(monkeypatch):
     on_cpu = {case.call: case.flops for case in FAMILIES["training"].cases()}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
