@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from checking.compiler_log import kernels, launch_bounds, stack_frames
+from checking.convolution import problems
 from checking.convolution.exact import arrays, check
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
@@ -36,6 +37,17 @@ def check_emulated(call, machine, number):
     results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
     machine.run(number, operands, results)
     check(call, operands, results)
+
+
+def check_where_finite(call, operands, machine, number):
+    """Some results of that plan are no numbers, and these are the ones that have to be."""
+    results = [np.zeros(type_.shape, type_.dtype) for type_ in call.signature.results.values()]
+    machine.run(number, operands, results)
+    for found, want in zip(results, problems.run(call.problem, operands), strict=True):
+        finite = np.isfinite(want)
+        assert finite.any()
+        assert not finite.all()
+        np.testing.assert_array_equal(np.isfinite(np.float64(found)).ravel(), finite)
 
 
 def check_compiled(problem, most, offered=by_places):
