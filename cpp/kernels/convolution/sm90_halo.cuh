@@ -59,11 +59,9 @@ struct Patch {
     return (line * kWidth + column) * Config::kLine;
   }
 
-  /// The descriptor of a block's rows at shared address `patch`; fields as in core/tile.cuh.
+  /// The descriptor of a block's rows at shared address `patch`.
   static __device__ __forceinline__ unsigned long long descriptor(unsigned patch) {
-    constexpr unsigned long long kSwizzle = Config::kLine == 128 ? 1 : Config::kLine == 64 ? 2 : 3;
-    return kSwizzle << 62 | static_cast<unsigned long long>(kWidth * Config::kLine / 16) << 32 | 1ull << 16 |
-           (patch & 0x3ffff) >> 4;
+    return lines_descriptor<Config::kLine>(patch, kWidth * Config::kLine);
   }
 };
 

@@ -49,6 +49,20 @@ constexpr ptx::WgmmaType wgmma_type() {
 constexpr int kDepthBytes = 128;  // of K in a stage
 constexpr int kChunk = 64;        // elements of a row that runs along M or N, in one box
 
+/// The descriptor of lines of kLine bytes, swizzled by the bits of shared addresses, from shared address `first` on.
+/// `groups`: bytes from 8 lines to the next; `chunks`: where lines run along the extent, from a chunk to the next.
+///
+///   bits 0-13    address / 16
+///   bits 16-29   along the extent: distance of chunks / 16; else unused
+///   bits 32-45   distance of groups of 8 lines / 16
+///   bits 62-63   1: 128-byte swizzle; 2: 64; 3: 32
+template <int kLine>
+__device__ __forceinline__ unsigned long long lines_descriptor(unsigned first, int groups, int chunks = 16) {
+  constexpr unsigned long long kSwizzle = kLine == 128 ? 1 : kLine == 64 ? 2 : 3;
+  return kSwizzle << 62 | static_cast<unsigned long long>(groups / 16) << 32 |
+         static_cast<unsigned long long>(chunks / 16) << 16 | (first & 0x3ffff) >> 4;
+}
+
 /// `kOnce` says that no other block reads the tile. A stage may have other than 128 bytes of K (`kDepthOf` elements),
 /// of a tile along the extent.
 template <class T, int kExtent, bool kAlongExtent, int kSharers, bool kOnce = false, int kLineOf = 128,
@@ -93,15 +107,8 @@ struct OperandTile {
   }
 
   /// The descriptor of the tile at shared address `tile`, which is a multiple of 1024.
-  ///
-  ///   bits 0-13    address / 16
-  ///   bits 16-29   along the extent: distance of chunks / 16; else unused
-  ///   bits 32-45   distance of groups of 8 lines / 16
-  ///   bits 62-63   1: 128-byte swizzle; 2: 64; 3: 32
   static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
-    constexpr unsigned long long kLeading = kAlongExtent ? kChunkBytes / 16 : 1;
-    constexpr unsigned long long kSwizzle = kLine == 128 ? 1 : kLine == 64 ? 2 : 3;
-    return kSwizzle << 62 | 8ull * kLine / 16 << 32 | kLeading << 16 | (tile & 0x3ffff) >> 4;
+    return lines_descriptor<kLine>(tile, 8 * kLine, kAlongExtent ? kChunkBytes : 16);
   }
 
   /// What to add to a descriptor to come to `step` along K: 32 bytes in a line or the next part's, or 16 lines; and

@@ -43,11 +43,9 @@ struct VectorTile {
     }
   }
 
-  /// The descriptor of the tile as core/tile.cuh has it. Only an operand of which vectors run along N has more than one
-  /// chunk in a multiply.
+  /// The descriptor of the tile. Only an operand of which vectors run along N has more than one chunk in a multiply.
   static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
-    return 1ull << 62 | 1024ull / 16 << 32 | static_cast<unsigned long long>(kChunkBytes / 16) << 16 |
-           (tile & 0x3ffff) >> 4;
+    return lines_descriptor<128>(tile, 1024, kChunkBytes);
   }
 
   /// What to add to a descriptor to come to elements 16 i of all vectors, or to vector 16 i.
