@@ -68,6 +68,12 @@ def test_a_whole_program_says_its_memory():
     assert "host" in measured.engines
 
 
+def test_seconds_are_of_one_set(monkeypatch):
+    monkeypatch.setattr(timing, "_interleaved_medians", lambda calls: dict.fromkeys(calls, 8.0))
+    norm = next(iter(FAMILIES["norm"].cases([(8, 16)], ["float32"])))
+    assert [timing.measure(case).xla for case in (training.case(MODELS[1], BATCH, "float32"), norm)] == [8.0, 1.0]
+
+
 def test_models_have_whole_heads():
     assert [case.call for case in training.cases([(1, 8, 1, 192)])] == ["GPT's training step"]
     with pytest.raises(
