@@ -2,8 +2,8 @@
 
 A GPU kernel may take less time than the host needs to call it, and its operands may fit in the L2 cache; neither is
 what a large program sees. So on a GPU one call of a jitted function applies the implementation to several sets of
-operands, many calls are in flight between two synchronisations, and the sets together exceed the cache. On the CPU each
-call is waited for.
+operands, which together exceed the cache, or are so many that starting the program costs little of their time; and many
+calls are in flight between two synchronisations. On the CPU each call is waited for.
 """
 
 import math
@@ -20,7 +20,8 @@ import numpy as np
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.select import select
 
-SETS = 8
+_FEWEST_SETS, _MOST_SETS = 8, 64
+_BEYOND_CACHES = 2**27  # bytes: twice the L2 cache of an H100 and more
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class Case:
       jaxdnn: the library.
       xla: what one writes without it.
       sample: of one set of operands and an implementation's results, some of these, each with what it is in float64.
-      sets: of operands, that one program is applied to; one where that exceeds every cache, and the program's memory is
-        of interest.
+      alone: whether it is a whole program, larger than every cache, whose memory is of interest too.
     """
 
     call: str
@@ -63,7 +63,15 @@ class Case:
     jaxdnn: Implementation
     xla: Implementation
     sample: Callable[[Sequence[Any], Any], Sequence[tuple[np.ndarray, np.ndarray]]] | None = None
-    sets: int = SETS
+    alone: bool = False
+
+    @property
+    def sets(self) -> int:
+        """Of operands, that one program is applied to."""
+        if self.alone:
+            return 1
+        most = _MOST_SETS if jax.default_backend() == "gpu" else _FEWEST_SETS
+        return min(most, max(_FEWEST_SETS, _BEYOND_CACHES // self.bytes))
 
     def __str__(self) -> str:
         return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"
@@ -78,8 +86,8 @@ class Measurement:
       engines: that served jaxdnn's.
       error, xla_error: the root mean square of the differences, of that of the results; of several arrays, the largest.
         NaN where no results are sampled.
-      temporary, xla_temporary: bytes that a program holds beside its arguments and results; NaN where it is applied to
-        several sets.
+      temporary, xla_temporary: bytes that a program holds beside its arguments and results; NaN where it is no whole
+        program.
     """
 
     jaxdnn: float
@@ -119,7 +127,7 @@ def measure(case: Case) -> Measurement:
     seconds = {name: total / case.sets for name, total in _interleaved_medians(calls).items()}
     errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
     engines = _engines(case.jaxdnn.run, sets["jaxdnn"][0])
-    memory = {name: program.temporary() if case.sets == 1 else math.nan for name, program in programs.items()}
+    memory = {name: program.temporary() if case.alone else math.nan for name, program in programs.items()}
     return Measurement(
         seconds["jaxdnn"], seconds["xla"], engines, errors["jaxdnn"], errors["xla"], memory["jaxdnn"], memory["xla"]
     )
@@ -128,9 +136,9 @@ def measure(case: Case) -> Measurement:
 def copy_bandwidth() -> float:
     """Bytes per second, read and written, of the better of a plain copy and a negation of large arrays: the limit."""
     count = (256 if jax.default_backend() == "gpu" else 16) * 2**20 // 4
-    arrays = [(jnp.full(count, i, jnp.float32),) for i in range(SETS)]
+    arrays = [(jnp.full(count, i, jnp.float32),) for i in range(_FEWEST_SETS)]
     calls = {f.__name__: _over_sets(f, arrays).call for f in (jnp.copy, jnp.negative)}
-    return SETS * 2 * 4 * count / min(_interleaved_medians(calls).values())
+    return len(arrays) * 2 * 4 * count / min(_interleaved_medians(calls).values())
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -61,7 +61,7 @@ def case(model: Model, batch: int, dtype: str) -> Case:
         jaxdnn=Implementation(lambda *operands: operands, partial(_step, model, fused(model.kind))),
         xla=Implementation(lambda *operands: operands, partial(_step, model, plain(model.kind))),
         sample=partial(_sample, model),
-        sets=1,
+        alone=True,
     )
 
 

@@ -74,6 +74,13 @@ def test_seconds_are_of_one_set(monkeypatch):
     assert [timing.measure(case).xla for case in (training.case(MODELS[1], BATCH, "float32"), norm)] == [8.0, 1.0]
 
 
+@pytest.mark.parametrize(("rows", "sets"), [(8, 64), (4096, 16), (65_536, 8)])
+def test_programs_are_larger_than_caches(rows, sets, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    norm = next(iter(FAMILIES["norm"].cases([(rows, 512)], ["bfloat16"])))
+    assert norm.sets == sets
+
+
 def test_models_have_whole_heads():
     assert [case.call for case in training.cases([(1, 8, 1, 192)])] == ["GPT's training step"]
     with pytest.raises(
