@@ -74,7 +74,7 @@ def test_seconds_are_of_one_set(monkeypatch):
     assert [timing.measure(case).xla for case in (training.case(MODELS[1], BATCH, "float32"), norm)] == [8.0, 1.0]
 
 
-@pytest.mark.parametrize(("rows", "sets"), [(8, 64), (4096, 16), (65_536, 8)])
+@pytest.mark.parametrize(("rows", "sets"), [(8, 64), (2048, 31), (65_536, 8)])
 def test_programs_are_larger_than_caches(rows, sets, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     norm = next(iter(FAMILIES["norm"].cases([(rows, 512)], ["bfloat16"])))
