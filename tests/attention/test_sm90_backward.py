@@ -131,8 +131,11 @@ FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through s
 # Knobs for which no heuristic asks where sums are small.
 FORCED = {
     "bias of keys": {"parts": 3},
-    "of a bias": {"parts": 2},
-    "segments, causal": {"parts": 2},
+    "causal, shared keys": {"shares": 2},
+    "lengths, aligned": {"shares": 2},
+    "mask": {"shares": 2},
+    "of a bias": {"parts": 2, "shares": 2},
+    "segments, causal": {"parts": 2, "shares": 2},
     "dropout": {"parts": 4},
     "tiles that nobody sees": {"swizzle": 1},
 }
@@ -203,16 +206,17 @@ def test_configurations_compile(name):
 def test_a_plan_is_what_it_is():
     problem = LARGE["causal 128"].problem
     ((_, plan),) = configured("causal 128", H100)
-    rows, main, query = plan.launches
+    rows, main, query, *sums = plan.launches
     assert (rows.grid, rows.block) == ((8 * 4096 // 16, 1, 1), (256, 1, 1))
-    assert (main.grid, main.block) == ((64, 1, 1), (384, 1, 1))  # 32 tiles of each of 2 heads
+    assert (main.grid, main.block) == ((132, 1, 1), (384, 1, 1))  # 32 tiles of each of 2 heads would be too few
     assert (query.grid, query.block) == ((8 * 64, 1, 1), (256, 1, 1))
+    assert [(one.grid, one.block) for one in sums] == 2 * [((2 * 4096 * 16 // 256, 1, 1), (256, 1, 1))]
     maps = [one for one in main.arguments if isinstance(one, TensorMap)]
     assert [one.box for one in maps] == [(64, 64, 1, 1), (64, 128, 1, 1), (64, 128, 1, 1), (64, 64, 1, 1)]
     assert maps[3].dimensions == maps[0].dimensions == (128, 4096, 8, 1)
     assert Scalar("float32", problem.scale) in main.arguments
-    # Two numbers of a row; a counter of each block, and of tiles; and the sums.
-    assert plan.scratch == (8 * 4096 * 8, (8 * 64 + 1) * 4, 8 * 4096 * 128 * 4)
+    # Two numbers of a row; a counter of each block, and of tiles; the sums; and the gradients of each of 4 shares.
+    assert plan.scratch == (8 * 4096 * 8, (8 * 64 + 1) * 4, *3 * [8 * 4096 * 128 * 4])
 
 
 def test_memory_is_linear_in_the_length():
@@ -287,6 +291,27 @@ def test_parts_are_equal():
     )
 
 
+def test_shares_are_equal():
+    problem, knobs = SMALL["causal, shared keys"].problem, AttentionSm90BackwardKnobs(shares=3)
+    assert "4 query heads of a key head are no 3 equal shares" in (
+        backward_knobs_reason(problem, knobs, H100.shared_memory) or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "batch", "shares"),
+    [
+        ((4963, 4963, 128, 128), (8, 2), 1, 4),
+        ((2048, 2048, 128, 128), (32, 8), 8, 1),  # enough tiles
+        ((4096, 4096, 128, 128), (8, 8), 1, 1),  # nothing to share
+        ((65_536, 65_536, 128, 128), (32, 2), 1, 1),  # more memory than it is worth
+    ],
+)
+def test_few_tiles_share_heads(shape, heads, batch, shares):
+    knobs = next(ENGINE.configurations(Gradients(shape, heads, batch, **CAUSAL).problem, H100))
+    assert knobs.shares == shares
+
+
 @pytest.mark.parametrize("name", ["128", "128 and 64"])
 def test_knobs_that_do_not_fit(name):
     knobs, problem = AttentionSm90BackwardKnobs(128), LARGE[name].problem
@@ -295,7 +320,7 @@ def test_knobs_that_do_not_fit(name):
         ENGINE.build(knobs, problem, H100)
 
 
-@pytest.mark.parametrize("knobs", [{"tile_m": 96}, {"swizzle": 0}, {"parts": 0}])
+@pytest.mark.parametrize("knobs", [{"tile_m": 96}, {"swizzle": 0}, {"parts": 0}, {"shares": 0}])
 def test_knobs_are_validated(knobs):
     with pytest.raises(ValueError, match=r"AttentionSm90BackwardKnobs: .* (must be|expected) "):
         AttentionSm90BackwardKnobs(**knobs)

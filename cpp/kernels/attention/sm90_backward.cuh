@@ -7,7 +7,9 @@
 //
 //   grid             at most one block a multiprocessor. Each takes tiles of 128 keys of one head
 //                    (core/tile_queue.cuh), and works for each of them through the queries that see it: kTileM at a
-//                    time, of all heads that share the keys. So dK and dV stay in registers until they are whole
+//                    time, of all heads that share the keys. So dK and dV stay in registers until they are whole. Where
+//                    there are few tiles, each has a share of these heads, and attention/sm90/backward_shares.cuh adds
+//                    up what shares leave
 //   warp groups      two consumers of 64 keys each, then the producer, of which one thread starts the copies, one of
 //                    another warp takes tiles, and the other two warps add to dQ, of every second block of queries each
 //
@@ -388,7 +390,7 @@ struct AttentionBackwardConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = tile.block * Call::kTileN + own_key() + 8 * r;
-      store_fragment_row(to.vector(tile.element, tile.head, key), sums, r, factor, columns,
+      store_fragment_row(to.vector(tile.element, tile.share, key), sums, r, factor, columns,
                          key < block.call.key_length);
     }
   }

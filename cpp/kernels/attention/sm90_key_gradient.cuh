@@ -3,8 +3,9 @@
 //
 //   grid             at most one block a multiprocessor. Each works through tiles of 64 keys of one head, dealt or
 //                    taken (core/tile_queue.cuh). A tile's queries are those of all heads that share its keys, one
-//                    head after the other. The kCluster blocks of a cluster have neighbouring tiles, and share what
-//                    they load of queries: all that see one of their keys
+//                    head after the other, or of a share of these (attention/sm90/backward_shares.cuh). The kCluster
+//                    blocks of a cluster have neighbouring tiles, and share what they load of queries: all that see one
+//                    of their keys
 //   warp groups      two, with a product of queries each, then one producer, of which one thread starts the copies, and
 //                    one of another warp takes tiles. All is transposed: rows are keys, columns queries
 //
@@ -61,7 +62,7 @@ struct KeyGradientBlock {
         values(shared + Call::kValuesAt, shared + Call::kValueBarriersAt),
         queries(shared + Call::kQueriesAt, shared + Call::kQueryBarriersAt),
         outs(shared + Call::kDOutsAt, shared + Call::kDOutBarriersAt),
-        order{static_cast<unsigned>(call.batches * call.key_heads),
+        order{static_cast<unsigned>(call.batches * call.key_heads * call.shares),
               static_cast<unsigned>((call.key_length + Config::kCluster * Call::kTileN - 1) /
                                     (Config::kCluster * Call::kTileN)),
               static_cast<unsigned>(call.swizzle)},
@@ -402,7 +403,7 @@ struct KeyGradientConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = tile.first_key + first_row + 8 * r;
-      store_fragment_row(to.vector(tile.element, tile.key_head, key), sums, r, Role::factor(call), Role::size(call),
+      store_fragment_row(to.vector(tile.element, tile.share, key), sums, r, Role::factor(call), Role::size(call),
                          key < call.key_length);
     }
   }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxdnn.engines.attention.problem import Attention, Band, Mask
+from jaxdnn.engines.attention.problem import Attention, Band, Heads, Mask
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.product.length import is_long
@@ -269,3 +269,17 @@ def place_parameters(name: str, place: EpilogueOperand, field: str = "", const: 
             argument = stride if (axis, stride) == ("column_stride", 1) else Scalar("int64", stride)
             found.append(Parameter("long long", f"{name}_{axis}", f"{field}.{axis}", argument))
     return found + term_parameters(name, field, place)
+
+
+def heads_parameters(name: str, heads: Heads | None) -> list[Parameter]:
+    """Where vectors lie, if they are there."""
+    if heads is None:
+        return []
+    strides = {"row": heads.length_stride, "head": heads.head_stride, "batch": heads.batch_stride or 0}
+    return [
+        Parameter(f"{ctype(heads.dtype)}*", name, f"{name}.data", heads.buffer),
+        *(
+            Parameter("long long", f"{name}_{axis}", f"{name}.{axis}", Scalar("int64", stride))
+            for axis, stride in strides.items()
+        ),
+    ]

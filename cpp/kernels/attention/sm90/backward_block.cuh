@@ -30,10 +30,10 @@ struct AttentionBackwardBlock {
               static_cast<unsigned>(call.swizzle)},
         queue{shared + Call::kQueueAt, call.counter, order.rows * order.columns} {}
 
-  /// Visits the heads that share a tile's keys.
+  /// Visits the query heads of a tile.
   template <class Visit>
   __device__ __forceinline__ void each_head(const Tile& tile, const Visit& visit) const {
-    for (int i = 0; i < call.group; ++i) visit(Sight(call, tile, tile.head * call.group + i));
+    for (int i = 0; i < call.group; ++i) visit(Sight(call, tile, tile.share * call.group + i));
   }
 
   /// Visits the blocks of queries that see a tile, of one head after the other, each from its last block to its first.
@@ -59,8 +59,8 @@ struct AttentionBackwardBlock {
     each_tile<false>([&](const Tile& tile) {
       const int first = tile.block * Call::kTileN;
       to_keys.fill([&](unsigned stage, unsigned full) {
-        Call::KeyTile::load(call.key, stage, full, first, tile.head, tile.element * call.key_batched);
-        Call::ValueTile::load(call.value, stage + Call::kValuesAt, full, first, tile.head,
+        Call::KeyTile::load(call.key, stage, full, first, tile.key_head, tile.element * call.key_batched);
+        Call::ValueTile::load(call.value, stage + Call::kValuesAt, full, first, tile.key_head,
                               tile.element * call.value_batched);
       });
       each_block(tile, [&](const Sight& sight, const QueryBlock& block) {

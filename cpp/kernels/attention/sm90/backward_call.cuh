@@ -78,14 +78,15 @@ struct AttentionSm90Backward : AttentionMask<Config> {
   const int* ranks = nullptr;  // of each such block: how many blocks of less keys its queries see
   long long list_element = 0, list_head = 0;
   long long first_block = 0;      // of queries, of this part
-  int first_head = 0, heads = 0;  // of this part, among the key heads of all elements of the batch
-  int key_heads = 0, group = 1;   // query heads that share a key head
+  int first_head = 0, heads = 0;  // of this part, among the shares of all elements of the batch
+  int key_heads = 0, shares = 1;  // of the query heads of a key head, of which each has tiles of its own
+  int group = 1;                  // query heads of a share
   int head_size = 0, value_size = 0;
   int query_batched = 1, key_batched = 1, value_batched = 1, d_out_batched = 1;  // 0 when one array serves the batch
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
-  int swizzle = 1;  // key heads that are worked through together
+  int swizzle = 1;  // shares that are worked through together
 
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kConsumers = 2, kThreads = 384;
   static constexpr bool kDQuery = !is_same<typename Config::DQuery, void>;
@@ -123,18 +124,20 @@ struct AttentionSm90Backward : AttentionMask<Config> {
   __device__ __forceinline__ int key_blocks() const { return (this->key_length + kTileN - 1) / kTileN; }
 };
 
-/// Some keys of one head.
+/// Some keys of one head, and a share of the query heads that attend to them.
 template <class Config>
 struct AttentionBackwardTile {
-  int block, element, head;  // of keys
+  int block, element, key_head;
+  int share;  // of all shares of the element
 
   __device__ __forceinline__ AttentionBackwardTile(const AttentionSm90Backward<Config>& call, const TileOrder& order,
                                                    unsigned index) {
     const TilePosition at = order[index];
     block = at.column;
     const int row = call.first_head + at.row;
-    element = row / call.key_heads;
-    head = row - element * call.key_heads;
+    element = row / (call.key_heads * call.shares);
+    share = row - element * call.key_heads * call.shares;
+    key_head = share / call.shares;
   }
 };
 
@@ -161,7 +164,10 @@ struct AttentionSight : KeyRange<Config> {
   const int* ranks = nullptr;  // of the blocks of queries
 
   __device__ __forceinline__ AttentionSight(const Call& call, const Tile& tile, int head)
-      : call(call), head(head), batch(tile.element * call.key_heads * call.group + head), key_block(tile.block) {
+      : call(call),
+        head(head),
+        batch(tile.element * call.key_heads * call.shares * call.group + head),
+        key_block(tile.block) {
     this->read(call, batch);
     if constexpr (kListed) {
       const long long number = tile.element * call.list_element + head * call.list_head + tile.block;

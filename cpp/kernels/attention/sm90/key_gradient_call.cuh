@@ -11,7 +11,7 @@ struct AttentionSm90KeyGradient : AttentionSm90Gradient<Config> {
   using T = typename Config::T;
   HeadsAddress<typename Config::DKey> d_key;      // null
   HeadsAddress<typename Config::DValue> d_value;  // where it is not asked for
-  int key_heads = 0;
+  int key_heads = 0, shares = 1;                  // of the query heads of a key head; `group` is of each
 
   static constexpr int kTileN = 64, kThreads = 384;
   static_assert(Config::kHeadSize % 32 == 0 && Config::kValueSize % 32 == 0, "a row of four lanes");
@@ -39,9 +39,9 @@ struct AttentionSm90KeyGradient : AttentionSm90Gradient<Config> {
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 };
 
-/// Some keys of one head, and the blocks of queries that see one of them, or of its neighbours in a cluster: of all
-/// heads that share it, one after the other. Where there is none, it has one that sees nothing: then no case is
-/// special, and no block of a cluster is tiles ahead of another one, as the ring of tiles asks.
+/// Some keys of one head, and the blocks of queries that see one of them, or of its neighbours in a cluster: of a share
+/// of the heads that attend to it, one after the other. Where there is none, it has one that sees nothing: then no case
+/// is special, and no block of a cluster is tiles ahead of another one, as the ring of tiles asks.
 template <class Config>
 struct KeyTileWalk : KeyRange<Config> {
   using Call = AttentionSm90KeyGradient<Config>;
@@ -51,6 +51,7 @@ struct KeyTileWalk : KeyRange<Config> {
 
   const Call& call;
   int first_key, element, key_head;  // of the block's tile
+  int share;                         // of all shares of the element
   int first_of_cluster;
   int head, batch;               // of queries; batch: element * query heads + head
   int block = 0, end_block = 0;  // in a list, its entry and how many there are
@@ -62,9 +63,10 @@ struct KeyTileWalk : KeyRange<Config> {
     const TilePosition at = order[index];
     first_of_cluster = at.column * Config::kCluster * Call::kTileN;
     first_key = first_of_cluster + rank * Call::kTileN;
-    element = at.row / call.key_heads;
-    key_head = at.row - element * call.key_heads;
-    head = key_head * call.group;
+    element = at.row / (call.key_heads * call.shares);
+    share = at.row - element * call.key_heads * call.shares;
+    key_head = share / call.shares;
+    head = share * call.group;
     find();
     if (on_a_block()) return;
     --head;
@@ -72,7 +74,7 @@ struct KeyTileWalk : KeyRange<Config> {
     end_block = entry = 1;
   }
 
-  __device__ __forceinline__ bool on_a_block() const { return head < (key_head + 1) * call.group; }
+  __device__ __forceinline__ bool on_a_block() const { return head < (share + 1) * call.group; }
   __device__ __forceinline__ int first_query() const { return (kListed ? entry / 2 : block) * Config::kTileM; }
 
   __device__ __forceinline__ void advance() {

@@ -16,6 +16,7 @@ from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention, Band
 from jaxdnn.engines.attention.score_tile import score_and_tile, score_tile
+from jaxdnn.engines.attention.shares import best_shares
 from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
 from jaxdnn.engines.attention.sm90.backward.knobs import (
     TILE_N,
@@ -164,7 +165,8 @@ def backward_candidates(problem: Attention, target: Target) -> Iterator[Attentio
     ]
     fitting = [knobs for knobs in found if held_with_functions(problem, knobs)[0] <= MOST_BACKWARD_HELD]
     for knobs in fitting or [min(found, key=lambda knobs: knobs.tile_m)]:
-        yield replace(knobs, parts=parts(problem, knobs, target))
+        shares = best_shares(problem, (knobs.tile_m, TILE_N), target)
+        yield replace(knobs, shares=shares, parts=parts(problem, knobs, target))
 
 
 def parts(problem: Attention, knobs: AttentionSm90BackwardKnobs, target: Target) -> int:
@@ -202,9 +204,10 @@ def gradient_candidates(problem: Attention, target: Target) -> Iterator[Attentio
         min(of_queries, key=lambda one: one.key_block)
     ]
     of_keys = [one for one in of_keys if key_registers(problem, one) + taken <= KEY_REGISTERS] or of_keys[-1:]
+    of_keys = [replace(one, shares=best_shares(problem, (one.query_block, KEY_TILE), target)) for one in of_keys]
     best = of_queries[0]
-    yield from (replace(one, query_block=of_keys[0].query_block) for one in of_queries)
-    yield from (replace(best, query_block=one.query_block) for one in of_keys[1:])
+    yield from (replace(one, query_block=of_keys[0].query_block, shares=of_keys[0].shares) for one in of_queries)
+    yield from (replace(best, query_block=one.query_block, shares=one.shares) for one in of_keys[1:])
 
 
 def gradient_swizzle(problem: Attention, target: Target) -> int:

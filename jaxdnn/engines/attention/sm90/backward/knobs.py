@@ -26,14 +26,16 @@ class AttentionSm90BackwardKnobs:
       tile_m: queries of a block; a tile is 128 keys.
       swizzle: of the rasterization: key heads that are worked through together, for the L2 cache.
       parts: of all heads, computed one after the other, so that the sums of their queries' gradient take less memory.
+      shares: of the query heads of a key head, which have tiles of their own, whose gradients are added up in the end.
     """
 
     tile_m: int = 64
     swizzle: int = 1
     parts: int = 1
+    shares: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "swizzle", "parts")
+        check_least(self, 1, "swizzle", "parts", "shares")
         if self.tile_m not in TILES:
             raise ValueError(f"AttentionSm90BackwardKnobs: tile_m is {self.tile_m}; expected one of {TILES}")
 
@@ -106,4 +108,6 @@ def backward_knobs_reason(
     heads = problem.batch * problem.key_heads
     if heads % knobs.parts:
         return f"{heads} key heads in a batch are no {knobs.parts} equal parts"
+    if problem.group % knobs.shares:
+        return f"{problem.group} query heads of a key head are no {knobs.shares} equal shares"
     return None

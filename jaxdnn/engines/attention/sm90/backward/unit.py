@@ -2,9 +2,16 @@
 
 from math import ceil
 
-from jaxdnn.engines.attention.function import counted_band, mask_function, place_parameters, slope_function
+from jaxdnn.engines.attention.function import (
+    counted_band,
+    heads_parameters,
+    mask_function,
+    place_parameters,
+    slope_function,
+)
 from jaxdnn.engines.attention.lists import block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
+from jaxdnn.engines.attention.shares import Shares, shared_gradients
 from jaxdnn.engines.attention.sm90.backward.knobs import (
     FEWEST_FETCHED,
     THREADS,
@@ -59,6 +66,8 @@ class _Statement:
         ranked = self.backward.d_query is not None
         self.lists = block_lists(problem, knobs.tile_m, TILE_N, by_key=True, ranked=ranked)
         self.listed = _QUERY_SUMS.index + ranked  # the number of their first scratch buffer
+        shared = self.listed + (0 if self.lists is None else 2 + self.lists.ranked)
+        self.shares: Shares = shared_gradients(problem, knobs.shares, shared)
         untransposed = {"Score": slope_function(problem), "Mask": mask_function(problem)}
         self.functions = {name: one.transpose(problem.query_length) for name, one in untransposed.items() if one}
 
@@ -69,18 +78,22 @@ class _Statement:
         for part in range(knobs.parts):
             stages += [self.main(part)] if any(asked) else []
             stages += [] if backward.d_query is None else [self.query(backward.d_query, part)]
+        stages += self.shares.stages
         if backward.d_sinks is not None:
             stages.append(self.sinks())
+        blocks = self.batches * self.blocks
+        sums = [blocks // knobs.parts * sums_bytes(problem, knobs)] if backward.d_query is not None else []
+        own = Stage(scratch=(blocks * knobs.tile_m * 8, (blocks + knobs.parts) * 4, *sums))
+        listing = [] if self.lists is None else [Stage(text=self.lists.function.text()), self.lists.stage(self.listed)]
         loaded = list[Stage]()
         for number, gradient in enumerate(backward.load_gradients):
-            own_scratch = self.listed + (0 if self.lists is None else 2 + self.lists.ranked)
             loaded += loaded_stages(
                 problem,
                 gradient,
                 number,
                 rows=(_ROWS, self.blocks * knobs.tile_m),
                 lists=None if self.lists is None else (self.lists, self.listed),
-                scratch=own_scratch + sum(len(stage.scratch) for stage in loaded),
+                scratch=len(joined([own, *listing, *stages, *loaded]).scratch),
                 sm_count=self.sm_count,
             )
         widths = {knobs.tile_m} | ({knobs.tile_m} if backward.d_query is None else {self.query_columns()})
@@ -95,10 +108,6 @@ class _Statement:
             + f"{backward_shared_memory(problem, knobs)}, "
             + '"the plan and the kernel disagree about shared memory");\n'
         )
-        blocks = self.batches * self.blocks
-        sums = [blocks // knobs.parts * sums_bytes(problem, knobs)] if backward.d_query is not None else []
-        own = Stage(scratch=(blocks * knobs.tile_m * 8, (blocks + knobs.parts) * 4, *sums))
-        listing = [] if self.lists is None else [Stage(text=self.lists.function.text()), self.lists.stage(self.listed)]
         return joined([own, Stage(text="\n"), *listing, stated, *stages, *loaded]).plan("sm_90a")
 
     def query_columns(self) -> int:
@@ -110,9 +119,8 @@ class _Statement:
         types = {"T": ctype(problem.query.dtype)}
         for name, place in self.places.items():
             types[name.title().replace("_", "")] = operand_type(place, ctype(place.dtype), "single", "jaxdnn::")
-        for name in ("d_query", "d_key", "d_value"):
-            if (heads := getattr(backward, name)) is not None:
-                types[name.title().replace("_", "")] = ctype(heads.dtype)
+        stored = {"DQuery": backward.d_query, "DKey": self.shares.d_key, "DValue": self.shares.d_value}
+        types |= {name: ctype(heads.dtype) for name, heads in stored.items() if heads is not None}
         types |= {name: function.config for name, function in self.functions.items()}
         band = counted_band(problem.mask)
         constants = {
@@ -129,8 +137,8 @@ class _Statement:
 
     def main(self, part: int) -> Stage:
         problem, knobs, backward = self.problem, self.knobs, self.backward
-        heads = problem.batch * problem.key_heads // knobs.parts
-        tiles = ceil(problem.key_length / TILE_N) * heads
+        heads = problem.batch * problem.key_heads * knobs.shares // knobs.parts
+        tiles, group = ceil(problem.key_length / TILE_N) * heads, problem.group // knobs.shares
         found = [
             vectors(problem, "query", problem.query, knobs.tile_m),
             vectors(problem, "key", problem.key, TILE_N),
@@ -140,15 +148,16 @@ class _Statement:
             *([] if backward.d_query is None else [Parameter("float*", "query_sums", "query_sums", _QUERY_SUMS)]),
             Parameter("unsigned*", "contributions", "contributions", _CONTRIBUTIONS),
             Parameter("unsigned*", "counter", "counter", Scratch(1, (self.batches * self.blocks + part) * 4)),
-            *heads_parameters("d_key", backward.d_key),
-            *heads_parameters("d_value", backward.d_value),
+            *heads_parameters("d_key", self.shares.d_key),
+            *heads_parameters("d_value", self.shares.d_value),
             *self.place_parameters("seeds"),
             *dropped(problem.dropout),
             *mask_parameters(problem),
             *(parameter for function in self.functions.values() for parameter in function.parameters()),
             *(self.lists.parameters(self.listed) if self.lists is not None else ()),
-            *numbers("long long", first_block=part * heads * problem.group * self.blocks),
-            *numbers(first_head=part * heads, heads=heads, key_heads=problem.key_heads, group=problem.group),
+            *numbers("long long", first_block=part * heads * group * self.blocks),
+            *numbers(first_head=part * heads, heads=heads, key_heads=problem.key_heads, group=group),
+            *(numbers(shares=knobs.shares) if knobs.shares > 1 else []),
             *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=knobs.swizzle),
             *self.batched(),
             Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
@@ -222,17 +231,3 @@ class _Statement:
         read = {"query": problem.query, "key": problem.key, "value": problem.value}
         read |= {} if d_out is None else {"d_out": d_out}
         return numbers("int", **{f"{name}_batched": int(bool(heads.batch_stride)) for name, heads in read.items()})
-
-
-def heads_parameters(name: str, heads: Heads | None) -> list[Parameter]:
-    """Where vectors lie, if they are there."""
-    if heads is None:
-        return []
-    strides = {"row": heads.length_stride, "head": heads.head_stride, "batch": heads.batch_stride or 0}
-    return [
-        Parameter(f"{ctype(heads.dtype)}*", name, f"{name}.data", heads.buffer),
-        *(
-            Parameter("long long", f"{name}_{axis}", f"{name}.{axis}", Scalar("int64", stride))
-            for axis, stride in strides.items()
-        ),
-    ]

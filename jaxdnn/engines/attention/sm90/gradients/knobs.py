@@ -31,7 +31,8 @@ class AttentionSm90GradientKnobs:
       query_block: queries that are streamed at once, where a tile is 64 keys.
       query_stages: blocks of them in flight.
       cluster: blocks of threads that share what they load of queries.
-      key_swizzle: as `query_swizzle`, of key heads.
+      key_swizzle: as `query_swizzle`, of shares of key heads.
+      shares: of the query heads of a key head, which have tiles of their own, whose gradients are added up in the end.
     """
 
     query_tile: int = 128
@@ -44,9 +45,10 @@ class AttentionSm90GradientKnobs:
     query_stages: int = 2
     cluster: int = 2
     key_swizzle: int = 1
+    shares: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "value_stages", "query_swizzle", "query_stages", "key_swizzle")
+        check_least(self, 1, "value_stages", "query_swizzle", "query_stages", "key_swizzle", "shares")
         check_least(self, 2, "key_stages")  # those of a block are needed until the next one's have been multiplied
         allowed = {
             "query_tile": QUERY_TILES,
@@ -114,6 +116,8 @@ def key_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limi
 
 def gradient_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the call, or None."""
+    if problem.group % knobs.shares:
+        return f"{problem.group} query heads of a key head are no {knobs.shares} equal shares"
     return query_knobs_reason(problem, knobs, limit) or key_knobs_reason(problem, knobs, limit)
 
 

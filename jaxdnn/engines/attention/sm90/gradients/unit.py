@@ -9,18 +9,19 @@ from math import ceil
 from jaxdnn.engines.attention.function import (
     ScoreFunction,
     counted_band,
+    heads_parameters,
     mask_function,
     place_parameters,
     slope_function,
 )
 from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
+from jaxdnn.engines.attention.shares import Shares, shared_gradients
 from jaxdnn.engines.attention.sm90.backward.unit import (
     ROWS,
     ROWS_THREADS,
     SINKS_SHARED,
     backward_places,
-    heads_parameters,
 )
 from jaxdnn.engines.attention.sm90.gradients.knobs import (
     KEY_GRADIENT_THREADS,
@@ -83,7 +84,8 @@ class _Statement:
             if of_keys is not None:
                 of_keys = replace(of_keys, name="_by_key")
                 stages.append(of_keys.stage(first))
-            stages.append(self.key_gradient(None if of_keys is None else (of_keys, first)))
+            shares = shared_gradients(problem, knobs.shares, len(joined(stages).scratch))
+            stages += [self.key_gradient(None if of_keys is None else (of_keys, first), shares), *shares.stages]
             widths.add(knobs.query_block)
             sums |= {gradient_size(problem), value_size(problem)}
         if backward.d_sinks is not None:
@@ -157,6 +159,7 @@ class _Statement:
             *self.parameters(knobs.query_tile, knobs.key_block, knobs.query_swizzle),
             *self.function_parameters(functions, lists),
             *heads_parameters("d_query", d_query),
+            *numbers(group=problem.group),
         ]
         return self.stage(
             "attention_sm90_query_gradient",
@@ -166,24 +169,26 @@ class _Statement:
             (knobs.query_threads, query_shared_memory(problem, knobs)),
         )
 
-    def key_gradient(self, lists: tuple[BlockLists, int] | None) -> Stage:
+    def key_gradient(self, lists: tuple[BlockLists, int] | None, shares: Shares) -> Stage:
         """The kernel whose tiles are of keys."""
-        problem, knobs, backward = self.problem, self.knobs, self.backward
+        problem, knobs = self.problem, self.knobs
         functions = {
             name: one.transpose(problem.query_length) for name, one in self.functions.items() if one is not None
         }
-        wanted = {"DKey": backward.d_key, "DValue": backward.d_value}
+        wanted = {"DKey": shares.d_key, "DValue": shares.d_value}
         types = {name: ctype((heads or problem.key).dtype) for name, heads in wanted.items()}
         types |= {name: one.config for name, one in functions.items()}
         constants = {"TileM": knobs.query_block, "Stages": knobs.query_stages, "Cluster": knobs.cluster}
         found = [
             *self.parameters(knobs.query_block, KEY_TILE, knobs.key_swizzle),
             *self.function_parameters(functions, lists),
-            *heads_parameters("d_key", backward.d_key),
-            *heads_parameters("d_value", backward.d_value),
-            *numbers(key_heads=problem.key_heads),
+            *heads_parameters("d_key", shares.d_key),
+            *heads_parameters("d_value", shares.d_value),
+            *numbers(key_heads=problem.key_heads, group=problem.group // knobs.shares),
+            *(numbers(shares=knobs.shares) if knobs.shares > 1 else []),
         ]
-        tiles = ceil(problem.key_length / (KEY_TILE * knobs.cluster)) * problem.batch * problem.key_heads
+        heads = problem.batch * problem.key_heads * knobs.shares
+        tiles = ceil(problem.key_length / (KEY_TILE * knobs.cluster)) * heads
         return self.stage(
             "attention_sm90_key_gradient",
             (types, constants),
@@ -247,7 +252,7 @@ class _Statement:
             *self.place_parameters(("seeds",)),
             *dropped(problem.dropout),
             *mask_parameters(problem),
-            *numbers(batch_rows=self.rows, batches=problem.batch, group=problem.group),
+            *numbers(batch_rows=self.rows, batches=problem.batch),
             *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=swizzle),
             *(numbers("int", **batched) if problem.batch > 1 else []),
             Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
