@@ -33,7 +33,7 @@ float wgmma_value(unsigned bits) {
 
 /// An operand's element by its place along M or N, and along K, as core/tile.cuh says how the descriptor's tile lies.
 template <WgmmaType kType, bool kAlongExtent>
-float wgmma_element(const emulation::Block& block, unsigned long long tile, int at, int k) {
+float wgmma_element(const unsigned char* shared, unsigned long long tile, int at, int k) {
   const unsigned start = (tile & 0x3fff) << 4, chunk = (tile >> 16 & 0x3fff) << 4, group = (tile >> 32 & 0x3fff) << 4;
   const int bytes = 256 >> (tile >> 62);  // of a line
   const int line = kAlongExtent ? k : at, element = kAlongExtent ? at : k;
@@ -41,18 +41,25 @@ float wgmma_element(const emulation::Block& block, unsigned long long tile, int 
   if (kAlongExtent) address += element / (bytes / 2) * chunk;
   address ^= (address >> 7) % (bytes / 16) << 4;
   unsigned short bits;
-  std::memcpy(&bits, block.dynamic.data() + address, sizeof(bits));
+  std::memcpy(&bits, shared + address, sizeof(bits));
   return wgmma_value<kType>(bits);
 }
 
-/// d += a * b of 16 along K, of the elements that this thread has of an accumulator.
+/// d += a * b of 16 along K, of the elements that this thread has of an accumulator: of each 8 columns 2, in 2 rows.
 template <int kN, class A, class B>
 void wgmma_multiply(float (&d)[kN / 2], unsigned thread, bool accumulate, A a, B b) {
-  for (int i = 0; i < kN / 2; ++i) {
-    const int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-    float sum = accumulate ? d[i] : 0;
-    for (int k = 0; k < 16; ++k) sum += a(row, k) * b(k, column);
-    d[i] = sum;
+  float rows[2][16], column[16];
+  for (int r = 0; r < 2; ++r) {
+    for (int k = 0; k < 16; ++k) rows[r][k] = a(thread / 32 * 16 + thread % 32 / 4 + 8 * r, k);
+  }
+  for (int i = 0; i < kN / 4; ++i) {
+    for (int k = 0; k < 16; ++k) column[k] = b(k, i / 2 * 8 + thread % 4 * 2 + i % 2);
+    for (int r = 0; r < 2; ++r) {
+      float& element = d[i / 2 * 4 + 2 * r + i % 2];
+      float sum = accumulate ? element : 0;
+      for (int k = 0; k < 16; ++k) sum += rows[r][k] * column[k];
+      element = sum;
+    }
   }
 }
 
@@ -61,11 +68,11 @@ struct Wgmma {
   template <WgmmaType kA, WgmmaType kB, bool kMMajor, bool kNMajor>
   static void mma_async(float (&d)[kN / 2], unsigned long long a, unsigned long long b, int accumulate) {
     emulation::Thread& thread = *emulation::machine.current;
-    const emulation::Block& block = *thread.block;
-    thread.multiplies.start([=, &d, &block, number = thread.number % 128] {
+    const unsigned char* const shared = thread.block->dynamic.data();
+    thread.multiplies.start([=, &d, number = thread.number % 128] {
       wgmma_multiply<kN>(
-          d, number, accumulate, [&](int row, int k) { return wgmma_element<kA, kMMajor>(block, a, row, k); },
-          [&](int k, int column) { return wgmma_element<kB, kNMajor>(block, b, column, k); });
+          d, number, accumulate, [&](int row, int k) { return wgmma_element<kA, kMMajor>(shared, a, row, k); },
+          [&](int k, int column) { return wgmma_element<kB, kNMajor>(shared, b, column, k); });
     });
   }
 
@@ -84,17 +91,17 @@ struct WgmmaRs {
       float values[2][16];
     };
     emulation::Thread& thread = *emulation::machine.current;
-    const emulation::Block& block = *thread.block;
+    const unsigned char* const shared = thread.block->dynamic.data();
     const Registers* const all = emulation::exchange(Registers{{a[0], a[1], a[2], a[3]}});
     Row rows;  // the thread's two
     for (int i = 0; i < 32; ++i) {
       const unsigned word = all[thread.number % 32 / 4 * 4 + i % 8 / 2].words[i / 16 + i / 8 % 2 * 2];
       rows.values[i / 16][i % 16] = wgmma_value<kType>(i % 2 ? word >> 16 : word & 0xffff);
     }
-    thread.multiplies.start([=, &d, &block, number = thread.number % 128] {
+    thread.multiplies.start([=, &d, number = thread.number % 128] {
       wgmma_multiply<kN>(
           d, number, accumulate, [&](int row, int k) { return rows.values[row / 8 % 2][k]; },
-          [&](int k, int column) { return wgmma_element<kType, kNMajor>(block, b, column, k); });
+          [&](int k, int column) { return wgmma_element<kType, kNMajor>(shared, b, column, k); });
     });
   }
 };
