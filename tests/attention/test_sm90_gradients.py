@@ -23,6 +23,7 @@ from checking.compiler_log import kernels, launch_bounds
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
+from jaxdnn.engines.attention.sm90.backward.knobs import SIZES
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.gradients.knobs import AttentionSm90GradientKnobs, gradient_knobs_reason
 from jaxdnn.engines.attention.sm90.gradients.unit import gradient_plan
@@ -99,10 +100,11 @@ LARGE = {
 # Of which all configurations are compiled, which tuning may choose; of the others, the one that is chosen without it.
 TUNED = ("192 and 128", "256, every mask")
 MOST_SPILLED = 32  # bytes, with functions: at 256 elements there are no smaller tiles
-MOST_SPILLED_OF_SMALL = 260  # which another kernel serves
+MOST_SPILLED_OF_SHARES = 180  # which also have a number more, and float32 results: addresses, some outside of loops
+SERVED = [name for name, one in SMALL.items() if one.problem.head_size > SIZES[-1]]  # of the others, one kernel has all
 
 
-@pytest.mark.parametrize("name", [*SMALL, *LARGE])
+@pytest.mark.parametrize("name", [*SERVED, *LARGE])
 def test_configurations_compile(name):
     problem = (SMALL | LARGE)[name].problem
     tried = list(gradient_candidates(problem, H100))
@@ -112,7 +114,8 @@ def test_configurations_compile(name):
         unit = _native.compile(plan.unit, plan.arch)
         assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
         for kernel, (registers, spilled) in kernels(unit.log).items():
-            most = MOST_SPILLED_OF_SMALL if name in SMALL else MOST_SPILLED if "Function" in plan.unit else 0
+            with_functions = MOST_SPILLED if knobs.shares == 1 else MOST_SPILLED_OF_SHARES
+            most = with_functions if "Function" in plan.unit else 0
             assert spilled <= most, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
 

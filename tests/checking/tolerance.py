@@ -124,11 +124,14 @@ class Rounding:
         return _with_derivative_of(value, value * (1 + self._noise(unit, value.shape)))
 
     def _noise(self, unit: float, shape: tuple[int, ...]) -> Any:
-        # A hash that compiles in no time: the fraction of a large sine is as good as random.
+        # A hash of few integer operations, which compile and run in no time.
         self._calls += 1
-        index = jnp.arange(terms(shape, tuple(range(len(shape)))), dtype=jnp.float64).reshape(shape)
-        fraction = jnp.sin(index * 12.9898 + self._calls * 78.233 + self._replay * 37.719) * 43758.5453
-        uniform = 2 * (fraction - jnp.floor(fraction)) - 1
+        index = jnp.arange(terms(shape, tuple(range(len(shape)))), dtype=jnp.uint32).reshape(shape)
+        replay = jnp.asarray(self._replay).astype(jnp.uint32) * np.uint32(0x9E3779B1)
+        bits = (index + replay + np.uint32(self._calls * 0x27D4EB2F % 2**32)) * np.uint32(0x85EBCA6B)
+        bits = (bits ^ (bits >> 15)) * np.uint32(0x2C1B3C6D)
+        bits = (bits ^ (bits >> 12)) * np.uint32(0x297A2D39)
+        uniform = (bits ^ (bits >> 15)).astype(jnp.float64) * 2.0**-31 - 1
         return self._amplitude * unit * np.sqrt(3.0) * uniform
 
 

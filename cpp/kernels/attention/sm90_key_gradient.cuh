@@ -91,10 +91,10 @@ struct KeyGradientBlock {
       queue.ask();
       KeyTileWalk<Config> tile = this->tile(walk.index);
       to_keys.fill([&](unsigned stage, unsigned full) {
-        Call::KeyTile::load(call.key, stage, full, tile.first_key, tile.key_head, tile.element * call.key_batched);
+        Call::KeyTile::load(call.key, stage, full, tile.first_key, tile.key_head(), tile.element * call.key_batched);
       });
       to_values.fill([&](unsigned stage, unsigned full) {
-        Call::ValueTile::load(call.value, stage, full, tile.first_key, tile.key_head,
+        Call::ValueTile::load(call.value, stage, full, tile.first_key, tile.key_head(),
                               tile.element * call.value_batched);
       });
       for (; tile.on_a_block(); tile.advance()) {

@@ -50,8 +50,7 @@ struct KeyTileWalk : KeyRange<Config> {
   static constexpr bool kListed = !is_same<typename Config::Mask, void>;
 
   const Call& call;
-  int first_key, element, key_head;  // of the block's tile
-  int share;                         // of all shares of the element
+  int first_key, element, share;  // of the block's tile; of all shares of the element
   int first_of_cluster;
   int head, batch;               // of queries; batch: element * query heads + head
   int block = 0, end_block = 0;  // in a list, its entry and how many there are
@@ -65,7 +64,6 @@ struct KeyTileWalk : KeyRange<Config> {
     first_key = first_of_cluster + rank * Call::kTileN;
     element = at.row / (call.key_heads * call.shares);
     share = at.row - element * call.key_heads * call.shares;
-    key_head = share / call.shares;
     head = share * call.group;
     find();
     if (on_a_block()) return;
@@ -74,6 +72,7 @@ struct KeyTileWalk : KeyRange<Config> {
     end_block = entry = 1;
   }
 
+  __device__ __forceinline__ int key_head() const { return share / call.shares; }
   __device__ __forceinline__ bool on_a_block() const { return head < (share + 1) * call.group; }
   __device__ __forceinline__ int first_query() const { return (kListed ? entry / 2 : block) * Config::kTileM; }
 
