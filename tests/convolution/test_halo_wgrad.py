@@ -73,3 +73,9 @@ def emulated(tmp_path_factory):
 @pytest.mark.parametrize("run", RUNS)
 def test_its_text_computes_what_is_right(run, emulated):
     check_emulated(PROBLEMS[RUNS[run][0]], emulated, list(RUNS).index(run))
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_results(name):
+    check_on_gpu(PROBLEMS[name], FORCED.get(name, ()))

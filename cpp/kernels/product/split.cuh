@@ -40,6 +40,7 @@ struct ProductSplit {
 template <class Config>
 __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) {
   using Accumulator = typename Config::Accumulator;
+  constexpr unsigned kTogether = 16;  // splits whose accumulators are loaded before the first is added
   const unsigned column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= call.n) return;
   const long long matrix = static_cast<long long>(call.m) * call.groups * call.n;
@@ -52,9 +53,18 @@ __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) 
         const Accumulator* const from =
             call.accumulators[s] + static_cast<long long>(batch) * call.splits * matrix + element;
         accumulator[s] = from[0];
-#pragma unroll 4
-        for (unsigned split = 1; split < call.splits; ++split) {
-          accumulator[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulator[s], from[split * matrix]);
+        for (unsigned first = 1; first < call.splits; first += kTogether) {
+          Accumulator loaded[kTogether];
+#pragma unroll
+          for (unsigned i = 0; i < kTogether; ++i) {
+            if (first + i < call.splits) loaded[i] = from[(first + i) * matrix];
+          }
+#pragma unroll
+          for (unsigned i = 0; i < kTogether; ++i) {
+            if (first + i < call.splits) {
+              accumulator[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulator[s], loaded[i]);
+            }
+          }
         }
       }
       const Coordinate at{static_cast<int>(row), static_cast<int>(column), static_cast<int>(batch)};

@@ -15,8 +15,8 @@ from jaxdnn.engines.product.tma import CHUNK
 
 _MOST_STAGES = 8
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
-_MOST_TILES = 4  # shapes of tiles that are tried
-_ROUNDS = 4  # of all multiprocessors that blocks fill, at most
+_MOST_TILES = 2  # that are tried, of one part of a filter
+_MOST_ROUNDS = 2  # of all multiprocessors that blocks fill
 _LINE_RATE = 0.48e9  # lines of boxes a second that TMA brings to a multiprocessor
 _RATE = 780e12  # flops a second
 _START = 4e-6  # seconds of a block until it multiplies, and from then on until its accumulators are stored
@@ -52,18 +52,20 @@ def _shapes(patches: WgradPatches) -> Iterator[WgradKnobs]:
 
 
 def _tiles(patches: WgradPatches, shape: WgradKnobs) -> Iterator[WgradKnobs]:
+    """Of lines and images in equal parts."""
     x, y, _ = patches.dimensions
-    for width, height in pairs(_WIDTHS, range(1, min(y.result, _MOST_HEIGHT) + 1)):
+    heights = {ceil(y.result / parts) for parts in range(1, y.result + 1)}
+    for width, height in pairs(_WIDTHS, sorted(height for height in heights if height <= _MOST_HEIGHT)):
         whole = width >= x.result and height >= y.result
         for images in range(1, min(patches.images, _MOST_IMAGES if whole else 1) + 1):
-            if width * height * images % 16 == 0 and width < x.result + 8:
+            if width * height * images % 16 == 0 and width < x.result + _WIDTHS[0]:
                 yield replace(shape, width=width, height=height, images=images)
 
 
 def _splits(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> list[int]:
     """Parts of the places that fill the device once or a few times."""
     blocks, tiles = patches.blocks(knobs), patches.tiles(knobs)
-    filling = {min(tiles, max(1, rounds * sm_count // blocks)) for rounds in range(1, _ROUNDS + 1)}
+    filling = {min(tiles, max(1, rounds * sm_count // blocks)) for rounds in range(1, _MOST_ROUNDS + 1)}
     return sorted({ceil(tiles / ceil(tiles / split)) for split in filling})
 
 
