@@ -1,20 +1,21 @@
 """The Hopper engine of filter gradients by patches: what it plans and refuses, and that it computes what is right."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
 
 from checking.cases.convolution import convolution
-from checking.cases.dtypes import BF16, E4M3, F16
-from checking.convolution.exact import calls, only
+from checking.cases.dtypes import BF16, F16, F32
+from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import ENGINE, FEW, H100, by_patches, check_compiled, check_emulated, check_on_gpu
 from checking.emulation.plans import Emulated
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, wgrad_patches_reason
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.plan import TensorMap
+from jaxdnn.planning.candidates import knobs_of, with_knobs
 
+PADDED = ((1, 1), (1, 1))
 GPU = jax.default_backend() == "gpu"
 
 # Edges: lines and images that end in a tile, channels that end in a line, columns that end in a block.
@@ -35,7 +36,6 @@ SMALL = {
     "groups of 16": convolution(
         (2, 11, 12, 128), (3, 2, 16, 128), F16, rhs_dilation=(2, 2), padding=((1, 1), (0, 1)), flip=True, groups=8
     ),
-    "epilogue": convolution((2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", out_dtype=np.float32),
 }
 MAPPED = {
     "images, mapped": (SMALL["small images"], (0, None)),
@@ -60,6 +60,16 @@ FORCED = {
     ],
     "one dimension": [WgradKnobs(patch=128, runs=1, column_blocks=3, width=48, height=1, stages=2, split_k=2)],
 }
+LARGE = {
+    "56": convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
+    "7": convolution((256, 7, 7, 512), (3, 3, 512, 512), BF16, padding="SAME"),
+    "320": convolution((16, 64, 64, 320), (3, 3, 320, 320), F16, padding="SAME"),
+    "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
+    "volume of 32 channels": convolution((1, 128, 128, 128, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
+    "16 groups": convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
+    "5x5": convolution((64, 56, 56, 96), (5, 5, 96, 96), BF16, padding="SAME"),
+    "one dimension": convolution((64, 3000, 128), (3, 128, 512), BF16, padding="SAME"),
+}
 RUNS = {name: (name, by_patches(call.problem, FEW)[0]) for name, call in PROBLEMS.items()}
 RUNS |= {f"{name}, forced {i}": (name, knobs) for name, several in FORCED.items() for i, knobs in enumerate(several)}
 
@@ -73,6 +83,99 @@ def emulated(tmp_path_factory):
 @pytest.mark.parametrize("run", RUNS)
 def test_its_text_computes_what_is_right(run, emulated):
     check_emulated(PROBLEMS[RUNS[run][0]], emulated, list(RUNS).index(run))
+
+
+@pytest.mark.parametrize("name", ["same", "three dimensions, dilated"])
+def test_what_is_no_number_stays_with_its_channel(name, emulated):
+    """Where lines of places end in a tile it may reach other taps, but no other channel."""
+    call = PROBLEMS[name]
+    operands = arrays(call)
+    image = operands[call.problem.a.buffer.index]
+    image[0, ..., -1, -1, 3] = np.nan
+    (result,) = [np.zeros(type_.shape, type_.dtype) for type_ in call.signature.results.values()]
+    emulated.run(list(RUNS).index(name), operands, [result])
+    finite = np.isfinite(np.float32(result)).all(axis=(*range(result.ndim - 2), -1))
+    assert not finite[3]
+    assert finite.sum() == len(finite) - 1
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_configurations_compile(name):
+    check_compiled(only(LARGE[name], "filter"), 2, by_patches)
+
+
+def test_a_plan_is_what_it_is():
+    """Tiles of 8 x 4 of 9 x 17 places, whose patches are 10 x 6; 72 channels in lines of 64 bytes."""
+    knobs = WgradKnobs(patch=64, width=8, height=4, stages=2, split_k=5)
+    plan = ENGINE.build(knobs, only(SMALL["same"], "filter"), H100)
+    launch, added = plan.launches
+    image, output = (one for one in launch.arguments if isinstance(one, TensorMap))
+    assert (image.dimensions, image.strides) == ((72, 17, 9, 1, 3), (144, 17 * 144, 153 * 144, 153 * 144))
+    assert (image.box, image.corners) == ((32, 10, 6, 1, 1), ())
+    assert (output.dimensions, output.box) == ((40, 17, 9, 1, 3), (64, 8, 4, 1, 1))
+    assert launch.grid == (3 * 5, 1, 1), "three lines of channels; 3 x 3 x 3 tiles, six a split"
+    assert added.kernel == "product_split"
+    assert plan.scratch == (5 * 9 * 72 * 40 * 4,)
+
+
+def test_sizes_are_not_in_the_code():
+    units = set()
+    for n, size, channels in ((2, 16, 64), (5, 33, 192)):
+        case = convolution((n, size, size, channels), (3, 3, channels, 64), BF16, padding="SAME")
+        units.add(ENGINE.build(WgradKnobs(stages=2), only(case, "filter"), H100).unit)
+    assert len(units) == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (only(SMALL["same"]), "gradients of filters alone"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), F32, padding="SAME"), "filter"), "of 16-bit floats"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 64), BF16, strides=(1, 2)), "filter"), "with a stride"),
+        (only(convolution((2, 9, 9, 64), (1, 1, 64, 64), BF16, padding=PADDED), "filter"), "a window of one tap"),
+        (only(convolution((2, 9, 9, 68), (3, 3, 68, 64), BF16), "filter"), "a multiple of 16"),
+        (only(convolution((2, 9, 9, 64), (3, 3, 64, 66), BF16), "filter"), "a multiple of 16"),
+    ],
+)
+def test_reasons(problem, said):
+    gemm = implicit_gemm(problem)
+    assert isinstance(gemm, ImplicitGemm)
+    assert said in (wgrad_patches_reason(gemm) or "")
+    assert not by_patches(problem, H100) or problem.result != "filter"
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "said"),
+    [
+        ("same", {"patch": 16}, "patch is 16; expected one of"),
+        ("same", {"width": 12}, "expected lines of a multiple of 8"),
+        ("same", {"height": 3}, "an even number of 8s"),
+        ("same", {"runs": 3, "column_blocks": 2}, "6 warp groups multiply; expected at most 3"),
+        ("same", {"run": 2, "patch": 64, "runs": 3, "split_k": 28}, "the last one would have none of 27 tiles"),
+        ("same", {"run": 4, "patch": 64}, "more than a plane of the window has"),
+        ("wide windows", {"run": 5, "patch": 128, "runs": 2}, "a run has 320 taps and channels"),
+        ("wide windows", {"run": 4, "patch": 128}, "would hold 128 accumulators"),
+        ("same", {"stages": 20}, "bytes of shared memory, and a block has"),
+        ("groups of 64", {"runs": 1, "column_blocks": 2}, "a block has 128 columns; the 64 of a group"),
+        ("one dimension", {"runs": 1, "width": 264, "height": 2}, "more than the 256 places"),
+        ("both, mapped", {"images": 2, "patch": 64}, "the 1 of each of several convolutions are no multiple of it"),
+    ],
+)
+def test_knobs_that_do_not_fit(name, knobs, said):
+    with pytest.raises(ValueError, match=r"WgradKnobs|does not fit") as caught:
+        ENGINE.build(WgradKnobs(**{"height": 4, "stages": 2} | knobs), PROBLEMS[name].problem, H100)
+    assert said in str(caught.value)
+
+
+def test_knobs_of_either_kernel_can_be_asked_for():
+    """An engine's configurations have not all the same knobs."""
+    case = convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME")
+    configs = list(ENGINE.configurations(only(case, "filter"), H100))
+    assert {type(knobs) for knobs in configs} == {WgradKnobs, ConvolutionKnobs}
+    for knobs in configs:
+        assert with_knobs(ENGINE, configs, dict(knobs_of(knobs))) == knobs
+    assert with_knobs(ENGINE, configs, {"tile_m": 64}).tile_m == 64
+    assert with_knobs(ENGINE, configs, {"column_blocks": 1}).column_blocks == 1
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")

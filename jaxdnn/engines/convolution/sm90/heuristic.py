@@ -55,9 +55,9 @@ _SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs | WgradKnobs]:
     """Knobs that work for the convolution, by the time that is expected of them."""
     longer = _MERGED_IM2COL if gemm.merged > 1 else 1
-    found: list[tuple[float, ConvolutionKnobs | WgradKnobs]] = []
-    for knobs in _by_im2col(gemm, target):
-        found.append((longer * seconds(gemm.tiled, knobs, target.sm_count), knobs))
+    found: list[tuple[float, ConvolutionKnobs | WgradKnobs]] = [
+        (longer * seconds(gemm.tiled, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
+    ]
     if patches_reason(gemm) is None:
         patches = Patches(gemm)
         by_patches = patch_candidates(patches, target)

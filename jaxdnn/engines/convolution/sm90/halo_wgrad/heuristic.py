@@ -1,10 +1,11 @@
-"""Which knobs to try for a filter's gradient by patches on Hopper's tensor cores, and the time that is expected of them.
+"""Which knobs to try for a filter's gradient by patches on Hopper, and the time that is expected of them.
 
 Numbers in brackets are those of the notes on filters by patches in benchmarks/results/convolution_kernels.md.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from heapq import nsmallest
 from itertools import product as pairs
 from math import ceil
 
@@ -16,6 +17,7 @@ from jaxdnn.engines.product.tma import CHUNK
 _MOST_STAGES = 8
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
 _MOST_TILES = 2  # that are tried, of one part of a filter
+_MOST_MULTIPLIED = 192  # taps and channels of a multiply, which are 96 registers of accumulators
 _MOST_ROUNDS = 2  # of all multiprocessors that blocks fill
 _LINE_RATE = 0.48e9  # lines of boxes a second that TMA brings to a multiprocessor
 _RATE = 780e12  # flops a second
@@ -26,40 +28,45 @@ _SPLIT_RATE = 2e12  # bytes a second that accumulators of splits are written and
 def candidates(patches: WgradPatches, target: Target) -> Iterator[WgradKnobs]:
     """Knobs that work for the convolution."""
     for shape in _shapes(patches):
-        tiles = [knobs for knobs in _tiles(patches, shape) if _fitted(patches, knobs, target)]
-        tiles.sort(key=lambda knobs: _stages_time(patches, knobs, target.sm_count) * patches.tiles(knobs))
-        for knobs in tiles[:_MOST_TILES]:
-            for split in _splits(patches, knobs, target.sm_count):
-                if (choice := _fitted(patches, replace(knobs, split_k=split), target)) is not None:
-                    yield choice
+        for tile in nsmallest(_MOST_TILES, _tiles(patches, shape, target), key=lambda pair: pair[0]):
+            for split in _splits(patches, tile[1], target.sm_count):
+                knobs = replace(tile[1], split_k=split)
+                if knobs_reason(patches, knobs, target.shared_memory) is None:
+                    yield knobs
 
 
 def _shapes(patches: WgradPatches) -> Iterator[WgradKnobs]:
-    """Of a block's part of the filter: warp groups for a line of the window each, or for 64 columns."""
-    x, y, _ = patches.dimensions
+    """Of a block's part of the filter, by bytes of channels: as long runs as there are registers for, in the number of
+    warp groups that leaves the fewest without one; and one that is alone shares the patch with another 64 columns.
+    """
+    x, _, _ = patches.dimensions
     size = patches.gemm.product.a.itemsize
     for line in LINES:
         if line > LINES[-1] and line // 2 >= patches.gemm.channels * size:
             continue
-        for lines in range(1, x.filter + 1):
-            run = ceil(x.filter / lines)
-            if run * line // size <= 192:
-                runs = patches.plane_runs(WgradKnobs(patch=line, run=run))
-                for own in (3, 2, 1):
-                    if own <= runs:
-                        yield WgradKnobs(patch=line, run=run, runs=own, column_blocks=1 if own > 1 else 2)
-                break
+        most = _MOST_MULTIPLIED * size // line  # taps
+        run = ceil(x.filter / ceil(x.filter / most))
+        runs = patches.plane_runs(WgradKnobs(patch=line, run=run))
+        own = min((3, 2, 1), key=lambda own: ceil(runs / own) * own)
+        yield WgradKnobs(patch=line, run=run, runs=own, column_blocks=1 if own > 1 else 2)
 
 
-def _tiles(patches: WgradPatches, shape: WgradKnobs) -> Iterator[WgradKnobs]:
-    """Of lines and images in equal parts."""
+def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator[tuple[float, WgradKnobs]]:
+    """Tiles of places, of lines and images in equal parts, with as many stages as there is room for; and the time that
+    all of them take.
+    """
     x, y, _ = patches.dimensions
-    heights = {ceil(y.result / parts) for parts in range(1, y.result + 1)}
-    for width, height in pairs(_WIDTHS, sorted(height for height in heights if height <= _MOST_HEIGHT)):
+    heights = sorted({ceil(y.result / parts) for parts in range(1, y.result + 1)})
+    for width, height in pairs(_WIDTHS, heights):
         whole = width >= x.result and height >= y.result
         for images in range(1, min(patches.images, _MOST_IMAGES if whole else 1) + 1):
-            if width * height * images % 16 == 0 and width < x.result + _WIDTHS[0]:
-                yield replace(shape, width=width, height=height, images=images)
+            if height > _MOST_HEIGHT or width * height * images % 16 or width >= x.result + _WIDTHS[0]:
+                continue
+            knobs = replace(shape, width=width, height=height, images=images)
+            stages = min(_MOST_STAGES, target.shared_memory // patches.stage_room(knobs))
+            if stages > 1:
+                time = patches.tiles(knobs) * _tile_seconds(patches, knobs, target.sm_count)
+                yield time, replace(knobs, stages=stages)
 
 
 def _splits(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> list[int]:
@@ -69,16 +76,7 @@ def _splits(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> list[int
     return sorted({ceil(tiles / ceil(tiles / split)) for split in filling})
 
 
-def _fitted(patches: WgradPatches, knobs: WgradKnobs, target: Target) -> WgradKnobs | None:
-    """The knobs with as many stages as there is room for."""
-    for stages in range(_MOST_STAGES, 1, -1):
-        choice = replace(knobs, stages=stages)
-        if knobs_reason(patches, choice, target.shared_memory) is None:
-            return choice
-    return None
-
-
-def _stages_time(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
+def _tile_seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
     """Of one tile of places."""
     product = patches.gemm.product
     multiplied, stage = patches.multiplied(knobs), patches.stage(knobs)
@@ -94,7 +92,7 @@ def seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
     product = patches.gemm.product
     tiles, blocks = patches.tiles(knobs), patches.blocks(knobs) * knobs.split_k
     rounds = ceil(blocks / sm_count)
-    block = ceil(tiles / knobs.split_k) * _stages_time(patches, knobs, sm_count) + _START
+    block = ceil(tiles / knobs.split_k) * _tile_seconds(patches, knobs, sm_count) + _START
     multiplying = ((rounds * block) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
     added = 2 * 4 * product.m * patches.diagonal.groups * product.n * product.batch * knobs.split_k / _SPLIT_RATE
     return multiplying + SPLIT_LAUNCH + added

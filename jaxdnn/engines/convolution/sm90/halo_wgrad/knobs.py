@@ -99,7 +99,7 @@ class WgradPatches:
         x, y, z = self.dimensions
         return replace(x, block=knobs.width), replace(y, block=knobs.height), z
 
-    @property
+    @cached_property
     def images(self) -> int:
         """Of a convolution."""
         return self.gemm.product.k // prod(axis.result for axis in self.dimensions)
@@ -114,7 +114,10 @@ class WgradPatches:
 
     def tiles(self, knobs: WgradKnobs) -> int:
         """Of places."""
-        return prod(axis.places for axis in self.axes(knobs)) * ceil(self.images / knobs.images)
+        x, y, z = self.dimensions
+        return (
+            ceil(x.result / knobs.width) * ceil(y.result / knobs.height) * z.result * ceil(self.images / knobs.images)
+        )
 
     def plane_runs(self, knobs: WgradKnobs) -> int:
         """Runs of taps in a plane of the window."""
@@ -145,7 +148,11 @@ class WgradPatches:
 
     def shared_memory(self, knobs: WgradKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        return knobs.stages * (ceil(self.stage(knobs) / _ALIGNMENT) * _ALIGNMENT + _BARRIERS)
+        return knobs.stages * self.stage_room(knobs)
+
+    def stage_room(self, knobs: WgradKnobs) -> int:
+        """Bytes of a stage up to the next one, and of its barriers."""
+        return ceil(self.stage(knobs) / _ALIGNMENT) * _ALIGNMENT + _BARRIERS
 
 
 def wgrad_patches_reason(gemm: ImplicitGemm) -> str | None:
