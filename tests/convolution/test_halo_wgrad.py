@@ -38,7 +38,7 @@ SMALL = {
     ),
 }
 MAPPED = {
-    "images, mapped": (SMALL["small images"], (0, None)),
+    "filters, mapped": (convolution((2, 7, 9, 32), (2, 3, 32, 16), BF16, padding="SAME"), (None, 0)),
     "both, mapped": (convolution((1, 8, 8, 32), (3, 3, 32, 16), BF16, padding="SAME"), (0, 0)),
 }
 PROBLEMS = {
@@ -58,6 +58,8 @@ FORCED = {
         WgradKnobs(width=8, height=7, images=2, stages=2, split_k=3),
         WgradKnobs(patch=64, width=8, height=7, images=4, stages=2),
     ],
+    # The last split has one tile, the other two.
+    "both, mapped": [WgradKnobs(patch=64, width=16, height=3, stages=2, split_k=2)],
     "one dimension": [WgradKnobs(patch=128, runs=1, column_blocks=3, width=48, height=1, stages=2, split_k=2)],
 }
 LARGE = {

@@ -3,7 +3,8 @@
 //
 //   grid             tiles of columns x tiles of rows x matrices; blocks stride over what is left of the last two
 //   block            256 threads, as many of them along the columns as there are columns, up to all
-//   thread           one element of the result; no barriers, no shared memory
+//   thread           an element of the result, or of so large ones a few rows', whose loads are in flight together,
+//                    as are those of several splits; no barriers, no shared memory
 //   groups           where some were multiplied together, the blocks of one by another are left out. Two of 2 x 3:
 //
 //                        accumulators  0 0 0 . . .        result  0 0 0 1 1 1
@@ -20,7 +21,7 @@
 
 namespace jaxdnn {
 
-/// Config has: Accumulator, kAccumulators and what `apply_epilogue` wants.
+/// Config has: Accumulator, kAccumulators, kRows of a thread and what `apply_epilogue` wants.
 template <class Config>
 struct ProductSplit {
   const typename Config::Accumulator* accumulators[Config::kAccumulators] = {};  // [batch, split, m, n]
@@ -40,35 +41,45 @@ struct ProductSplit {
 template <class Config>
 __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) {
   using Accumulator = typename Config::Accumulator;
-  constexpr unsigned kTogether = 16;  // splits whose accumulators are loaded before the first is added
-  const unsigned column = blockIdx.x * blockDim.x + threadIdx.x;
+  constexpr unsigned kRows = Config::kRows, kTogether = 64 / (kRows * sizeof(Accumulator));
+  const unsigned column = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.y;
   if (column >= call.n) return;
   const long long matrix = static_cast<long long>(call.m) * call.groups * call.n;
   for (unsigned batch = blockIdx.z; batch < call.batches; batch += gridDim.z) {
-    for (unsigned row = blockIdx.y * blockDim.y + threadIdx.y; row < call.m; row += gridDim.y * blockDim.y) {
-      const long long element = static_cast<long long>(call.source(row, column)) * call.n + column;
-      Accumulator accumulator[Config::kAccumulators];
+    const long long first = static_cast<long long>(batch) * call.splits * matrix + column;
+    for (unsigned row = blockIdx.y * blockDim.y + threadIdx.y; row < call.m; row += kRows * step) {
+      Accumulator sums[kRows][Config::kAccumulators];
 #pragma unroll
       for (int s = 0; s < Config::kAccumulators; ++s) {
-        const Accumulator* const from =
-            call.accumulators[s] + static_cast<long long>(batch) * call.splits * matrix + element;
-        accumulator[s] = from[0];
-        for (unsigned first = 1; first < call.splits; first += kTogether) {
-          Accumulator loaded[kTogether];
+        for (unsigned split = 0; split < call.splits; split += kTogether) {
+          Accumulator loaded[kRows][kTogether];
 #pragma unroll
-          for (unsigned i = 0; i < kTogether; ++i) {
-            if (first + i < call.splits) loaded[i] = from[(first + i) * matrix];
+          for (unsigned r = 0; r < kRows; ++r) {
+            const Accumulator* const from =
+                call.accumulators[s] + first + static_cast<long long>(call.source(row + r * step, column)) * call.n;
+#pragma unroll
+            for (unsigned i = 0; i < kTogether; ++i) {
+              if (row + r * step < call.m && split + i < call.splits) loaded[r][i] = from[(split + i) * matrix];
+            }
           }
 #pragma unroll
           for (unsigned i = 0; i < kTogether; ++i) {
-            if (first + i < call.splits) {
-              accumulator[s] = ReductionOf<Reduction::sum, Accumulator>::combine(accumulator[s], loaded[i]);
+#pragma unroll
+            for (unsigned r = 0; r < kRows; ++r) {
+              if (split + i == 0) {
+                sums[r][s] = loaded[r][i];
+              } else if (split + i < call.splits) {
+                sums[r][s] = ReductionOf<Reduction::sum, Accumulator>::combine(sums[r][s], loaded[r][i]);
+              }
             }
           }
         }
       }
-      const Coordinate at{static_cast<int>(row), static_cast<int>(column), static_cast<int>(batch)};
-      apply_epilogue<Config>(call.operands, call.results, at, accumulator);
+#pragma unroll
+      for (unsigned r = 0; r < kRows; ++r) {
+        const Coordinate at{static_cast<int>(row + r * step), static_cast<int>(column), static_cast<int>(batch)};
+        if (row + r * step < call.m) apply_epilogue<Config>(call.operands, call.results, at, sums[r]);
+      }
     }
   }
 }

@@ -31,7 +31,7 @@ from jaxdnn.engines.product.tma import DEPTH_BYTES
 from jaxdnn.engines.product.unaligned import XLA_RATE, copied_bytes
 from jaxdnn.plan import Plan
 
-_LINE = 64  # channels, which are 128 bytes of 16-bit floats
+_LINE, _HALF_LINE = 64, 32  # channels, which are 128 bytes of 16-bit floats, or 64
 _FEW = 8  # channels, of which less are no 16 bytes
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
 _MANY_COPIED = 16 * 2**20  # bytes
@@ -121,7 +121,7 @@ def _copies_reason(product: Product, target: Target) -> str | None:
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in benchmarks/results/convolution_kernels.md."""
     if problem.result == "filter":
-        whole = problem.c % _LINE == 0
+        whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:
         whole = problem.groups == 1 or gemm.line == DEPTH_BYTES or gemm.channels >= _LINE
     if not whole:

@@ -11,33 +11,39 @@ from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import LINES, WgradKnobs, WgradPatches, knobs_reason
-from jaxdnn.engines.product.sm90.heuristic import L2_RATE, MEMORY_RATE, SHARED_RATE, SPLIT_LAUNCH, TOGETHER, moved
+from jaxdnn.engines.product.sm90.heuristic import L2_RATE, MEMORY_RATE, SHARED_RATE, TOGETHER, moved
 from jaxdnn.engines.product.tma import CHUNK
 
-_MOST_STAGES = 8
+_LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
+_MOST = 8  # that are offered
 _MOST_TILES = 2  # that are tried, of one part of a filter
 _MOST_MULTIPLIED = 192  # taps and channels of a multiply, which are 96 registers of accumulators
 _MOST_ROUNDS = 2  # of all multiprocessors that blocks fill
-_LINE_RATE = 0.48e9  # lines of boxes a second that TMA brings to a multiprocessor
+_LINE_RATE = 0.58e9  # lines of boxes a second that TMA brings to a multiprocessor [3]
 _RATE = 780e12  # flops a second
-_START = 4e-6  # seconds of a block until it multiplies, and from then on until its accumulators are stored
-_SPLIT_RATE = 2e12  # bytes a second that accumulators of splits are written and read at
+_START = 2e-6  # seconds of a block until it multiplies, and from its last multiply on [3]
+_ADD = 1.5e-6  # seconds that the kernel which adds splits takes at least [3]
+_SPLIT_RATE = 3e12  # bytes a second that accumulators of splits are written and read at [4]
 
 
-def candidates(patches: WgradPatches, target: Target) -> Iterator[WgradKnobs]:
-    """Knobs that work for the convolution."""
+def candidates(patches: WgradPatches, target: Target) -> list[WgradKnobs]:
+    """Knobs that work for the convolution, by the time that is expected of them."""
+    return nsmallest(_MOST, _found(patches, target), key=lambda knobs: seconds(patches, knobs, target.sm_count))
+
+
+def _found(patches: WgradPatches, target: Target) -> Iterator[WgradKnobs]:
     for shape in _shapes(patches):
-        for tile in nsmallest(_MOST_TILES, _tiles(patches, shape, target), key=lambda pair: pair[0]):
-            for split in _splits(patches, tile[1], target.sm_count):
-                knobs = replace(tile[1], split_k=split)
+        for _, tile in nsmallest(_MOST_TILES, _tiles(patches, shape, target), key=lambda pair: pair[0]):
+            for split in _splits(patches, tile, target.sm_count):
+                knobs = replace(tile, split_k=split)
                 if knobs_reason(patches, knobs, target.shared_memory) is None:
                     yield knobs
 
 
 def _shapes(patches: WgradPatches) -> Iterator[WgradKnobs]:
     """Of a block's part of the filter, by bytes of channels: as long runs as there are registers for, in the number of
-    warp groups that leaves the fewest without one; and one that is alone shares the patch with another 64 columns.
+    warp groups that leaves the fewest without one; or one, which shares the patch with that of another 64 columns.
     """
     x, _, _ = patches.dimensions
     size = patches.gemm.product.a.itemsize
@@ -48,7 +54,10 @@ def _shapes(patches: WgradPatches) -> Iterator[WgradKnobs]:
         run = ceil(x.filter / ceil(x.filter / most))
         runs = patches.plane_runs(WgradKnobs(patch=line, run=run))
         own = min((3, 2, 1), key=lambda own: ceil(runs / own) * own)
-        yield WgradKnobs(patch=line, run=run, runs=own, column_blocks=1 if own > 1 else 2)
+        if own > 1:
+            yield WgradKnobs(patch=line, run=run, runs=own)
+        if own == 1 or patches.gemm.group_columns > CHUNK:
+            yield WgradKnobs(patch=line, run=run, runs=1, column_blocks=2)
 
 
 def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator[tuple[float, WgradKnobs]]:
@@ -64,7 +73,7 @@ def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator
                 continue
             knobs = replace(shape, width=width, height=height, images=images)
             stages = min(_MOST_STAGES, target.shared_memory // patches.stage_room(knobs))
-            if stages > 1:
+            if stages >= _LEAST_STAGES:
                 time = patches.tiles(knobs) * _tile_seconds(patches, knobs, target.sm_count)
                 yield time, replace(knobs, stages=stages)
 
@@ -95,4 +104,4 @@ def seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
     block = ceil(tiles / knobs.split_k) * _tile_seconds(patches, knobs, sm_count) + _START
     multiplying = ((rounds * block) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
     added = 2 * 4 * product.m * patches.diagonal.groups * product.n * product.batch * knobs.split_k / _SPLIT_RATE
-    return multiplying + SPLIT_LAUNCH + added
+    return multiplying + _ADD + added
