@@ -20,24 +20,29 @@
 //   grid            tiles of a filter are neighbours, of all that reads the same places; then splits, then convolutions
 //   warps           as in product/sm90.cuh: kRuns * kColumnBlocks warp groups multiply, and a thread of another one
 //                   starts the copies
-//   shared memory   | stages: output's columns 0 .. 63, 64 .. 127, ... | patch | barriers |
+//   shared memory   | stages: output's columns 0 .. 63, 64 .. 127, ... | patch | spare | barriers |
 //
-// What a tile has past the end of a line, or of an image, is zero in the output's gradient, and outside of the image
-// zero in the patch; so a number of the image's last lines that zero times is none reaches the taps, too, that meet it
-// from there.
+// The last tile of a line ends where the line does, and so does the last one of an image: it begins with places of the
+// tile before. These are zeros in the output, of which the last tiles have a map that begins behind them:
+//
+//                       a line of 13 places     0 1 2 3 4 5 6 7
+//                                                         5 6 7 8 9 a b c       5, 6 and 7 lie before its map
+//
+// So a place of the image is multiplied by places of the output alone that it meets, and zeros in their stead: where it
+// holds no number, no other taps' sums are none.
 //
 // Bytes: image and output, once for each tile of the filter and plane of the window, and 4 an accumulator and split.
-// Flops: 2 a place, tap, c and k; places past the end are multiplied too. With 64 channels and a line of three taps a
+// Flops: 2 a place, tap, c and k; places of two tiles are multiplied twice. With 64 channels and a line of three taps a
 // multiply takes 96 clocks and reads 2 KiB of the output and 6 of the patch, 85 bytes of the 128 that shared memory
 // moves a clock, where one tap alone would take all of them.
 #pragma once
 
-#include "convolution/sm90_halo.cuh"
+#include "convolution/sm90.cuh"
 
 namespace jaxdnn {
 
 /// A stage: the output's places of a tile, and their patch. Config has kTapsX, kTapsY, kStepX and kStepY of a plane of
-/// the window, as a `Patch` has, besides what the sketch names.
+/// the window, places from one tap to the next, besides what the sketch names.
 template <class Config>
 struct WgradStage {
   static constexpr int kLineElements = Config::kLine / 2, kColumns = Config::kRun * kLineElements;  // of a multiply
@@ -61,6 +66,29 @@ struct WgradStage {
   static constexpr unsigned long long step(int step) {
     const int first = patch(2 * step);
     return static_cast<unsigned long long>((patch(2 * step + 1) - first) / 16) << 32 | first / 16;
+  }
+};
+
+/// Where a tile of places is.
+struct WgradPlace {
+  int first[3], image;
+  int output[2];  // the first place, from where the output's map begins
+  int map = 0;    // bits: whether the tile is the last one of a line, and of an image
+
+  template <class Axis>
+  __device__ __forceinline__ WgradPlace(const Axis (&axes)[3], int index) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int quotient = static_cast<int>(axes[i].divisor.quotient(index)), tile = index - quotient * axes[i].places;
+      const bool last = tile == axes[i].places - 1;
+      first[i] = last ? axes[i].result - axes[i].period : tile * axes[i].period;
+      if (i < 2) {
+        output[i] = last ? first[i] - tile * axes[i].period : first[i];
+        map |= last << i;
+      }
+      index = quotient;
+    }
+    image = index;
   }
 };
 
@@ -95,17 +123,20 @@ struct ConvolutionSm90HaloWgrad {
   using Pipeline = TmaPipeline<Config::kStages, Stage::kBytes>;
   static constexpr int kConsumers = Config::kRuns * Config::kColumnBlocks, kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlockColumns = 64 * Config::kColumnBlocks;
-  static constexpr int kBarriersAt = Config::kStages * Pipeline::kStageStride;
+  // Each multiply counts as reading its operand's bytes one after the other, for those who watch over the bounds.
+  static constexpr int kSpare = 16 * (Config::kRun - 1) * Config::kLine;
+  static constexpr int kBarriersAt = Config::kStages * Pipeline::kStageStride + kSpare;
   static constexpr int kSharedBytes = kBarriersAt + Pipeline::kBarrierBytes;
   // Registers as of product/sm90.cuh.
   static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = ((kConsumers + 1) * kShare - kProducerRegisters) / kConsumers / 8 * 8;
 
-  const TensorMap *image = nullptr, *output = nullptr;
-  float* accumulators = nullptr;  // [batch, split, tap, channel, column]
-  ConvolutionAxis<1> axes[3];     // the innermost first, by tiles
-  int tiles = 0;                  // of places
-  int channels = 0;               // of the image, in a group
+  const TensorMap* image = nullptr;
+  const TensorMap* output[4] = {};  // of all tiles but the last ones, the last of a line, of an image, and of both
+  float* accumulators = nullptr;    // [batch, split, tap, channel, column]
+  ConvolutionAxis<1> axes[3];       // the innermost first, by tiles
+  int tiles = 0;                    // of places
+  int channels = 0;                 // of the image, in a group
   int columns = 0, group_columns = 0;
   int splits = 1, batches = 1;
   int image_batch = 0, output_batch = 0;  // images from one convolution to the next
@@ -126,19 +157,24 @@ __device__ __forceinline__ void load_places(const Call& call, const WgradBlock<C
   using Config = typename Call::Config;
   using Stage = typename Call::Stage;
   ptx::prefetch_tensormap(call.image);
-  ptx::prefetch_tensormap(call.output);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) ptx::prefetch_tensormap(call.output[i]);
   const auto &x = call.axes[0], &y = call.axes[1], &z = call.axes[2];
   const int channel = block.column / call.group_columns * call.channels + block.channel;
   const int first = block.split * call.split_tiles(), count = call.tiles_of(block.split);
   StageWriter<typename Call::Pipeline> stages{pipeline};
   for (int tile = first; tile < first + count; ++tile) {
-    const BlockPlace place(call.axes, tile);
+    const WgradPlace place(call.axes, tile);
+    const TensorMap* const output = place.map == 0   ? call.output[0]
+                                    : place.map == 1 ? call.output[1]
+                                    : place.map == 2 ? call.output[2]
+                                                     : call.output[3];
     const int image = place.image * Config::kImages;
     stages.fill([&](unsigned stage, unsigned full) {
 #pragma unroll
       for (int i = 0; i < Config::kColumnBlocks; ++i) {
-        ptx::cp_async_bulk_tensor_load(stage + i * Stage::kBlockBytes, call.output, full, block.column + i * kChunk,
-                                       place.first[0], place.first[1], place.first[2],
+        ptx::cp_async_bulk_tensor_load(stage + i * Stage::kBlockBytes, output, full, block.column + i * kChunk,
+                                       place.output[0], place.output[1], place.first[2],
                                        block.batch * call.output_batch + image);
       }
       ptx::cp_async_bulk_tensor_load(stage + Stage::kPatchAt, call.image, full, channel, place.first[0] + x.start,

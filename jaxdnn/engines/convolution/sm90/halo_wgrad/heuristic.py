@@ -10,7 +10,7 @@ from itertools import product as pairs
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import LINES, WgradKnobs, WgradPatches, knobs_reason
+from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import LINES, STEP, WgradKnobs, WgradPatches, knobs_reason
 from jaxdnn.engines.product.sm90.heuristic import L2_RATE, MEMORY_RATE, SHARED_RATE, TOGETHER, moved
 from jaxdnn.engines.product.tma import CHUNK
 
@@ -65,14 +65,14 @@ def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator
     all of them take.
     """
     x, y, _ = patches.dimensions
-    heights = sorted({ceil(y.result / parts) for parts in range(1, y.result + 1)})
-    for width, height in pairs(_WIDTHS, heights):
-        whole = width >= x.result and height >= y.result
+    heights = {ceil(y.result / parts) for parts in range(1, y.result + 1)}
+    for width, height in pairs(_WIDTHS, sorted(heights)):
+        whole = width == x.result and height == y.result
         for images in range(1, min(patches.images, _MOST_IMAGES if whole else 1) + 1):
-            if height > _MOST_HEIGHT or width * height * images % 16 or width >= x.result + _WIDTHS[0]:
+            if height > _MOST_HEIGHT or width * height * images % STEP or width > x.result:
                 continue
             knobs = replace(shape, width=width, height=height, images=images)
-            stages = min(_MOST_STAGES, target.shared_memory // patches.stage_room(knobs))
+            stages = min(_MOST_STAGES, (target.shared_memory - patches.spare(knobs)) // patches.stage_room(knobs))
             if stages >= _LEAST_STAGES:
                 time = patches.tiles(knobs) * _tile_seconds(patches, knobs, target.sm_count)
                 yield time, replace(knobs, stages=stages)

@@ -15,7 +15,8 @@ from jaxdnn.engines.product.split_k import Diagonal
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, tma_reason
 
 LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels that a block has
-_GROUP = 8  # places of a line of a tile, of which a multiply has two such groups
+_GROUP = 8  # places of a line of a tile
+STEP = 2 * _GROUP  # places of a multiply
 _DIMENSIONS = 3
 _MOST_CONSUMERS = 3
 _MOST_ACCUMULATORS = {1: 128, 2: 128, 3: 96}  # registers of a thread, with so many warp groups that multiply
@@ -54,7 +55,7 @@ class WgradKnobs:
         check_least(self, 1, "run", "runs", "column_blocks", "width", "height", "images", "stages", "split_k")
         if self.patch not in LINES:
             raise ValueError(f"WgradKnobs: patch is {self.patch}; expected one of {LINES}")
-        if self.width % _GROUP or self.places % (2 * _GROUP):
+        if self.width % _GROUP or self.places % STEP:
             raise ValueError(
                 f"WgradKnobs: a tile is {self.width} x {self.height} places of {self.images} images; expected lines of "
                 f"a multiple of {_GROUP}, and an even number of {_GROUP}s"
@@ -148,7 +149,11 @@ class WgradPatches:
 
     def shared_memory(self, knobs: WgradKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        return knobs.stages * self.stage_room(knobs)
+        return knobs.stages * self.stage_room(knobs) + self.spare(knobs)
+
+    def spare(self, knobs: WgradKnobs) -> int:
+        """Bytes behind the stages."""
+        return STEP * (knobs.run - 1) * knobs.patch
 
     def stage_room(self, knobs: WgradKnobs) -> int:
         """Bytes of a stage up to the next one, and of its barriers."""
@@ -166,6 +171,8 @@ def wgrad_patches_reason(gemm: ImplicitGemm) -> str | None:
         return f"its patches have at most {_DIMENSIONS} dimensions, and the convolution {len(gemm.axes)}"
     if any(axis.stride > 1 for axis in gemm.axes):
         return "with a stride the windows of a tile's line do not begin at neighbouring places"
+    if gemm.axes[0].result < _GROUP:
+        return f"its tiles have {_GROUP} places of a line, and the output {gemm.axes[0].result}"
     if gemm.taps == 1:
         return "a window of one tap has no other that a patch could be loaded for"
     if product.reduced:
@@ -179,14 +186,17 @@ def wgrad_patches_reason(gemm: ImplicitGemm) -> str | None:
 def knobs_reason(patches: WgradPatches, knobs: WgradKnobs, shared_memory_limit: int) -> str | None:
     """Why the knobs don't fit the convolution, or None."""
     gemm = patches.gemm
+    x, y, _ = patches.dimensions
     if gemm.groups > 1 and gemm.group_columns % knobs.columns:
         return f"a block has {knobs.columns} columns; the {gemm.group_columns} of a group must be a multiple of them"
     if (multiplied := patches.multiplied(knobs)) not in TILE_WIDTHS:
         return f"a run has {multiplied} taps and channels; expected one of {TILE_WIDTHS}"
     if multiplied // 2 > (most := _MOST_ACCUMULATORS[knobs.consumers]):
         return f"a thread of {knobs.consumers} warp groups would hold {multiplied // 2} accumulators; most are {most}"
-    if knobs.runs > patches.plane_runs(knobs) or knobs.run > patches.dimensions[0].filter:
+    if knobs.runs > patches.plane_runs(knobs) or knobs.run > x.filter:
         return f"{knobs.runs} runs of {knobs.run} taps are more than a plane of the window has"
+    if knobs.width > x.result or knobs.height > y.result:
+        return f"a tile is {knobs.width} x {knobs.height} places, of which an image has {x.result} x {y.result}"
     if max(*patches.sides(knobs), knobs.images) > _MOST_BOX:
         return f"a patch has more than the {_MOST_BOX} places, along a dimension, of TMA's boxes"
     if gemm.product.batch > 1 and patches.images % knobs.images:

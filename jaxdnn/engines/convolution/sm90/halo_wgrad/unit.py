@@ -1,5 +1,6 @@
 """The plan of a filter's gradient by patches on Hopper (cpp/kernels/convolution/sm90_halo_wgrad.cuh)."""
 
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -60,7 +61,7 @@ def _parameters(patches: WgradPatches, knobs: WgradKnobs) -> list[Parameter]:
     (accumulators,) = split_accumulators(product, 0, patches.diagonal)
     found = [
         map_parameter("image", "image", _image_map(patches, knobs)),
-        map_parameter("output", "output", _output_map(patches, knobs)),
+        *(map_parameter(f"output{i}", f"output[{i}]", _output_map(patches, knobs, i)) for i in range(4)),
         Parameter("float*", "accumulators", "accumulators", accumulators.buffer),
     ]
     for i, axis in enumerate(patches.axes(knobs)):
@@ -89,15 +90,21 @@ def _image_map(patches: WgradPatches, knobs: WgradKnobs) -> TensorMap:
     )
 
 
-def _output_map(patches: WgradPatches, knobs: WgradKnobs) -> TensorMap:
-    product = patches.gemm.product
-    (matrix,), sizes = product.b, [axis.result for axis in patches.dimensions]
+def _output_map(patches: WgradPatches, knobs: WgradKnobs, last: int) -> TensorMap:
+    """Of tiles that are the last ones of a line (bit 0 of `last`), or of an image (bit 1): from the first place on that
+    no tile before has.
+    """
+    product, axes = patches.gemm.product, patches.axes(knobs)
+    (matrix,), sizes = product.b, [axis.result for axis in axes]
     images = matrix.rows // prod(sizes) * (product.batch if matrix.batch_stride else 1)
+    strides = tuple(accumulate(sizes, mul, initial=matrix.row_stride * matrix.itemsize))
+    begin = [(axis.places - 1) * axis.period if last >> i & 1 else 0 for i, axis in enumerate(axes)]
+    offset = sum(place * stride for place, stride in zip(begin, strides, strict=False))
     return TensorMap(
-        buffer=matrix.buffer,
+        buffer=replace(matrix.buffer, offset=matrix.buffer.offset + offset),
         dtype=element_type(matrix),
-        dimensions=(matrix.columns, *sizes, images),
-        strides=tuple(accumulate(sizes, mul, initial=matrix.row_stride * matrix.itemsize)),
+        dimensions=(matrix.columns, *(size - place for size, place in zip(sizes, begin, strict=True)), images),
+        strides=strides,
         box=(CHUNK, knobs.width, knobs.height, 1, knobs.images),
         element_strides=(1, 1, 1, 1, 1),
         swizzle=SWIZZLE[DEPTH_BYTES],
