@@ -38,47 +38,59 @@ struct ProductSplit {
   }
 };
 
+/// Adds `count` splits' accumulators, at most kTogether, to those before: of rows `row`, `row` + `step` and so on, of
+/// which the first is there. `from` is the first split's at the column.
+template <unsigned kTogether, class Call, class Accumulator, int kRows>
+__device__ __forceinline__ void add_splits(const Call& call, Accumulator (&sums)[kRows], const Accumulator* from,
+                                           long long matrix, unsigned row, unsigned step, unsigned column,
+                                           unsigned count) {
+  Accumulator loaded[kRows][kTogether];
+#pragma unroll
+  for (unsigned r = 0; r < kRows; ++r) {
+    const Accumulator* const own = from + static_cast<long long>(call.source(row + r * step, column)) * call.n;
+#pragma unroll
+    for (unsigned i = 0; i < kTogether; ++i) {
+      if ((r == 0 || row + r * step < call.m) && i < count) loaded[r][i] = own[i * matrix];
+    }
+  }
+#pragma unroll
+  for (unsigned i = 0; i < kTogether; ++i) {
+#pragma unroll
+    for (unsigned r = 0; r < kRows; ++r) {
+      if (i < count) sums[r] = ReductionOf<Reduction::sum, Accumulator>::combine(sums[r], loaded[r][i]);
+    }
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void product_split(const ProductSplit<Config>& call) {
   using Accumulator = typename Config::Accumulator;
-  constexpr unsigned kRows = Config::kRows, kTogether = 64 / (kRows * sizeof(Accumulator));
+  constexpr int kRows = Config::kRows;
+  constexpr unsigned kTogether = 64 / (kRows * sizeof(Accumulator));
   const unsigned column = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.y;
   if (column >= call.n) return;
   const long long matrix = static_cast<long long>(call.m) * call.groups * call.n;
   for (unsigned batch = blockIdx.z; batch < call.batches; batch += gridDim.z) {
     const long long first = static_cast<long long>(batch) * call.splits * matrix + column;
     for (unsigned row = blockIdx.y * blockDim.y + threadIdx.y; row < call.m; row += kRows * step) {
-      Accumulator sums[kRows][Config::kAccumulators];
+      Accumulator sums[Config::kAccumulators][kRows] = {};
 #pragma unroll
       for (int s = 0; s < Config::kAccumulators; ++s) {
-        for (unsigned split = 0; split < call.splits; split += kTogether) {
-          Accumulator loaded[kRows][kTogether];
-#pragma unroll
-          for (unsigned r = 0; r < kRows; ++r) {
-            const Accumulator* const from =
-                call.accumulators[s] + first + static_cast<long long>(call.source(row + r * step, column)) * call.n;
-#pragma unroll
-            for (unsigned i = 0; i < kTogether; ++i) {
-              if (row + r * step < call.m && split + i < call.splits) loaded[r][i] = from[(split + i) * matrix];
-            }
-          }
-#pragma unroll
-          for (unsigned i = 0; i < kTogether; ++i) {
-#pragma unroll
-            for (unsigned r = 0; r < kRows; ++r) {
-              if (split + i == 0) {
-                sums[r][s] = loaded[r][i];
-              } else if (split + i < call.splits) {
-                sums[r][s] = ReductionOf<Reduction::sum, Accumulator>::combine(sums[r][s], loaded[r][i]);
-              }
-            }
-          }
+        const Accumulator* from = call.accumulators[s] + first;
+        unsigned left = call.splits;
+        for (; left >= kTogether; left -= kTogether, from += kTogether * matrix) {
+          add_splits<kTogether>(call, sums[s], from, matrix, row, step, column, kTogether);
         }
+        add_splits<kTogether>(call, sums[s], from, matrix, row, step, column, left);
       }
 #pragma unroll
       for (unsigned r = 0; r < kRows; ++r) {
+        if (row + r * step >= call.m) break;
+        Accumulator accumulator[Config::kAccumulators];
+#pragma unroll
+        for (int s = 0; s < Config::kAccumulators; ++s) accumulator[s] = sums[s][r];
         const Coordinate at{static_cast<int>(row + r * step), static_cast<int>(column), static_cast<int>(batch)};
-        if (row + r * step < call.m) apply_epilogue<Config>(call.operands, call.results, at, sums[r]);
+        apply_epilogue<Config>(call.operands, call.results, at, accumulator);
       }
     }
   }
