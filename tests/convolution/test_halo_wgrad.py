@@ -73,7 +73,7 @@ FORCED = {
 }
 LARGE = {
     "56": convolution((256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME"),
-    "7": convolution((256, 7, 7, 512), (3, 3, 512, 512), BF16, padding="SAME"),
+    "8": convolution((256, 8, 8, 512), (3, 3, 512, 512), BF16, padding="SAME"),
     "320": convolution((16, 64, 64, 320), (3, 3, 320, 320), F16, padding="SAME"),
     "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
     "volume of 32 channels": convolution((1, 128, 128, 128, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
@@ -112,6 +112,29 @@ def test_what_is_no_number_stays_with_its_taps(name, emulated):
 @pytest.mark.parametrize("name", LARGE)
 def test_configurations_compile(name):
     check_compiled(only(LARGE[name], "filter"), 2, by_patches)
+
+
+@pytest.mark.parametrize(
+    ("case", "chosen"),
+    [
+        (LARGE["56"], True),
+        (LARGE["320"], True),
+        (LARGE["volume"], True),
+        (LARGE["volume of 32 channels"], True),
+        (LARGE["16 groups"], True),
+        (LARGE["5x5"], True),
+        (convolution((256, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME"), True),
+        (convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32), True),
+        # Lines of less than 8 places.
+        (convolution((256, 7, 7, 512), (3, 3, 512, 512), BF16, padding="SAME"), False),
+        # Patches of 32 x 32 places for tiles of 8 x 8.
+        (convolution((16, 65, 65, 256), (3, 3, 256, 256), BF16, padding="SAME", rhs_dilation=(12, 12)), False),
+    ],
+)
+def test_patches_are_chosen_where_they_are_faster(case, chosen):
+    problem = only(case, "filter")
+    assert ENGINE.reason(problem, H100) is None
+    assert isinstance(next(iter(ENGINE.configurations(problem, H100))), WgradKnobs) == chosen
 
 
 def test_a_plan_is_what_it_is():

@@ -16,6 +16,7 @@ from jaxdnn.engines.product.tma import CHUNK
 
 _LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
+_LEAST_PLACES = 2 * STEP  # of tiles; those of one multiply each are waited for one by one [2]
 _MOST = 8  # that are offered
 _MOST_TILES = 2  # that are tried, of one part of a filter
 _MOST_MULTIPLIED = 192  # taps and channels of a multiply, which are 96 registers of accumulators
@@ -69,7 +70,8 @@ def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator
     for width, height in pairs(_WIDTHS, sorted(heights)):
         whole = width == x.result and height == y.result
         for images in range(1, min(patches.images, _MOST_IMAGES if whole else 1) + 1):
-            if height > _MOST_HEIGHT or width * height * images % STEP or width > x.result:
+            places = width * height * images
+            if places < _LEAST_PLACES or places % STEP or height > _MOST_HEIGHT or width > x.result:
                 continue
             knobs = replace(shape, width=width, height=height, images=images)
             stages = min(_MOST_STAGES, (target.shared_memory - patches.spare(knobs)) // patches.stage_room(knobs))
