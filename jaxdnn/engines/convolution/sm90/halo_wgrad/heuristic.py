@@ -62,16 +62,16 @@ def _shapes(patches: WgradPatches) -> Iterator[WgradKnobs]:
 
 
 def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator[tuple[float, WgradKnobs]]:
-    """Tiles of places, of lines and images in equal parts, with as many stages as there is room for; and the time that
-    all of them take.
+    """Tiles of places, which cut images in parts of about as many lines, with as many stages as there is room for; and
+    the time that all of them take.
     """
     x, y, _ = patches.dimensions
-    heights = {ceil(y.result / parts) for parts in range(1, y.result + 1)}
-    for width, height in pairs(_WIDTHS, sorted(heights)):
+    equal = {ceil(y.result / parts) for parts in range(1, y.result + 1)}
+    for width, height in pairs(_WIDTHS, sorted(equal | {height + height % 2 for height in equal})):
         whole = width == x.result and height == y.result
         for images in range(1, min(patches.images, _MOST_IMAGES if whole else 1) + 1):
             places = width * height * images
-            if places < _LEAST_PLACES or places % STEP or height > _MOST_HEIGHT or width > x.result:
+            if places < _LEAST_PLACES or places % STEP or height > min(y.result, _MOST_HEIGHT) or width > x.result:
                 continue
             knobs = replace(shape, width=width, height=height, images=images)
             stages = min(_MOST_STAGES, (target.shared_memory - patches.spare(knobs)) // patches.stage_room(knobs))
