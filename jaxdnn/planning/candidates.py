@@ -96,9 +96,13 @@ def knobs_of(config: Any) -> tuple[tuple[str, object], ...]:
     return tuple((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
 
 
-def with_knobs(engine: Engine, config: Any, knobs: dict[str, Any]) -> Any:
-    """`config` with some knobs set by name. Raises ValueError for one that the engine does not have, or can't."""
-    known = [field.name for field in dataclasses.fields(config)]
+def with_knobs(engine: Engine, configs: Iterable[Any], knobs: dict[str, Any]) -> Any:
+    """The first of an engine's configurations that has these knobs, with them set by name. Raises ValueError for one
+    that none has, or can't.
+    """
+    first, *others = configs
+    config = next((one for one in (first, *others) if knobs.keys() <= dict(knobs_of(one)).keys()), first)
+    known = [name for name, _ in knobs_of(config)]
     if unknown := sorted(set(knobs) - set(known)):
         raise ValueError(
             f"options: engine {engine.name!r} has no knob {', '.join(unknown)}; its knobs here are {', '.join(known)}"

@@ -118,7 +118,7 @@ def _prepare(engine: Engine, knobs: tuple[tuple[str, object], ...], request: Req
     """The heuristic's choice with these knobs; without any, the first configuration that the options allow."""
     configs = engine.configurations(request.problem, request.device)
     if knobs:
-        configs = [with_knobs(engine, next(iter(configs)), dict(knobs))]
+        configs = [with_knobs(engine, configs, dict(knobs))]
     return prepare(engine, configs, request)
 
 

@@ -35,7 +35,7 @@ def plan_of(stage):
     return Plan(unit, "sm_90a", tuple(launches), stage.scratch)
 
 
-def split(dtype: str, m: int, n: int, batch: int, splits: int) -> Step:
+def split(dtype: str, m: int, n: int, batch: int, splits: int, resident: int = split_k.RESIDENT) -> Step:
     """Its result takes the place of what is added to it, so that no element may be computed twice."""
     of_c = ("int32" if dtype == "int8" else dtype, (batch, m, n))
     case = ProductCase(m, n, 8, dtype, batch=batch, epilogue=lambda acc, c: acc + acc + c, operands=(of_c,))
@@ -45,6 +45,7 @@ def split(dtype: str, m: int, n: int, batch: int, splits: int) -> Step:
     acc = np.random.default_rng(0).integers(-9, 9, (batch, splits, m, n)).astype(product.accumulator)
     with pytest.MonkeyPatch.context() as patch:  # with few blocks along rows and matrices, so that they stride
         patch.setattr(split_k, "MAX_GRID_YZ", 2)
+        patch.setattr(split_k, "RESIDENT", resident)
         plan = plan_of(split_k.split_stage(product, epilogue, splits))
     c = np.random.default_rng(1).integers(-9, 9, (batch, m, n)).astype(product.results[0].dtype)
     b = c[:0]  # which this step does not read
@@ -88,6 +89,10 @@ STEPS = {
         f"split {dtype} {sizes}": split(dtype, *sizes)
         for dtype in ("float32", "float64", "int8")
         for sizes in ((5, 3, 5, 2), (70, 1, 1, 6), (7, 257, 1, 5))
+    },
+    **{
+        f"split {dtype} {sizes}, some rows a thread": split(dtype, *sizes, resident=0)
+        for dtype, sizes in (("float32", (9, 200, 3, 7)), ("float32", (33, 130, 1, 1)), ("float64", (23, 40, 2, 5)))
     },
     **{
         f"{kind} {extents}": reduction(kind, register, extents)

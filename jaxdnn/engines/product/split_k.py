@@ -15,6 +15,8 @@ from jaxdnn.pointwise import functor
 from jaxdnn.pointwise.cuda import register_type
 
 THREADS = 256  # of product/split.cuh
+ROWS = 4  # of a thread, where there are more than RESIDENT blocks of one row each
+RESIDENT = 1056  # of a device of 132 multiprocessors
 MAX_GRID_YZ = 65_535
 
 
@@ -62,11 +64,13 @@ def split_stage(
     found += epilogue.parameters() + numbers("unsigned", m=m, n=n, batches=batches, splits=splits)
     if diagonal.groups > 1:
         found += numbers("unsigned", groups=diagonal.groups, group_rows=diagonal.rows, group_columns=diagonal.columns)
-    config = struct_text("SplitConfig", {**epilogue.types(), "Accumulator": register}, {"Accumulators": len(matrices)})
-    entry = entry_text("product_split", "jaxdnn::ProductSplit<SplitConfig>", str(THREADS), found)
     columns = min(THREADS, 1 << (n - 1).bit_length())
-    rows = THREADS // columns
-    grid = (math.ceil(n / columns), min(math.ceil(m / rows), MAX_GRID_YZ), min(batches, MAX_GRID_YZ))
-    launch = Launch("product_split", arguments(found), grid, (columns, rows, 1))
+    blocks = math.ceil(n / columns), math.ceil(m * columns / THREADS), batches
+    rows = ROWS if math.prod(blocks) > RESIDENT else 1
+    constants = {"Accumulators": len(matrices), "Rows": rows}
+    config = struct_text("SplitConfig", {**epilogue.types(), "Accumulator": register}, constants)
+    entry = entry_text("product_split", "jaxdnn::ProductSplit<SplitConfig>", str(THREADS), found)
+    grid = (blocks[0], min(math.ceil(blocks[1] / rows), MAX_GRID_YZ), min(batches, MAX_GRID_YZ))
+    launch = Launch("product_split", arguments(found), grid, (columns, THREADS // columns, 1))
     sizes = tuple(batches * splits * one.rows * n * one.itemsize for one in matrices)
     return Stage(("product/split.cuh",), f"\n{epilogue.text()}\n{config}\n{entry}", (launch,), sizes)

@@ -15,6 +15,9 @@ from jaxdnn.engines.convolution.sm90.few_channels.unit import FewChannelsUnit
 from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
 from jaxdnn.engines.convolution.sm90.halo.knobs import knobs_reason as patches_knobs_reason
 from jaxdnn.engines.convolution.sm90.halo.unit import HaloUnit
+from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPatches, wgrad_patches_reason
+from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import knobs_reason as wgrad_knobs_reason
+from jaxdnn.engines.convolution.sm90.halo_wgrad.unit import plan as wgrad_plan
 from jaxdnn.engines.convolution.sm90.heuristic import candidates
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason, knobs_reason, operands_reason
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
@@ -28,14 +31,14 @@ from jaxdnn.engines.product.tma import DEPTH_BYTES
 from jaxdnn.engines.product.unaligned import XLA_RATE, copied_bytes
 from jaxdnn.plan import Plan
 
-_LINE = 64  # channels, which are 128 bytes of 16-bit floats
+_LINE, _HALF_LINE = 64, 32  # channels, which are 128 bytes of 16-bit floats, or 64
 _FEW = 8  # channels, of which less are no 16 bytes
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
 _MANY_COPIED = 16 * 2**20  # bytes
 _HALVES = {"bfloat16", "float16"}
 
 
-class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
+class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
     """Implicit GEMM: a product's tiles, of which one operand is read by places of an image."""
 
     name = "sm90"
@@ -56,31 +59,42 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs]):
             return f"no tile fits the {problem.columns // problem.groups} columns of a group"
         return _cudnn_reason(problem, form) if isinstance(form, ImplicitGemm) and in_cudnn(problem) else None
 
-    def configurations(self, problem: Convolution, target: Target) -> Iterator[Sm90Knobs]:
+    def configurations(self, problem: Convolution, target: Target) -> Iterator[Sm90Knobs | WgradKnobs]:
         form = _form(problem)
         if isinstance(form, str):
             return iter(())
         return few_channels_candidates(form, target) if isinstance(form, WindowLines) else candidates(form, target)
 
-    def build(self, config: Sm90Knobs, problem: Convolution, target: Target) -> Plan:
+    def build(self, config: Sm90Knobs | WgradKnobs, problem: Convolution, target: Target) -> Plan:
         form = _form(problem)
-        if isinstance(form, str):
-            reason = form
-        elif isinstance(form, WindowLines):
-            reason = few_channels_knobs_reason(form, config, target.shared_memory)
-        elif isinstance(config, ConvolutionKnobs) and config.patch:
-            reason = patches_reason(form) or patches_knobs_reason(Patches(form), config, target.shared_memory)
-        else:
-            reason = knobs_reason(form, config, target.shared_memory)
-        if isinstance(form, str) or reason:
-            raise ValueError(f"{self.name}: {config} does not fit: {reason}")
+        found = form if isinstance(form, str) else _plan(form, config, target)
+        if isinstance(found, str):
+            raise ValueError(f"{self.name}: {config} does not fit: {found}")
+        return found
+
+
+def _plan(form: ImplicitGemm | WindowLines, config: Sm90Knobs | WgradKnobs, target: Target) -> Plan | str:
+    """What one call does, or why the knobs don't fit."""
+    limit = target.shared_memory
+    if isinstance(config, WgradKnobs):
         if isinstance(form, WindowLines):
-            unit = FewChannelsUnit(form, config, target.sm_count)
-        elif isinstance(config, ConvolutionKnobs) and config.patch:
-            unit = HaloUnit(Patches(form), config, target.sm_count)
-        else:
-            unit = ConvolutionUnit(form, config, target.sm_count)
-        return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))
+            return "an image of few channels is loaded by lines of its windows"
+        patches = WgradPatches(form)
+        reason = wgrad_patches_reason(form) or wgrad_knobs_reason(patches, config, limit)
+        return reason or wgrad_plan(patches, config)
+    if isinstance(form, WindowLines):
+        if reason := few_channels_knobs_reason(form, config, limit):
+            return reason
+        unit = FewChannelsUnit(form, config, target.sm_count)
+    elif isinstance(config, ConvolutionKnobs) and config.patch:
+        if reason := patches_reason(form) or patches_knobs_reason(Patches(form), config, limit):
+            return reason
+        unit = HaloUnit(Patches(form), config, target.sm_count)
+    else:
+        if reason := knobs_reason(form, config, limit):
+            return reason
+        unit = ConvolutionUnit(form, config, target.sm_count)
+    return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))
 
 
 def _form(problem: Convolution) -> ImplicitGemm | WindowLines | str:
@@ -107,7 +121,7 @@ def _copies_reason(product: Product, target: Target) -> str | None:
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in benchmarks/results/convolution_kernels.md."""
     if problem.result == "filter":
-        whole = problem.c % _LINE == 0
+        whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:
         whole = problem.groups == 1 or gemm.line == DEPTH_BYTES or gemm.channels >= _LINE
     if not whole:

@@ -11,6 +11,9 @@ from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.halo.heuristic import candidates as patch_candidates
 from jaxdnn.engines.convolution.sm90.halo.heuristic import seconds as patch_seconds
 from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
+from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import candidates as wgrad_candidates
+from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import seconds as wgrad_seconds
+from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPatches, wgrad_patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import SHAPES, seconds, splits
@@ -42,6 +45,7 @@ _MERGED = (
 # faster by more than that; but of merged groups im2col takes a fifth longer than is expected of it [Patches, 3].
 _UNSURE = 1.08
 _MERGED_IM2COL = 1.2
+_FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filter [Filters by patches, 3]
 _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 
 # Of those that are expected to take as long, blocks alone come first: what im2col loads is not there as steadily as a
@@ -49,14 +53,20 @@ _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 _SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 
 
-def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
+def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs | WgradKnobs]:
     """Knobs that work for the convolution, by the time that is expected of them."""
-    longer = _MERGED_IM2COL if gemm.merged > 1 else 1
-    found = [(longer * seconds(gemm.tiled, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)]
+    longer = (_MERGED_IM2COL if gemm.merged > 1 else 1) * (_FILTER_IM2COL if gemm.product.a_transposed else 1)
+    found: list[tuple[float, ConvolutionKnobs | WgradKnobs]] = [
+        (longer * seconds(gemm.tiled, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
+    ]
     if patches_reason(gemm) is None:
         patches = Patches(gemm)
         by_patches = patch_candidates(patches, target)
         found += [(_UNSURE * patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
+    if wgrad_patches_reason(gemm) is None:
+        patches = WgradPatches(gemm)
+        by_patches = wgrad_candidates(patches, target)
+        found += [(wgrad_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
     return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))
 
 
