@@ -27,6 +27,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     tile_stage,
     transposes,
 )
+from jaxdnn.engines.product.sm90.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import (
@@ -169,10 +170,12 @@ class Unit:
 
     def traits(self, product: Product, epilogue: Functor) -> dict[str, str]:
         """The types of a `Config` that say what the epilogue reads and writes."""
-        operands = []
-        for operand in product.operands:
+        operands, tiles = [], self.tiles_of(product)
+        for number, operand in enumerate(product.operands):
             columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
-            if operand.gathered:
+            if number in tiles:
+                columns = "tile"
+            elif operand.gathered:
                 columns = "table"
             elif operand.column_stride > 1 or operand.terms[2]:
                 columns = "strided"
@@ -193,12 +196,23 @@ class Unit:
         over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
         return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
 
+    def tiles_of(self, product: Product) -> tuple[int, ...]:
+        """The numbers of the operands that TMA loads."""
+        return tile_operands(product) if self.knobs.fetch == "tma" else ()
+
     def operand_parameters(self, product: Product) -> list[Parameter]:
         """The epilogue's operands, with those strides that are used."""
-        found = []
+        found, tiles = [], self.tiles_of(product)
         for i, operand in enumerate(product.operands):
-            found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
             strides = {"row_stride": operand.row_stride, "batch_stride": operand.batch_stride}
+            if i in tiles:
+                matrix = operand_matrix(operand, product)
+                batch, columns = product.batch if matrix.batch_stride else 1, store_columns(self.product, self.knobs)
+                boxes = self.result_map(matrix, batch, columns)
+                found.append(map_parameter(f"operand{i}", f"operands[{i}].map", boxes))
+                strides = {"batch_stride": matrix.batch_stride}
+            else:
+                found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
             if operand.column_stride > 1 or operand.gathered:
                 strides["column_stride"] = operand.column_stride
             for name, stride in strides.items():
