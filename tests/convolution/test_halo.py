@@ -53,10 +53,20 @@ SMALL = {
     "epilogue": convolution(
         (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
-}
+    "residual": convolution(
+        (3, 11, 9, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="residual",
+        extras=(row(72), ((3, 11, 9, 72), BF16)),
+    ),
+    "residual, three dimensions": convolution(
+        (2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME", epilogue="residual",
+        extras=(row(32), ((2, 3, 9, 6, 32), BF16)),
+    ),
+}  # fmt: skip
 MAPPED = {
     "images, mapped": (SMALL["dilated"], (0, None)),
     "both, mapped": (convolution((1, 7, 9, 32), (3, 3, 32, 16), BF16, padding="SAME"), (0, 0)),
+    "residuals, mapped": (SMALL["residual"], (0, 0, None, 0)),
+    "residual, both mapped": (SMALL["residual"], (0, 0, None, None)),
 }
 PROBLEMS = {
     f"{name}, {direction}": call
@@ -81,6 +91,12 @@ FORCED = {
     "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
     # A block more than a convolution has.
     "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
+    "residual, output": [
+        patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1, fetch="tma"),
+        patches(tile_m=192, tile_n=64, consumers=3, stages=2, patch=64, fetch="tma"),
+        patches(tile_m=128, tile_n=64, stages=2, patch=64),
+    ],
+    "residuals, mapped, output": [patches(tile_m=128, tile_n=96, stages=2, patch=64, fetch="tma")],
     "groups of 16, output": [patches(tile_m=256, tile_n=64, stages=2, groups=4)],
 }
 RUNS = {name: (name, by_patches(call.problem, FEW)[0]) for name, call in PROBLEMS.items()}

@@ -213,10 +213,8 @@ def knobs_reason(
     if accumulator_registers(product, knobs) > most:
         held = f"{accumulator_registers(product, knobs)} accumulators"
         return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
-    if knobs.fetch == "tma" and (knobs.store != "tma" or knobs.split_k > 1):
-        return "fetch is 'tma'; expected store = 'tma' and one split, of whose results the operands take the place"
-    if knobs.fetch == "tma" and not tile_operands(product):
-        return "fetch is 'tma', and no operand of the epilogue can be a tile; expected 'direct'"
+    if knobs.fetch == "tma" and (reason := fetch_reason(product, knobs)):
+        return reason
     if knobs.store != "direct":
         if (maps := tensor_maps(product, knobs)) > MAX_TENSOR_MAPS:
             return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
@@ -230,6 +228,15 @@ def knobs_reason(
     stage = tile_stage(product, knobs) if stage is None else stage
     if (needed := shared_memory(product, knobs, stage)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return None
+
+
+def fetch_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+    """Why TMA can't load any of the epilogue's operands with these knobs, or None."""
+    if knobs.store != "tma" or knobs.split_k > 1:
+        return "fetch is 'tma'; expected store = 'tma' and one split, since operands lie where results leave from"
+    if not tile_operands(product):
+        return "fetch is 'tma', and no operand of the epilogue can be a tile; expected 'direct'"
     return None
 
 
