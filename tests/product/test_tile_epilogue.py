@@ -151,6 +151,9 @@ DIRECT = Sm90Knobs(tile_m=64, tile_n=32, consumers=1, store="direct")
 TMA = replace(DIRECT, tile_n=64, store="tma")
 TILES = replace(TMA, tile_n=128, fetch="tma")
 RESIDUAL = (("bfloat16", (1, 1, 136)), ("bfloat16", (2, 150, 136)))
+SMALL_RESIDUAL = (("float32", (1, 1, 72)), ("bfloat16", (1, 70, 72)))
+SHARED_RESIDUAL = (("bfloat16", (1, 1, 136)), ("bfloat16", (1, 150, 136)))
+WIDE_RESIDUAL = (("bfloat16", (1, 1, 132)), ("float32", (2, 150, 132)))
 MIXED_TILES = (
     ("float16", (2, 70, 136)),
     ("float32", (1, 1, 136)),
@@ -171,15 +174,15 @@ PRODUCTS = {
     "tma of 16 bits": (ProductCase(150, 136, 8, "bfloat16"), TMA),
     "tiles": (ProductCase(150, 136, 8, "bfloat16", epilogue=residual, batch=2, operands=RESIDUAL), TILES),
     "tiles, one stage": (
-        ProductCase(70, 72, 8, "bfloat16", epilogue=residual, operands=(("float32", (1, 1, 72)), ("bfloat16", (1, 70, 72)))),
+        ProductCase(70, 72, 8, "bfloat16", epilogue=residual, operands=SMALL_RESIDUAL),
         replace(TILES, epilogue_stages=1),
     ),
     "tiles, broadcast": (
-        ProductCase(150, 136, 8, "bfloat16", epilogue=residual, batch=2, operands=RESIDUAL[:1] + (("bfloat16", (1, 150, 136)),)),
+        ProductCase(150, 136, 8, "bfloat16", epilogue=residual, batch=2, operands=SHARED_RESIDUAL),
         TILES,
     ),
     "tiles of 32 bits": (
-        ProductCase(150, 132, 8, epilogue=residual, batch=2, operands=(("bfloat16", (1, 1, 132)), ("float32", (2, 150, 132)))),
+        ProductCase(150, 132, 8, epilogue=residual, batch=2, operands=WIDE_RESIDUAL),
         replace(TILES, epilogue_stages=3),
     ),
     "tiles of several sizes": (ProductCase(70, 136, 8, epilogue=mixed_tiles, batch=2, operands=MIXED_TILES), TILES),

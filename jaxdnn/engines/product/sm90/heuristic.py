@@ -196,7 +196,7 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
         return MOST_ACCUMULATORS
     three = knobs.consumers == 3
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
-        return MOST_ACCUMULATORS
+        return MOST_ACCUMULATORS if is_narrow(product, tiles) else LIGHT_ACCUMULATORS
     limit = (
         LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
     )  # half of them are added to the others, and free then
@@ -248,6 +248,12 @@ def is_light_beside(product: Product, tiles: Sequence[int]) -> bool:
     others = [operand for number, operand in enumerate(product.operands) if number not in tiles]
     few = all(operand.broadcast != "full" and not operand.gathered for operand in others)
     return few and not product.reduced and not is_long(product.program)
+
+
+def is_narrow(product: Product, tiles: Sequence[int]) -> bool:
+    """Whether tiles have 16-bit elements, or nothing but sums is made of them."""
+    alone = len(tiles) == len(product.operands) and ADDITIONS.issuperset(product.program.operations)
+    return alone or all(np.dtype(product.operands[number].dtype).itemsize == 2 for number in tiles)
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
