@@ -215,6 +215,16 @@ def test_results(name, kernels):
     check(case, results)
 
 
+@pytest.mark.parametrize("name", ["tiles", "tiles, one stage", "tiles of 32 bits"])
+def test_a_result_takes_the_place_of_a_tile(name, kernels):
+    case, _ = PRODUCTS[name]
+    arrays = case.arrays()
+    given = np.stack([one.exact for one in accumulators(case, arrays)]).astype(case.accumulator)
+    results = [np.zeros(one.shape, one.dtype) for one in result_types(case.product())]
+    kernels.run(list(PRODUCTS).index(name), [given, *arrays[1:]], results, {3: 0})
+    check(case, results)
+
+
 @pytest.mark.parametrize("name", LOADS)
 def test_operands(name, kernels):
     """Parts of coordinates, and tables, which are looked up inside of the matrix alone."""
