@@ -7,12 +7,12 @@
 // (core/epilogue_results.cuh), or reduced, through shuffles (core/epilogue_reductions.cuh). No warp waits for another.
 //
 // Operands of the result's own shape may be tiles, which TMA loads where results of elements as large leave from: tile
-// i lies in the stages of stored result i. A warp has its own loaded while its tile is still multiplied, when memory has
-// little else to do; reads a fragment, and writes the result's in its place:
+// i lies in the stages of stored result i. A warp has its own loaded while its tile is still multiplied, when memory
+// has little else to do; reads a fragment, and writes the result's in its place:
 //
 //   stages 0, 1    | load 0, load 1 | multiply ... | wait 0, apply, store, load 2 | wait 1, apply, store, load 3 | ...
-//   barriers       full[stage], of each warp: 1 arrival, of the lane that announces the bytes of all tiles. The same lane
-//                  has results stored, and waits until TMA has read a stage before it is loaded again
+//   barriers       full[stage], of each warp: 1 arrival, of the lane that announces the bytes of all tiles. It has
+//                  results stored too, and waits until TMA has read a stage before it has that loaded again
 //
 // Threads that load an operand themselves wait for it when their tile is done, a word of a row at a time
 // (benchmarks/results/product_kernels.md).
@@ -28,22 +28,16 @@ template <class Results, int kColumns, class... Found>
 struct StageSubtiles {
   using Types = TypeList<Found...>;
 
-  /// Bytes of the first kCount of them, and of the boxes that fill these.
-  template <int kCount>
-  static constexpr int bytes() {
-    if constexpr (kCount == 0) {
-      return 0;
-    } else {
-      return bytes<kCount - 1>() + TypeAt<kCount - 1, Types>::kBytes;
-    }
+  /// Bytes of the first `count` of them, and of the boxes that fill these.
+  static constexpr int bytes(int count) {
+    int i = 0, sum = 0;
+    ((sum += i++ < count ? Found::kBytes : 0), ...);
+    return sum;
   }
-  template <int kCount>
-  static constexpr int box_bytes() {
-    if constexpr (kCount == 0) {
-      return 0;
-    } else {
-      return box_bytes<kCount - 1>() + TypeAt<kCount - 1, Types>::kBoxBytes;
-    }
+  static constexpr int box_bytes(int count) {
+    int i = 0, sum = 0;
+    ((sum += i++ < count ? Found::kBoxBytes : 0), ...);
+    return sum;
   }
 };
 template <class First, class... Rest, int kColumns, class... Found>
@@ -59,15 +53,14 @@ struct TileEpilogue {
   using Results = typename Config::Results;
   using Accumulator = typename Config::Accumulator;
   static constexpr int kColumns = Config::kStoreColumns, kStages = Config::kEpilogueStages;
-  using Subtiles = StageSubtiles<Results, kColumns>;
-  static constexpr int kStored = Config::kTensorStore ? Subtiles::Types::kCount : 0;
+  using Subtiles = StageSubtiles<Select<Config::kTensorStore, Results, TypeList<>>, kColumns>;
   static constexpr int kFetched = Config::kTensorStore ? 32 : 16;  // columns of operands that wait in registers
   static constexpr int kOperands = Operands::kArray;
   static constexpr int kResults = Results::kCount;
   static constexpr int kTiles = tile_count<Operands>;
-  static constexpr int kSharedBytes = kStages * Subtiles::template bytes<kStored>();
+  static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount);
   static constexpr int kBarrierBytes = kTiles > 0 ? 8 * kStages : 0;
-  static_assert(kTiles <= kStored, "a tile is loaded where a result is stored from");
+  static_assert(kTiles <= Subtiles::Types::kCount, "a tile is loaded where a result is stored from");
 
   const OperandAddress (&operands)[kOperands];
   const ResultAddress (&results)[kResults];
@@ -171,7 +164,7 @@ struct TileEpilogue {
   template <int kSubtile>
   __device__ __forceinline__ unsigned place(int stage) const {
     using Own = TypeAt<kSubtile, typename Subtiles::Types>;
-    return stages + kStages * Subtiles::template bytes<kSubtile>() + stage * Own::kBytes;
+    return stages + kStages * Subtiles::bytes(kSubtile) + stage * Own::kBytes;
   }
 
   /// By one thread: starts the copies of all tiles' subtile `number` of a tile of kWidth columns to a stage.
@@ -179,7 +172,7 @@ struct TileEpilogue {
   __device__ __forceinline__ void load(int number, int stage, int row, int column, int batch,
                                        const Rows& others) const {
     constexpr int kSubtiles = kWidth / kColumns;
-    ptx::mbarrier_arrive_expect_tx(full(stage), Subtiles::template box_bytes<kTiles>());
+    ptx::mbarrier_arrive_expect_tx(full(stage), Subtiles::box_bytes(kTiles));
     load_tiles<0, 0>(stage, row + number / kSubtiles * 64, column + number % kSubtiles * kColumns, batch, others);
   }
 
@@ -264,7 +257,8 @@ struct TileEpilogue {
   __device__ __forceinline__ void send(int column, int row, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (!is_reduced<T>) others.store(results[kResult].map, place<kSubtile>(position.stage), column, row, batch);
+      if constexpr (!is_reduced<T>)
+        others.store(results[kResult].map, place<kSubtile>(position.stage), column, row, batch);
       send<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
     }
   }

@@ -146,8 +146,8 @@ struct FragmentOperand {
   }
 };
 
-/// Of one that lies in a tile of shared memory, where a fragment is four matrices of 8 x 8: elements 2 i and 2 i + 1 are
-/// the thread's of matrix i, as ldmatrix gives them where they have 16 bits.
+/// Of one that lies in a tile of shared memory, where a fragment is four matrices of 8 x 8: elements 2 i and 2 i + 1
+/// are the thread's of matrix i, as ldmatrix gives them where they have 16 bits.
 template <class T, Broadcast kBroadcast, int kPairs>
 struct FragmentOperand<EpilogueOperand<T, kBroadcast, Columns::tile>, kPairs> {
   Vector<T, 8> elements;
