@@ -1,5 +1,7 @@
 """The Hopper engine of convolutions by patches: what it plans and refuses, and that it computes what is right."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -176,6 +178,24 @@ def test_a_plan_is_what_it_is():
     assert (filter_.dimensions, filter_.box) == ((40, 72, 9), (64, 32, 1))
     assert (result.dimensions, result.box) == ((40, 17, 9, 1, 3), (16, 8, 2, 1, 1))
     assert launch.grid == (9, 1, 1), "3 images of 2 x 3 blocks, two a tile"
+
+
+def test_a_residual_that_convolutions_share_ends_with_their_images():
+    for name, batch in (("residuals, mapped, output", 4), ("residual, both mapped, output", 1)):
+        plan = ENGINE.build(patches(tile_n=72 + 24, stages=2, patch=64, fetch="tma"), PROBLEMS[name].problem, H100)
+        *_, result, residual = (one for one in plan.launches[0].arguments if isinstance(one, TensorMap))
+        assert (residual.box, residual.dimensions[:4]) == (result.box, result.dimensions[:4])
+        assert (result.dimensions[4], residual.dimensions[4]) == (4 * 3, batch * 3)
+
+
+def test_residuals_that_are_apart_are_no_tiles():
+    problem = PROBLEMS["residuals, mapped, output"].problem
+    assert all(knobs.fetch == "tma" for knobs in by_patches(problem, H100))
+    apart = [replace(one, batch_stride=2 * one.batch_stride) for one in problem.operands]
+    problem = replace(problem, operands=tuple(apart))
+    assert all(knobs.fetch == "direct" for knobs in by_patches(problem, H100))
+    with pytest.raises(ValueError, match="not one after the other; expected fetch = 'direct'"):
+        ENGINE.build(patches(tile_n=64, stages=2, patch=64, fetch="tma"), problem, H100)
 
 
 def test_sizes_are_not_in_the_code():

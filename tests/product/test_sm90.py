@@ -17,6 +17,7 @@ from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.product.sm90.tiles import tile_operands, tile_reason
 from jaxdnn.plan import Operand, TensorMap
+from jaxdnn.pointwise import Term
 
 ENGINE = Sm90()
 H100, A100 = device._NAMED[90], device._NAMED[80]
@@ -284,6 +285,7 @@ def test_each_tile_lies_where_a_result_leaves_from():
         ({"batch_stride": 264 * 300 + 4}, "batch stride of it"),
         ({"buffer": Operand(2, 8)}, "starts at byte 8"),
         ({"column_stride": 2}, "its columns are not dense"),
+        ({"terms": ((Term(264, 2, 0),), (), ())}, "no rows of a batch"),
     ],
 )
 def test_what_tma_asks_of_a_tile(fields, said):
