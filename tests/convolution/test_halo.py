@@ -114,7 +114,11 @@ LARGE = {
     "gelu": convolution(
         (256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
-}
+    "residual": convolution(
+        (256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="residual",
+        extras=(row(64), ((256, 56, 56, 64), BF16)),
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,7 @@ class Unit:
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
         self.product = self._copies(product)
+        self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
         if knobs.split_k > 1:
             self._split()
         else:
@@ -170,10 +171,10 @@ class Unit:
 
     def traits(self, product: Product, epilogue: Functor) -> dict[str, str]:
         """The types of a `Config` that say what the epilogue reads and writes."""
-        operands, tiles = [], self.tiles_of(product)
+        operands = []
         for number, operand in enumerate(product.operands):
             columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
-            if number in tiles:
+            if number in self.fetched:
                 columns = "tile"
             elif operand.gathered:
                 columns = "table"
@@ -196,16 +197,12 @@ class Unit:
         over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
         return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
 
-    def tiles_of(self, product: Product) -> tuple[int, ...]:
-        """The numbers of the operands that TMA loads."""
-        return tile_operands(product) if self.knobs.fetch == "tma" else ()
-
     def operand_parameters(self, product: Product) -> list[Parameter]:
         """The epilogue's operands, with those strides that are used."""
-        found, tiles = [], self.tiles_of(product)
+        found = []
         for i, operand in enumerate(product.operands):
             strides = {"row_stride": operand.row_stride, "batch_stride": operand.batch_stride}
-            if i in tiles:
+            if i in self.fetched:
                 matrix = operand_matrix(operand, product)
                 batch, columns = product.batch if matrix.batch_stride else 1, store_columns(self.product, self.knobs)
                 boxes = self.result_map(matrix, batch, columns)
