@@ -22,7 +22,6 @@ from jaxdnn.engines.product.sm90.knobs import (
     fetch_reason,
     knobs_reason,
     loaded_lines,
-    store_columns,
     tensor_maps,
 )
 from jaxdnn.engines.product.sm90.tiles import tile_operands
@@ -155,11 +154,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
     if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
         stagger = 0
-    subtiles = knobs.consumer_rows // 64 * knobs.tile_n // store_columns(product, knobs)
-    # Of tiles as many subtiles as there is room for: those are there when the multiplies end.
-    most = max(knobs.epilogue_stages, subtiles if knobs.fetch == "tma" else 1)
     for stages in range(knobs.stages, 1, -1):
-        for epilogue_stages in range(most, 0, -1):
+        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
             choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))
             if knobs_reason(product, choice, target.shared_memory, staged, groups=knobs.groups) is None:
                 return choice
