@@ -24,7 +24,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     loaded_lines,
     tensor_maps,
 )
-from jaxdnn.engines.product.sm90.tiles import tile_operands
+from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK, tma_reason
 from jaxdnn.pointwise import functor
 

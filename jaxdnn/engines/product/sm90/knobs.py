@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90.tiles import tile_operands
+from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth, tma_reason
 from jaxdnn.plan import Scratch
 

@@ -27,8 +27,8 @@ from jaxdnn.engines.product.sm90.knobs import (
     tile_stage,
     transposes,
 )
-from jaxdnn.engines.product.sm90.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
+from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import (
     Constant,
@@ -173,13 +173,7 @@ class Unit:
         """The types of a `Config` that say what the epilogue reads and writes."""
         operands = []
         for number, operand in enumerate(product.operands):
-            columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
-            if number in self.fetched:
-                columns = "tile"
-            elif operand.gathered:
-                columns = "table"
-            elif operand.column_stride > 1 or operand.terms[2]:
-                columns = "strided"
+            columns = "tile" if number in self.fetched else operand.columns(product.n)
             operands.append(operand_type(operand, operand.dtype, columns))
         results = [
             self.reduced_text(result, register) if isinstance(result, Reduced) else result.dtype

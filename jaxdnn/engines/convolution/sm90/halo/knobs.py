@@ -10,7 +10,7 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, launch_reaso
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.sm90.knobs import loaded_columns, packed, shared_memory
-from jaxdnn.engines.product.sm90.tiles import operand_matrix, tile_operands
+from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS
 
 BLOCK = 8  # places of a block's side
