@@ -66,6 +66,8 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
 ADDITIONS = frozenset(("add", "sub", "neg", "convert"))  # likewise, with one 16-bit operand of the result's shape
+# Registers of the operands besides tiles, and of the results, that leave room for the most accumulators [19].
+OTHERS_BESIDE_TILES, RESULTS_BESIDE_TILES = 5, 16
 
 SHAPES = (
     Sm90Knobs(),
@@ -186,13 +188,13 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     tiles = tile_operands(product) if knobs.fetch == "tma" else ()
     # Accumulators that are stored as they are leave one result after the other.
     work = sum(stored) if product.program.operations else max(stored)
-    work += sum(operand_registers(operand, i in tiles) for i, operand in enumerate(product.operands))
+    work += sum(operand_registers(operand, tile=i in tiles) for i, operand in enumerate(product.operands))
     work += REDUCTION_REGISTERS * len(product.reduced)
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_ACCUMULATORS
     three = knobs.consumers == 3
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
-        return MOST_ACCUMULATORS if is_narrow(product, tiles) else LIGHT_ACCUMULATORS
+        return MOST_ACCUMULATORS if is_lightest_beside(product, tiles) else LIGHT_ACCUMULATORS
     limit = (
         LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
     )  # half of them are added to the others, and free then
@@ -205,7 +207,7 @@ def fetched(product: Product, knobs: Sm90Knobs) -> Literal["tma", "direct"]:
     return "direct" if fetch_reason(product, tiles) or tensor_maps(product, tiles) > MAX_TENSOR_MAPS else "tma"
 
 
-def operand_registers(operand: EpilogueOperand, tile: bool) -> int:
+def operand_registers(operand: EpilogueOperand, *, tile: bool) -> int:
     """Registers that hold an operand's values for 32 columns of two rows, or 16 of a tile's, or what it is looked up
     with.
     """
@@ -240,16 +242,22 @@ def is_light(product: Product) -> bool:
 
 
 def is_light_beside(product: Product, tiles: Sequence[int]) -> bool:
-    """Whether the epilogue takes few registers besides those of its tiles, of which few are read at once [19]."""
+    """Whether the epilogue takes few registers besides those of its tiles, of which few are read at once."""
     others = [operand for number, operand in enumerate(product.operands) if number not in tiles]
     few = all(operand.broadcast != "full" and not operand.gathered for operand in others)
     return few and not product.reduced and not is_long(product.program)
 
 
-def is_narrow(product: Product, tiles: Sequence[int]) -> bool:
-    """Whether tiles have 16-bit elements, or nothing but sums is made of them."""
-    alone = len(tiles) == len(product.operands) and ADDITIONS.issuperset(product.program.operations)
-    return alone or all(np.dtype(product.operands[number].dtype).itemsize == 2 for number in tiles)
+def is_lightest_beside(product: Product, tiles: Sequence[int]) -> bool:
+    """Whether it leaves room for the most accumulators: with two 16-bit results, of 16-bit tiles and at most one row of
+    16 bits, or of nothing but sums of tiles [19].
+    """
+    others = [operand for number, operand in enumerate(product.operands) if number not in tiles]
+    few = len(others) <= 1 and not any(term for operand in others for term in operand.terms)
+    few = few and sum(operand_registers(operand, tile=False) for operand in others) <= OTHERS_BESIDE_TILES
+    narrow = all(np.dtype(product.operands[number].dtype).itemsize == 2 for number in tiles)
+    sums = not others and ADDITIONS.issuperset(product.program.operations)
+    return (sums or (narrow and few)) and sum(map(result_registers, product.results)) <= RESULTS_BESIDE_TILES
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
