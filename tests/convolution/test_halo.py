@@ -1,5 +1,7 @@
 """The Hopper engine of convolutions by patches: what it plans and refuses, and that it computes what is right."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -53,10 +55,20 @@ SMALL = {
     "epilogue": convolution(
         (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
-}
+    "residual": convolution(
+        (3, 11, 9, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="residual",
+        extras=(row(72), ((3, 11, 9, 72), BF16)),
+    ),
+    "residual, three dimensions": convolution(
+        (2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME", epilogue="residual",
+        extras=(row(32), ((2, 3, 9, 6, 32), BF16)),
+    ),
+}  # fmt: skip
 MAPPED = {
     "images, mapped": (SMALL["dilated"], (0, None)),
     "both, mapped": (convolution((1, 7, 9, 32), (3, 3, 32, 16), BF16, padding="SAME"), (0, 0)),
+    "residuals, mapped": (SMALL["residual"], (0, 0, None, 0)),
+    "residual, both mapped": (SMALL["residual"], (0, 0, None, None)),
 }
 PROBLEMS = {
     f"{name}, {direction}": call
@@ -81,6 +93,12 @@ FORCED = {
     "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
     # A block more than a convolution has.
     "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
+    "residual, output": [
+        patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1, fetch="tma"),
+        patches(tile_m=192, tile_n=64, consumers=3, stages=2, patch=64, fetch="tma"),
+        patches(tile_m=128, tile_n=64, stages=2, patch=64),
+    ],
+    "residuals, mapped, output": [patches(tile_m=128, tile_n=96, stages=2, patch=64, fetch="tma")],
     "groups of 16, output": [patches(tile_m=256, tile_n=64, stages=2, groups=4)],
 }
 RUNS = {name: (name, by_patches(call.problem, FEW)[0]) for name, call in PROBLEMS.items()}
@@ -96,7 +114,11 @@ LARGE = {
     "gelu": convolution(
         (256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
-}
+    "residual": convolution(
+        (256, 56, 56, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="residual",
+        extras=(row(64), ((256, 56, 56, 64), BF16)),
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +182,24 @@ def test_a_plan_is_what_it_is():
     assert (filter_.dimensions, filter_.box) == ((40, 72, 9), (64, 32, 1))
     assert (result.dimensions, result.box) == ((40, 17, 9, 1, 3), (16, 8, 2, 1, 1))
     assert launch.grid == (9, 1, 1), "3 images of 2 x 3 blocks, two a tile"
+
+
+def test_a_residual_that_convolutions_share_ends_with_their_images():
+    for name, batch in (("residuals, mapped, output", 4), ("residual, both mapped, output", 1)):
+        plan = ENGINE.build(patches(tile_n=72 + 24, stages=2, patch=64, fetch="tma"), PROBLEMS[name].problem, H100)
+        *_, result, residual = (one for one in plan.launches[0].arguments if isinstance(one, TensorMap))
+        assert (residual.box, residual.dimensions[:4]) == (result.box, result.dimensions[:4])
+        assert (result.dimensions[4], residual.dimensions[4]) == (4 * 3, batch * 3)
+
+
+def test_residuals_that_are_apart_are_no_tiles():
+    problem = PROBLEMS["residuals, mapped, output"].problem
+    assert all(knobs.fetch == "tma" for knobs in by_patches(problem, H100))
+    apart = [replace(one, batch_stride=2 * one.batch_stride) for one in problem.operands]
+    problem = replace(problem, operands=tuple(apart))
+    assert all(knobs.fetch == "direct" for knobs in by_patches(problem, H100))
+    with pytest.raises(ValueError, match="not one after the other; expected fetch = 'direct'"):
+        ENGINE.build(patches(tile_n=64, stages=2, patch=64, fetch="tma"), problem, H100)
 
 
 def test_sizes_are_not_in_the_code():

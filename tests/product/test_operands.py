@@ -80,11 +80,12 @@ CALLS = {name: (one.call, one.arrays()) for name, one in OPERANDS.items()} | {
 
 
 def on_sm90(name):
-    """The product of a call, and its unit."""
+    """The product of a call, and its unit, whose threads load all operands."""
     function, arrays = CALLS[name]
     (call,) = find_calls(function, *arrays)
     product = replace(call.problem, exact=False)
-    return product, Unit(product, next(Sm90().configurations(product, H100)), H100.sm_count)
+    knobs = replace(next(Sm90().configurations(product, H100)), fetch="direct")
+    return product, Unit(product, knobs, H100.sm_count)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -11,6 +11,7 @@ import pytest
 
 from checking.compiler_log import kernels, launch_bounds
 from checking.product.calls import ProductCase
+from checking.product.cases import residual, swiglu_backward
 from checking.product.results import check_configurations
 from jaxdnn import _native, device
 from jaxdnn.engines.product.sm90.engine import Sm90
@@ -87,6 +88,7 @@ def case(m, n, k, dtype="bfloat16", **fields):
 
 
 BIAS = (("bfloat16", (1, 1, 4096)),)
+FULL = ("bfloat16", (1, 4096, 4096))
 SEVERAL = (("bfloat16", (1, 1, 520)), ("float32", (2, 300, 520)), ("int8", (1, 300, 1)), ("float32", (1, 1, 1)))
 # Large enough for every tile that the heuristic knows.
 CASES = {
@@ -109,6 +111,12 @@ CASES = {
     "backward": case(
         4096, 4096, 4096, b_transposed=True, epilogue=backward, operands=(("bfloat16", (1, 4096, 4096)), *BIAS)
     ),
+    "residual": case(4096, 4096, 4096, epilogue=residual, operands=(*BIAS, FULL)),
+    "residual, float32": case(
+        4096, 4096, 1024, epilogue=residual, out="float32", operands=(*BIAS, ("float32", (1, 4096, 4096)))
+    ),
+    "swiglu backward": case(4096, 4096, 1024, epilogue=swiglu_backward, operands=(FULL, FULL)),
+    "residual, float8": case(4096, 4096, 1024, FLOAT8[0], b_transposed=True, epilogue=residual, operands=(*BIAS, FULL)),
     "float8": case(8192, 8192, 4096, FLOAT8[0], b_dtype=FLOAT8[1], b_transposed=True),
     "float8, scaled": case(
         8192, 4096, 4096, FLOAT8[0], b_transposed=True, epilogue=scaled, operands=(("float32", (1, 1, 1)), *BIAS)
@@ -146,7 +154,7 @@ def test_configurations_compile(name):
     # What differs in numbers alone is the same code.
     found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), swizzle=8) for knobs in offered))
     assert found
-    if name not in ("square", "gelu", "several", "reductions", "deep"):  # those try every tile
+    if name not in ("square", "gelu", "residual", "several", "reductions", "deep"):  # those try every tile
         found = found[:3]
     for knobs in found:
         plan = ENGINE.build(knobs, product, H100)
@@ -305,6 +313,9 @@ def shrunk():
     found["gated"] = case(300, 264, 136, accumulators=2, epilogue=gated)
     found["saved"] = case(300, 264, 136, epilogue=saved, operands=(("bfloat16", (1, 1, 264)),))
     found["long"] = case(300, 264, 136, epilogue=long, operands=(("bfloat16", (1, 1, 264)),))
+    row, full = ("bfloat16", (1, 1, 264)), ("bfloat16", (1, 300, 264))
+    found["residual"] = case(300, 264, 136, batch=3, epilogue=residual, operands=(row, full))
+    found["swiglu backward"] = case(300, 264, 136, epilogue=swiglu_backward, operands=(full, full))
     found["narrow"] = case(300, 264, 136, epilogue=narrow, operands=(("uint8", (1, 1, 264)),))
     return found
 

@@ -41,21 +41,24 @@ void given_tiles(const GivenTiles<Config>& call) {
     constexpr int kWidth = Config::kTileN / Config::kAccumulators, kRegisters = kWidth / 2;
     using Epilogue = TileEpilogue<Config>;
     const int warp = threadIdx.x / 32;
+    const unsigned shared = ptx::cvta_to_shared(shared_memory), barriers = shared + 4 * Epilogue::kSharedBytes;
     Epilogue epilogue{call.operands, call.results, call.m, call.n,
-                      ptx::cvta_to_shared(shared_memory) + warp * Epilogue::kSharedBytes};
+                      shared + warp * Epilogue::kSharedBytes, barriers + warp * Epilogue::kBarrierBytes};
+    if (threadIdx.x == 0) Epilogue::init(barriers, 4);
+    __syncthreads();
     // Two tiles after one another, so that stages of shared memory are used again.
     for (int tile = 0; tile < 2; ++tile) {
         const int row = (2 * blockIdx.y + tile) * 64 + warp * 16, column = blockIdx.x * kWidth, batch = blockIdx.z;
-        typename Config::Accumulator accumulators[Config::kAccumulators * kRegisters] = {};
+        typename Config::Accumulator accumulators[1][Config::kAccumulators * kRegisters] = {};
         for (int s = 0; s < Config::kAccumulators; ++s) {
             const auto* matrix = call.accumulators + (s * gridDim.z + batch) * call.m * call.n;
             for (int i = 0; i < kRegisters; ++i) {
                 const auto at = FragmentCoordinate::of_lane(row, column + i / 8 * 16, batch, call.m, call.n);
                 const Coordinate element = at.element(i % 8);
-                if (at.has(i % 8)) accumulators[s * kRegisters + i] = matrix[element.row * call.n + element.column];
+                if (at.has(i % 8)) accumulators[0][s * kRegisters + i] = matrix[element.row * call.n + element.column];
             }
         }
-        epilogue.template prefetch<kWidth>(row, column, batch);
+        epilogue.template prefetch<1, kWidth>(row, column, batch);
         epilogue.apply(accumulators, row, column, batch);
     }
     epilogue.finish();
@@ -88,7 +91,7 @@ class GivenTiles(Unit):
         found += self.result_parameters(product, knobs, product.batch, partials) + self.operand_parameters(product)
         found += numbers(m=product.m, n=product.n)
         stages = (max(1024, 16 * store_columns(product, knobs) * result.itemsize) for result in product.stored)
-        shared = 4 * knobs.epilogue_stages * sum(stages) if knobs.store == "tma" else 0
+        shared = 4 * knobs.epilogue_stages * sum(stages, 8) if knobs.store == "tma" else 0
         self.texts.append(entry_text("given_tiles", f"GivenTiles<{config}>", "128", found, "given_tiles_of"))
         self.launches.append(
             Launch(
@@ -133,9 +136,31 @@ def reductions(acc, full):
     )
 
 
+def residual(acc, bias, added):
+    return acc * bias + added
+
+
+def mixed_tiles(acc, narrow, row, wide, byte, half):
+    """Of which the first and the last result take the place of tiles, and a reduction between them does not."""
+    half_result = (acc + half).astype(jnp.bfloat16)
+    return half_result, jnp.sum(acc * wide, axis=2), acc * row + wide, (acc * narrow + byte).astype(jnp.float16)
+
+
 TABLES = (("float32", (1, 37, 9)), ("bfloat16", (1, 9, 42)), ("int8", (1, 37, 1)), ("uint8", (1, 1, 42)))
 DIRECT = Sm90Knobs(tile_m=64, tile_n=32, consumers=1, store="direct")
 TMA = replace(DIRECT, tile_n=64, store="tma")
+TILES = replace(TMA, tile_n=128, fetch="tma")
+RESIDUAL = (("bfloat16", (1, 1, 136)), ("bfloat16", (2, 150, 136)))
+SMALL_RESIDUAL = (("float32", (1, 1, 72)), ("bfloat16", (1, 70, 72)))
+SHARED_RESIDUAL = (("bfloat16", (1, 1, 136)), ("bfloat16", (1, 150, 136)))
+WIDE_RESIDUAL = (("bfloat16", (1, 1, 132)), ("float32", (2, 150, 132)))
+MIXED_TILES = (
+    ("float16", (2, 70, 136)),
+    ("float32", (1, 1, 136)),
+    ("float32", (1, 70, 136)),
+    ("int8", (2, 70, 136)),
+    ("bfloat16", (2, 70, 136)),
+)
 MIXED = (("bfloat16", (1, 1, 41)), ("float32", (2, 37, 41)), ("int8", (1, 37, 1)), ("bool", (1, 1, 1)))
 PRODUCTS = {
     "odd": (ProductCase(37, 41, 8, epilogue=several, batch=2, operands=MIXED), DIRECT),
@@ -147,6 +172,20 @@ PRODUCTS = {
     "reductions": (ProductCase(37, 41, 8, epilogue=reductions, batch=2, operands=(("float32", (2, 37, 41)),)), DIRECT),
     "tma": (ProductCase(150, 48, 8, epilogue=several_stored, batch=2, operands=(("float32", (1, 1, 48)),)), TMA),
     "tma of 16 bits": (ProductCase(150, 136, 8, "bfloat16"), TMA),
+    "tiles": (ProductCase(150, 136, 8, "bfloat16", epilogue=residual, batch=2, operands=RESIDUAL), TILES),
+    "tiles, one stage": (
+        ProductCase(70, 72, 8, "bfloat16", epilogue=residual, operands=SMALL_RESIDUAL),
+        replace(TILES, epilogue_stages=1),
+    ),
+    "tiles, broadcast": (
+        ProductCase(150, 136, 8, "bfloat16", epilogue=residual, batch=2, operands=SHARED_RESIDUAL),
+        TILES,
+    ),
+    "tiles of 32 bits": (
+        ProductCase(150, 132, 8, epilogue=residual, batch=2, operands=WIDE_RESIDUAL),
+        replace(TILES, epilogue_stages=3),
+    ),
+    "tiles of several sizes": (ProductCase(70, 136, 8, epilogue=mixed_tiles, batch=2, operands=MIXED_TILES), TILES),
 }
 LOADS = {name: case for name, case in OPERANDS.items() if name != "large batch with one modulus"}
 
@@ -173,6 +212,16 @@ def test_results(name, kernels):
     given = np.stack([one.exact for one in accumulators(case, arrays)]).astype(case.accumulator)
     results = [np.zeros(one.shape, one.dtype) for one in result_types(product)]
     kernels.run(list(PRODUCTS).index(name), [given, *arrays[1:]], results)
+    check(case, results)
+
+
+@pytest.mark.parametrize("name", ["tiles", "tiles, one stage", "tiles of 32 bits"])
+def test_a_result_takes_the_place_of_a_tile(name, kernels):
+    case, _ = PRODUCTS[name]
+    arrays = case.arrays()
+    given = np.stack([one.exact for one in accumulators(case, arrays)]).astype(case.accumulator)
+    results = [np.zeros(one.shape, one.dtype) for one in result_types(case.product())]
+    kernels.run(list(PRODUCTS).index(name), [given, *arrays[1:]], results, {3: 0})
     check(case, results)
 
 

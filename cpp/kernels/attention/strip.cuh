@@ -20,7 +20,9 @@ struct TileStrip {
   __device__ __forceinline__ TileStrip(unsigned tile, int row) : line(tile + (row + threadIdx.x % 16) * 128) {}
 
   /// Columns 16 `fragment` to 16 `fragment` + 15. Eight rows lie in eight different sixteenths of their 128 bytes.
+  template <int kTile = 0>
   __device__ __forceinline__ void read(int fragment, unsigned (&words)[4]) const {
+    static_assert(kTile == 0, "a function reads one tile");
     const unsigned chunk = line + fragment / 4 * kChunkBytes;
     ptx::ldmatrix_x4<false>(words, chunk + ((fragment % 4 * 2 + threadIdx.x % 32 / 16 ^ threadIdx.x % 8) << 4));
   }

@@ -234,8 +234,19 @@ struct BlockRows {
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
     if ((*this)(row) >= call.m) return;
     const BlockPlace block(call.axes, row / kBlockRows);
-    ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0], block.first[1] + row % kBlockRows / kBlockSide,
-                                    block.first[2], batch * call.images + block.image);
+    ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0], line(block, row), block.first[2],
+                                    batch * call.images + block.image);
+  }
+  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
+                                       int row, int batch) const {
+    const BlockPlace block(call.axes, row / kBlockRows);
+    ptx::cp_async_bulk_tensor_load(destination, map, barrier, column, block.first[0], line(block, row), block.first[2],
+                                   batch * call.images + block.image);
+  }
+
+ private:
+  static __device__ __forceinline__ int line(const BlockPlace& block, int row) {
+    return block.first[1] + row % kBlockRows / kBlockSide;
   }
 };
 

@@ -5,31 +5,45 @@
 // their own types. Each warp works on 16 rows: fragment by fragment (core/fragment.cuh) the functor is applied, and its
 // results are stored, through the warp's own stages of shared memory and TMA or straight to memory
 // (core/epilogue_results.cuh), or reduced, through shuffles (core/epilogue_reductions.cuh). No warp waits for another.
+//
+// Operands of the result's own shape may be tiles, which TMA loads where results of elements as large leave from: tile
+// i lies in the stages of stored result i. A warp has its own loaded while its tile is still multiplied, when memory
+// has little else to do; reads a fragment, and writes the result's in its place:
+//
+//   stages 0, 1    | load 0, load 1 | multiply ... | wait 0, apply, store, load 2 | wait 1, apply, store, load 3 | ...
+//   barriers       full[stage], of each warp: 1 arrival, of the lane that announces the bytes of all tiles. It has
+//                  results stored too, and waits until TMA has read a stage before it has that loaded again
+//
+// Threads that load an operand themselves wait for it when their tile is done, a word of a row at a time
+// (benchmarks/results/product_kernels.md).
 #pragma once
 
 #include "core/epilogue_reductions.cuh"
+#include "core/pipeline_tma.cuh"
 
 namespace jaxdnn {
 
-/// The stages of one warp: `kEpilogueStages` of each result that is stored, one after the other.
-template <class Results, int kColumns, int kEpilogueStages>
-struct ResultStages;
-template <int kColumns, int kEpilogueStages>
-struct ResultStages<TypeList<>, kColumns, kEpilogueStages> {
-  static constexpr int kBytes = 0;
-};
-template <int kColumns, int kEpilogueStages, class First, class... Rest>
-struct ResultStages<TypeList<First, Rest...>, kColumns, kEpilogueStages> {
-  static constexpr int kOthers = ResultStages<TypeList<Rest...>, kColumns, kEpilogueStages>::kBytes;
-  static constexpr int own() {
-    if constexpr (is_reduced<First>) {
-      return 0;
-    } else {
-      return kEpilogueStages * ResultStage<First, kColumns>::kBytes;
-    }
+/// The subtiles of a stage, of those results that are stored, one after the other.
+template <class Results, int kColumns, class... Found>
+struct StageSubtiles {
+  using Types = TypeList<Found...>;
+
+  /// Bytes of the first `count` of them, and of the boxes that fill these.
+  static constexpr int bytes(int count) {
+    int i = 0, sum = 0;
+    ((sum += i++ < count ? Found::kBytes : 0), ...);
+    return sum;
   }
-  static constexpr int kBytes = own() + kOthers;
+  static constexpr int box_bytes(int count) {
+    int i = 0, sum = 0;
+    ((sum += i++ < count ? Found::kBoxBytes : 0), ...);
+    return sum;
+  }
 };
+template <class First, class... Rest, int kColumns, class... Found>
+struct StageSubtiles<TypeList<First, Rest...>, kColumns, Found...>
+    : Select<is_reduced<First>, StageSubtiles<TypeList<Rest...>, kColumns, Found...>,
+             StageSubtiles<TypeList<Rest...>, kColumns, Found..., Subtile<First, kColumns>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
 /// kTensorStore, kPairedStore.
@@ -38,55 +52,102 @@ struct TileEpilogue {
   using Operands = typename Config::Operands;
   using Results = typename Config::Results;
   using Accumulator = typename Config::Accumulator;
-  static constexpr int kColumns = Config::kStoreColumns;
+  static constexpr int kColumns = Config::kStoreColumns, kStages = Config::kEpilogueStages;
+  using Subtiles = StageSubtiles<Select<Config::kTensorStore, Results, TypeList<>>, kColumns>;
   static constexpr int kFetched = Config::kTensorStore ? 32 : 16;  // columns of operands that wait in registers
   static constexpr int kOperands = Operands::kArray;
   static constexpr int kResults = Results::kCount;
-  static constexpr int kSharedBytes =
-      Config::kTensorStore ? ResultStages<Results, kColumns, Config::kEpilogueStages>::kBytes : 0;
+  static constexpr int kTiles = tile_count<Operands>;
+  static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount);
+  static constexpr int kBarrierBytes = kTiles > 0 ? 8 * kStages : 0;
+  static_assert(kTiles <= Subtiles::Types::kCount, "a tile is loaded where a result is stored from");
 
   const OperandAddress (&operands)[kOperands];
   const ResultAddress (&results)[kResults];
   int rows, columns;  // of a matrix
   unsigned stages;    // shared address of this warp's
-  int stage = 0;
+  unsigned barriers;  // likewise
+  StagePosition<kStages> position = {};
 
-  /// Brings what `apply` will read of a tile of `kWidth` columns into the caches, while the tile is still multiplied.
-  template <int kWidth>
-  __device__ __forceinline__ void prefetch(int row, int column, int batch) const {
-    prefetch_operands<Operands, kWidth>(operands, {row, column, batch, rows, columns});
+  /// By one thread: makes the barriers of so many warps.
+  static __device__ __forceinline__ void init(unsigned barriers, int warps) {
+    for (int i = 0; i < warps * kBarrierBytes / 8; ++i) ptx::mbarrier_init(barriers + 8 * i, 1);
   }
 
-  /// Rows `row` .. `row + 15` of a tile, which are `others` of the matrix. `accumulators` are the warp's registers: of
-  /// one 64 x kWidth, or of two side by side.
-  template <int kRegisters, class Rows = StraightRows>
-  __device__ __forceinline__ void apply(const Accumulator (&accumulators)[kRegisters], int row, int column, int batch,
-                                        const Rows& others = {}) {
-    constexpr int kWidth = 2 * kRegisters / Config::kAccumulators, kFragments = kColumns / kFragmentColumns;
-    static_assert(kWidth % kColumns == 0, "a tile is made of whole subtiles");
-    Partials<Results, kWidth> partials;
-    partials.clear();
+  /// Has tiles loaded, and brings the other operands that `apply` will read of `kBlocks` x `kWidth` into the caches,
+  /// while these are still multiplied.
+  template <int kBlocks, int kWidth, class Rows = StraightRows>
+  __device__ __forceinline__ void prefetch(int row, int column, int batch, const Rows& others = {}) const {
+    if constexpr (kTiles > 0) {
+      if (threadIdx.x % 32 == 0) {
+        ptx::cp_async_bulk_wait_group_read<0>();
+        auto next = position;
 #pragma unroll
-    for (int subtile = 0; subtile < kWidth / kColumns; ++subtile) {
-      const int left = column + subtile * kColumns;
-      const FragmentCoordinate first = FragmentCoordinate::of_lane(row, left, batch, rows, columns).through(others);
-      FragmentOperands<Operands, kFetched> values;
-      values.fetch(operands, first);
-      acquire_stage();
-#pragma unroll
-      for (int i = 0; i < kFragments; ++i) {
-        constexpr int kAtOnce = kFetched / kFragmentColumns;
-        const FragmentCoordinate at = first.to_the_right(i * kFragmentColumns);
-        if (i > 0 && i % kAtOnce == 0) values.fetch(operands, at);
-        Fragment fragments[kResults];
-        apply_to_fragment<Config>(accumulators, 8 * (subtile * kFragments + i), values, i % kAtOnce, operands, at,
-                                  fragments);
-        store<0>(fragments, i, at);
-        partials.add(fragments, results, at);
+        for (int subtile = 0; subtile < kStages && subtile < kBlocks * kWidth / kColumns; ++subtile) {
+          load<kWidth>(subtile, next.stage, row, column, batch, others);
+          next.advance();
+        }
       }
-      store_stage(left, row, batch, others);
     }
-    partials.finish(results, {row, column, batch, rows, columns});
+    if constexpr (Rows::kStraight) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        prefetch_operands<Operands, kWidth>(operands, {row + block * 64, column, batch, rows, columns});
+      }
+    }
+  }
+
+  /// Rows `row` .. `row + 15` of a tile, which are `others` of the matrix, and as many of each block of 64 rows below.
+  /// `accumulators` are the warp's registers: of a block one 64 x kWidth, or two side by side.
+  template <int kBlocks, int kRegisters, class Rows = StraightRows>
+  __device__ __forceinline__ void apply(const Accumulator (&accumulators)[kBlocks][kRegisters], int row, int column,
+                                        int batch, const Rows& others = {}) {
+    constexpr int kWidth = 2 * kRegisters / Config::kAccumulators, kSubtiles = kWidth / kColumns;
+    constexpr int kFragments = kColumns / kFragmentColumns;
+    static_assert(kWidth % kColumns == 0, "a tile is made of whole subtiles");
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      const int top = row + block * 64;
+      Partials<Results, kWidth> partials;
+      partials.clear();
+#pragma unroll
+      for (int subtile = 0; subtile < kSubtiles; ++subtile) {
+        const int left = column + subtile * kColumns;
+        const FragmentCoordinate first = FragmentCoordinate::of_lane(top, left, batch, rows, columns).through(others);
+        FragmentOperands<Operands, kFetched> values;
+        values.fetch(operands, first);
+        acquire_stage();
+#pragma unroll
+        for (int i = 0; i < kFragments; ++i) {
+          constexpr int kAtOnce = kFetched / kFragmentColumns;
+          const FragmentCoordinate at = first.to_the_right(i * kFragmentColumns);
+          if (i > 0 && i % kAtOnce == 0) values.fetch(operands, at);
+          values.read(*this, i);
+          Fragment fragments[kResults];
+          apply_to_fragment<Config>(accumulators[block], 8 * (subtile * kFragments + i), values, i % kAtOnce, operands,
+                                    at, fragments);
+          store<0, 0>(fragments, i, at);
+          partials.add(fragments, results, at);
+        }
+        store_stage(left, top, batch, others);
+        if constexpr (kTiles > 0) {
+          const int next = block * kSubtiles + subtile + kStages;  // that is loaded where this one was
+          if (next < kBlocks * kSubtiles && threadIdx.x % 32 == 0) {
+            ptx::cp_async_bulk_wait_group_read<0>();
+            load<kWidth>(next, position.stage, row, column, batch, others);
+          }
+        }
+        position.advance();
+      }
+      partials.finish(results, {top, column, batch, rows, columns});
+    }
+  }
+
+  /// Reads fragment `number` of tile kTile in the stage.
+  template <int kTile, int kWords>
+  __device__ __forceinline__ void read(int number, unsigned (&words)[kWords]) const {
+    using Tile = TypeAt<kTile, typename Subtiles::Types>;
+    Tile::get(place<kTile>(position.stage), number, words);
   }
 
   /// After the last tile: TMA has to have read the stages before the block goes, and its shared memory.
@@ -97,62 +158,86 @@ struct TileEpilogue {
   }
 
  private:
-  /// Waits until TMA has read what the stage held before.
+  __device__ __forceinline__ unsigned full(int stage) const { return barriers + 8 * stage; }
+
+  /// The shared address of subtile kSubtile of a stage.
+  template <int kSubtile>
+  __device__ __forceinline__ unsigned place(int stage) const {
+    using Own = TypeAt<kSubtile, typename Subtiles::Types>;
+    return stages + kStages * Subtiles::bytes(kSubtile) + stage * Own::kBytes;
+  }
+
+  /// By one thread: starts the copies of all tiles' subtile `number` of a tile of kWidth columns to a stage.
+  template <int kWidth, class Rows>
+  __device__ __forceinline__ void load(int number, int stage, int row, int column, int batch,
+                                       const Rows& others) const {
+    constexpr int kSubtiles = kWidth / kColumns;
+    ptx::mbarrier_arrive_expect_tx(full(stage), Subtiles::box_bytes(kTiles));
+    load_tiles<0, 0>(stage, row + number / kSubtiles * 64, column + number % kSubtiles * kColumns, batch, others);
+  }
+
+  template <int kOperand, int kTile, class Rows>
+  __device__ __forceinline__ void load_tiles(int stage, int row, int column, int batch, const Rows& others) const {
+    if constexpr (kTile < kTiles) {
+      constexpr bool kIsTile = TypeAt<kOperand, Operands>::kIsTile;
+      if constexpr (kIsTile) {
+        const OperandAddress& operand = operands[kOperand];
+        others.load(operand.map, place<kTile>(stage), full(stage), column, row, operand.batch_stride == 0 ? 0 : batch);
+      }
+      load_tiles<kOperand + 1, kTile + kIsTile>(stage, row, column, batch, others);
+    }
+  }
+
+  /// Waits until the stage has what is loaded to it, or until TMA has read what it held before.
   __device__ __forceinline__ void acquire_stage() const {
-    if constexpr (kSharedBytes > 0) {
-      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<Config::kEpilogueStages - 1>();
+    if constexpr (kTiles > 0) {
+      mbarrier_wait(full(position.stage), position.parity);
+    } else if constexpr (kSharedBytes > 0) {
+      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<kStages - 1>();
       ptx::bar_warp_sync();
     }
   }
 
-  /// Has TMA store the stage, or the warp, where its rows are no neighbours; and goes on to the next one.
+  /// Has TMA store the stage, or the warp, where its rows are no neighbours.
   template <class Rows>
   __device__ __forceinline__ void store_stage(int column, int row, int batch, const Rows& others) {
     if constexpr (kSharedBytes > 0 && !Rows::kBoxes) {
       ptx::bar_warp_sync();
-      copy_rows<0>(stages, column, row, batch, others);
-      stage = stage + 1 == Config::kEpilogueStages ? 0 : stage + 1;
+      copy_rows<0, 0>(column, row, batch, others);
     } else if constexpr (kSharedBytes > 0) {
       ptx::fence_proxy_async();
       ptx::bar_warp_sync();
       if (threadIdx.x % 32 == 0) {
-        send<0>(stages, column, row, batch, others);
+        send<0, 0>(column, row, batch, others);
         ptx::cp_async_bulk_commit_group();
       }
-      stage = stage + 1 == Config::kEpilogueStages ? 0 : stage + 1;
     }
   }
 
   /// Fragment `number` of a subtile: into the stage, or to memory.
-  template <int kResult>
-  __device__ __forceinline__ void store(const Fragment (&fragments)[kResults], int number, const FragmentCoordinate& at,
-                                        unsigned base = 0) const {
+  template <int kResult, int kSubtile>
+  __device__ __forceinline__ void store(const Fragment (&fragments)[kResults], int number,
+                                        const FragmentCoordinate& at) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (is_reduced<T>) {
-        store<kResult + 1>(fragments, number, at, base);
-      } else if constexpr (Config::kTensorStore) {
-        using Stage = ResultStage<T, kColumns>;
-        Stage::put(stages + base + stage * Stage::kBytes, number, fragments[kResult]);
-        store<kResult + 1>(fragments, number, at, base + Config::kEpilogueStages * Stage::kBytes);
-      } else {
+      if constexpr (!is_reduced<T> && Config::kTensorStore) {
+        Subtile<T, kColumns>::put(place<kSubtile>(position.stage), number, fragments[kResult]);
+      } else if constexpr (!is_reduced<T>) {
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(at.batch) * rows * columns;
         store_direct<T, Config::kPairedStore>(matrix, at, fragments[kResult]);
-        store<kResult + 1>(fragments, number, at);
       }
+      store<kResult + 1, kSubtile + !is_reduced<T>>(fragments, number, at);
     }
   }
 
   /// A warp's rows to where they are in the matrix, 16 bytes at once.
-  template <int kResult, class Rows>
-  __device__ __forceinline__ void copy_rows(unsigned base, int column, int row, int batch, const Rows& others) const {
+  template <int kResult, int kSubtile, class Rows>
+  __device__ __forceinline__ void copy_rows(int column, int row, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (is_reduced<T>) {
-        copy_rows<kResult + 1>(base, column, row, batch, others);
-      } else {
-        using Stage = ResultStage<T, kColumns>;
-        constexpr int kChunks = Stage::kRowBytes / 16;
+      if constexpr (!is_reduced<T>) {
+        using Own = Subtile<T, kColumns>;
+        constexpr int kChunks = Own::kRowBytes / 16;
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
 #pragma unroll
         for (int i = 0; i < 16 * kChunks; i += 32) {
@@ -160,25 +245,21 @@ struct TileEpilogue {
           const int to = others(row + line), first = column + chunk * (16 / static_cast<int>(sizeof(T)));
           if (to >= rows || first >= columns) continue;
           unsigned words[4];
-          ptx::ld_shared<16>(words, base + stage * Stage::kBytes + Stage::offset(line, chunk));
+          ptx::ld_shared<16>(words, place<kSubtile>(position.stage) + Own::offset(line, chunk));
           ptx::st_global<16>(matrix + static_cast<long long>(to) * columns + first, words);
         }
-        copy_rows<kResult + 1>(base + Config::kEpilogueStages * Stage::kBytes, column, row, batch, others);
       }
+      copy_rows<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
     }
   }
 
-  template <int kResult, class Rows>
-  __device__ __forceinline__ void send(unsigned base, int column, int row, int batch, const Rows& others) const {
+  template <int kResult, int kSubtile, class Rows>
+  __device__ __forceinline__ void send(int column, int row, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (is_reduced<T>) {
-        send<kResult + 1>(base, column, row, batch, others);
-      } else {
-        using Stage = ResultStage<T, kColumns>;
-        others.store(results[kResult].map, base + stage * Stage::kBytes, column, row, batch);
-        send<kResult + 1>(base + Config::kEpilogueStages * Stage::kBytes, column, row, batch, others);
-      }
+      if constexpr (!is_reduced<T>)
+        others.store(results[kResult].map, place<kSubtile>(position.stage), column, row, batch);
+      send<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
     }
   }
 };

@@ -29,6 +29,7 @@ struct EpilogueOperand {
   static constexpr Columns kColumns = kColumnsOf;
   static constexpr bool kIsTable = kColumnsOf == Columns::table, kAffine = kIsTable;
   static constexpr bool kIsTile = kColumnsOf == Columns::tile;
+  static_assert(!kIsTile || kBroadcastOf == Broadcast::full, "a tile has rows and columns");
   static constexpr bool kByRow = kBroadcastOf == Broadcast::column || kBroadcastOf == Broadcast::full;
   static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
 };
@@ -45,6 +46,12 @@ inline constexpr bool has_tables = false;
 template <class... Operands>
 inline constexpr bool has_tables<TypeList<Operands...>> = (Operands::kIsTable || ...);
 
+/// How many tiles there are.
+template <class Operands>
+inline constexpr int tile_count = 0;
+template <class... Operands>
+inline constexpr int tile_count<TypeList<Operands...>> = (0 + ... + int{Operands::kIsTile});
+
 /// Strides count elements. Those that a plan leaves at zero cost no instruction.
 template <class Pointer>
 struct Address {
@@ -56,7 +63,10 @@ struct Address {
   }
 };
 
+struct TensorMap;
+
 struct OperandAddress : Address<const void*> {
+  const TensorMap* map = nullptr;  // where TMA loads
   AffineTerms batch_terms, row_terms, column_terms;
   TableIndex indices[kMostIndices];  // of a table
 
@@ -91,8 +101,6 @@ struct ElementContext : Coordinate {
     return found;
   }
 };
-
-struct TensorMap;
 
 struct ResultAddress : Address<void*> {
   const TensorMap* map = nullptr;  // where TMA stores

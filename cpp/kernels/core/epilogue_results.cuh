@@ -1,5 +1,5 @@
 // An epilogue's results on their way to memory: rounded, and through a warp's stages of shared memory and TMA, or
-// straight from registers.
+// straight from registers; and what TMA loads of its operands, which lies in those stages before.
 #pragma once
 
 #include "core/fragment.cuh"
@@ -18,12 +18,12 @@ __device__ __forceinline__ Vector<T, 2> rounded_pair(const Fragment& fragment, i
   return vector;
 }
 
-/// One result's subtile of 16 rows in shared memory, swizzled as its tensor map says: by the length of its rows. The
-/// pattern repeats every 1024 bytes at most, to which stages are aligned.
+/// A subtile of 16 rows in shared memory, of a result or an operand, swizzled as its tensor map says: by the length of
+/// its rows. The pattern repeats every 1024 bytes at most, to which stages are aligned.
 template <class T, int kColumns>
-struct ResultStage {
+struct Subtile {
   static constexpr int kRowBytes = kColumns * static_cast<int>(sizeof(T));
-  static constexpr int kBytes = 16 * kRowBytes < 1024 ? 1024 : 16 * kRowBytes;
+  static constexpr int kBoxBytes = 16 * kRowBytes, kBytes = kBoxBytes < 1024 ? 1024 : kBoxBytes;
   static_assert(kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32, "a row of a stage is as long as a swizzle's");
 
   static __device__ __forceinline__ unsigned offset(int row, int chunk) {
@@ -43,15 +43,34 @@ struct ResultStage {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const Vector<T, 2> rounded = rounded_pair<T>(fragment, i);
-        const int row = lane / 4 + i % 2 * 8, half = i / 2;
         if constexpr (sizeof(T) == 4) {
-          const unsigned address = stage + offset(row, 4 * number + 2 * half + lane % 4 / 2);
-          ptx::st_shared<8>(address + lane % 2 * 8, rounded.words);
+          ptx::st_shared<8>(pair(stage, number, i), rounded.words);
         } else {
-          ptx::st_shared<2>(stage + offset(row, number) + 8 * half + lane % 4 * 2, rounded.words);
+          const unsigned line = stage + offset(lane / 4 + i % 2 * 8, number);
+          ptx::st_shared<2>(line + i / 2 * 8 + lane % 4 * 2, rounded.words);
         }
       }
     }
+  }
+
+  /// Reads fragment `number`: what a warp has read of it, it may write over.
+  static __device__ __forceinline__ void get(unsigned stage, int number, unsigned (&words)[2 * sizeof(T)]) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4, "operands of other sizes are loaded by the threads");
+    if constexpr (sizeof(T) == 2) {
+      ptx::ldmatrix_x4<false>(words, stage + offset(threadIdx.x % 16, 2 * number + threadIdx.x % 32 / 16));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::ld_shared<8>(words + 2 * i, pair(stage, number, i));
+      }
+    }
+  }
+
+ private:
+  /// Where the thread's pair `i` of 32-bit elements of a fragment is.
+  static __device__ __forceinline__ unsigned pair(unsigned stage, int number, int i) {
+    const int lane = threadIdx.x % 32, row = lane / 4 + i % 2 * 8;
+    return stage + offset(row, 4 * number + i / 2 * 2 + lane % 4 / 2) + lane % 2 * 8;
   }
 };
 

@@ -24,15 +24,19 @@ constexpr int kFragmentColumns = 16;
 using Fragment = RegisterOf<4>[8];
 
 /// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and
-/// whether 16 of them, a warp's, are a box that TMA can store.
+/// whether 16 of them, a warp's, are a box that TMA can store and load.
 struct StraightRows {
   static constexpr bool kStraight = true, kBoxes = true;
 
   __device__ __forceinline__ int operator()(int row) const { return row; }
 
-  /// By one thread: the 16 rows from `row` on, at shared address `source`.
+  /// By one thread: the 16 rows from `row` on, from shared memory, and to there.
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
     ptx::cp_async_bulk_tensor_store(map, source, column, row, batch);
+  }
+  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
+                                       int row, int batch) const {
+    ptx::cp_async_bulk_tensor_load(destination, map, barrier, column, row, batch);
   }
 };
 
@@ -142,11 +146,10 @@ struct FragmentOperand {
   }
 };
 
-/// Of one that lies in a tile of shared memory, where a fragment is four matrices of 8 x 8: in elements 2 i and 2 i + 1
-/// of a thread what ldmatrix gives it of matrix i.
+/// Of one that lies in a tile of shared memory, where a fragment is four matrices of 8 x 8: elements 2 i and 2 i + 1
+/// are the thread's of matrix i, as ldmatrix gives them where they have 16 bits.
 template <class T, Broadcast kBroadcast, int kPairs>
 struct FragmentOperand<EpilogueOperand<T, kBroadcast, Columns::tile>, kPairs> {
-  static_assert(sizeof(T) == 2 && kBroadcast == Broadcast::full, "rows of 16-bit elements");
   Vector<T, 8> elements;
 
   __device__ __forceinline__ Held<T> value(int, int i) const { return widen(elements.get(i)); }
@@ -156,7 +159,7 @@ struct FragmentOperand<EpilogueOperand<T, kBroadcast, Columns::tile>, kPairs> {
 template <class Operands, int kColumns, int kIndex = 0>
 struct FragmentOperands {
   __device__ __forceinline__ void fetch(const OperandAddress*, const FragmentCoordinate&) {}
-  template <class Strip>
+  template <int kTile = 0, class Strip>
   __device__ __forceinline__ void read(const Strip&, int) {}
   __device__ __forceinline__ void values(int, int, RegisterOf<4>*) const {}
 };
@@ -171,11 +174,11 @@ struct FragmentOperands<TypeList<First, Rest...>, kColumns, kIndex> {
     rest.fetch(addresses, at);
   }
 
-  /// Reads a fragment of a tile, of whose `strip` of 16 rows it is one.
-  template <class Strip>
+  /// Reads a fragment of each tile, of whose `strip` of 16 rows it is one. Before the first are `kTile` others.
+  template <int kTile = 0, class Strip>
   __device__ __forceinline__ void read(const Strip& strip, int fragment) {
-    if constexpr (First::kIsTile) strip.read(fragment, own.elements.words);
-    rest.read(strip, fragment);
+    if constexpr (First::kIsTile) strip.template read<kTile>(fragment, own.elements.words);
+    rest.template read<kTile + First::kIsTile>(strip, fragment);
   }
 
   /// Of element `i` of fragment `fragment`.

@@ -19,6 +19,7 @@
 //                    empty[stage]  a lane of each consuming warp, of each block that this one's copies write to:
 //                                  4 x (kPingpong ? 1 : kConsumers) x (kClusterM + kClusterN - 1)
 //                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
+//                    and those of the epilogue's tiles (core/epilogue.cuh)
 //   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
 //   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
 //   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
@@ -157,9 +158,11 @@ struct ProductSm90 {
   using Cluster = ClusterCoordinate<Config::kClusterM, Config::kClusterN>;
   using Pipeline = TmaPipeline<Config::kStages, Stage::kBytes, Cluster>;
   static constexpr int kEpilogueAt = Config::kStages * Pipeline::kStageStride;
-  static constexpr int kBarriersAt = kEpilogueAt + 4 * Config::kConsumers * TileEpilogue<Config>::kSharedBytes;
+  static constexpr int kWarps = 4 * Config::kConsumers;
+  static constexpr int kBarriersAt = kEpilogueAt + kWarps * TileEpilogue<Config>::kSharedBytes;
+  static constexpr int kEpilogueBarriersAt = kBarriersAt + Pipeline::kBarrierBytes;
   using Queue = TileQueue<Cluster::kBlocks>;
-  static constexpr int kQueueAt = kBarriersAt + Pipeline::kBarrierBytes;
+  static constexpr int kQueueAt = kEpilogueBarriersAt + kWarps * TileEpilogue<Config>::kBarrierBytes;
   static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
@@ -344,9 +347,14 @@ struct ProductConsumer {
 
   /// Multiplies and writes all of this consumer's tiles.
   __device__ __forceinline__ void consume() {
-    TileEpilogue<Config> epilogue{
-        block.call.operands, block.call.results, block.call.m, block.call.n,
-        block.pipeline.stages + Call::kEpilogueAt + (consumer * 4 + warp) * TileEpilogue<Config>::kSharedBytes};
+    using Epilogue = TileEpilogue<Config>;
+    const unsigned shared = block.pipeline.stages, number = consumer * 4 + warp;
+    Epilogue epilogue{block.call.operands,
+                      block.call.results,
+                      block.call.m,
+                      block.call.n,
+                      shared + Call::kEpilogueAt + number * Epilogue::kSharedBytes,
+                      shared + Call::kEpilogueBarriersAt + number * Epilogue::kBarrierBytes};
     const Turns turns{consumer};
     turns.start();
     auto walk = block.template tiles<true>();
@@ -363,12 +371,8 @@ struct ProductConsumer {
       finish_tile(accumulators, promotion);
 
       const TilePosition tile = block.order[walk.index];
-      const auto result_rows = block.call.result_rows(tile.batch);
-#pragma unroll
-      for (int rows = 0; rows < kBlocks; ++rows) {
-        epilogue.apply(accumulators[rows], block.row(tile) + first_row + rows * 64 + warp * 16, block.column(tile),
-                       block.call.result_matrix(tile.batch), result_rows);
-      }
+      epilogue.apply(accumulators, block.row(tile) + first_row + warp * 16, block.column(tile),
+                     block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
       for (int passed = 0; passed < Turns::kTiles; ++passed) walk.advance();
     }
@@ -419,15 +423,13 @@ struct ProductConsumer {
     promotion.finish(accumulators[0]);
   }
 
-  /// Prefetches what the epilogue of a tile reads, while the tile is multiplied.
+  /// Brings closer what the epilogue of a tile reads, while the tile is multiplied.
   __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, unsigned index) const {
-    if constexpr (Config::Operands::kCount > 0 && decltype(block.call.result_rows(0))::kStraight) {
+    if constexpr (Config::Operands::kCount > 0) {
       const TilePosition tile = block.order[index];
-#pragma unroll
-      for (int rows = 0; rows < Call::kRows; rows += 64) {
-        epilogue.template prefetch<Call::kWidth>(block.row(tile) + first_row + warp * 16 + rows, block.column(tile),
-                                                 tile.batch);
-      }
+      epilogue.template prefetch<kBlocks, Call::kWidth>(block.row(tile) + first_row + warp * 16, block.column(tile),
+                                                        block.call.result_matrix(tile.batch),
+                                                        block.call.result_rows(tile.batch));
     }
   }
 };
@@ -443,6 +445,7 @@ __device__ __forceinline__ void product_sm90(const Call& call) {
   const unsigned taken = takes ? block.queue.take() : 0;
   if (threadIdx.x == 0) {
     block.queue.init();
+    TileEpilogue<Config>::init(block.pipeline.stages + Call::kEpilogueBarriersAt, Call::kWarps);
     call.init(block.pipeline.stages);
     block.pipeline.init(4 * (Config::kPingpong ? 1 : Config::kConsumers));
   }

@@ -56,6 +56,14 @@ class EpilogueOperand:
         strides = [term.stride for terms in self.terms for term in terms] + [self.row_stride, self.batch_stride]
         return self.column_stride <= 1 and not self.terms[2] and not any(one & 1 for one in (offset, *strides))
 
+    def columns(self, count: int) -> Literal["table", "strided", "pairs", "single"]:
+        """How columns lie, of so many, for threads that have pairs of them (cpp/kernels/core/epilogue_operands.cuh)."""
+        if self.gathered:
+            return "table"
+        if self.column_stride > 1 or self.terms[2]:
+            return "strided"
+        return "pairs" if self.pairs and count % 2 == 0 else "single"
+
 
 @dataclass(frozen=True)
 class Reduced:

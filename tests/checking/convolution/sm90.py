@@ -49,13 +49,23 @@ SMALL = {
     "epilogue": convolution(
         (2, 6, 7, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
+    "residual": convolution(
+        (2, 9, 8, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="residual",
+        extras=(row(72), ((2, 9, 8, 72), BF16)),
+    ),
+    "residual, phases": convolution(
+        (2, 6, 5, 64), (3, 4, 64, 32), F16, lhs_dilation=(3, 2), padding=((2, 1), (0, 4)), epilogue="residual",
+        extras=(row(32, F16), ((2, 17, 10, 32), F16)),
+    ),
     "reductions": convolution((2, 6, 7, 64), (3, 3, 64, 40), BF16, padding="SAME", epilogue="sums of channels"),
     "stored elsewhere": convolution((2, 64, 6, 7), (36, 64, 3, 3), BF16, layout=FIRST, padding="SAME"),
-}
+}  # fmt: skip
 MAPPED = {
     "images, mapped": (SMALL["few channels"], (0, None)),
     "both, mapped": (convolution((2, 4, 8, 64), (3, 2, 64, 40), BF16, padding="SAME"), (0, 0)),
     "filters, mapped": (SMALL["stride"], (None, 0)),
+    "residuals, mapped": (SMALL["residual"], (0, 0, None, 0)),
+    "residual, both mapped": (SMALL["residual"], (0, 0, None, None)),
     "groups, mapped": (convolution((2, 8, 16, 96), (3, 2, 32, 96), BF16, padding="SAME", groups=3), (0, 0)),
 }
 PROBLEMS = {
@@ -72,6 +82,12 @@ FORCED = {
     ],
     "same, image": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, cluster_n=2, consumers=1)],
     "flipped, image": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=2, cluster_n=2, consumers=1)],
+    "residual, output": [
+        Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, schedule="pingpong", epilogue_stages=1, fetch="tma"),
+        Sm90Knobs(tile_m=256, tile_n=64, stages=2, cluster_m=1, fetch="tma"),
+        Sm90Knobs(tile_m=64, tile_n=96, stages=2, cluster_m=1, consumers=1, epilogue_stages=3, fetch="tma"),
+        Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2),
+    ],
     "stride, filter": [
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2),
     ],

@@ -41,6 +41,15 @@ def narrow(acc):
     )
 
 
+def residual(acc, bias, added):
+    return jax.nn.silu(acc + bias) + added
+
+
+def swiglu_backward(acc, gate, up):
+    _, vjp = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, gate.astype(jnp.float32), up.astype(jnp.float32))
+    return vjp(acc)
+
+
 def _exact() -> dict[str, ProductCase]:
     """By name."""
     found = {}

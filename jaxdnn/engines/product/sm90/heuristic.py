@@ -12,16 +12,19 @@ import numpy as np
 
 from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
+from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
 from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
     accumulator_registers,
     cluster_tiles,
     depth,
+    fetch_reason,
     knobs_reason,
     loaded_lines,
     tensor_maps,
 )
+from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK, tma_reason
 from jaxdnn.pointwise import functor
 
@@ -63,6 +66,8 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
 ADDITIONS = frozenset(("add", "sub", "neg", "convert"))  # likewise, with one 16-bit operand of the result's shape
+# Registers of the operands besides tiles, and of the results, that leave room for the most accumulators [19].
+OTHERS_BESIDE_TILES, RESULTS_BESIDE_TILES = 5, 16
 
 SHAPES = (
     Sm90Knobs(),
@@ -143,6 +148,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     knobs = replace(
         knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion, store="direct" if direct else staged
     )
+    knobs = replace(knobs, fetch=fetched(product, knobs))
     smallest = knobs.consumer_rows * knobs.tile_n * accumulators == 64 * 64
     if not smallest and accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
         return None
@@ -161,7 +167,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
 def moved(product: Product) -> int:
     """Bytes of the operands and the result, each once."""
     operands = sum(matrix.rows * matrix.columns for matrix in (product.a, *product.b))
-    return product.a.itemsize * (operands + product.m * product.n) * product.batch
+    full = sum(np.dtype(operand.dtype).itemsize for operand in product.operands if operand.broadcast == "full")
+    return (product.a.itemsize * operands + (product.a.itemsize + full) * product.m * product.n) * product.batch
 
 
 def promotes(product: Product) -> bool:
@@ -178,21 +185,34 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     if product.is_plain and knobs.store == "tma":
         return MOST_ACCUMULATORS
     stored = list(map(result_registers, product.results))
+    tiles = tile_operands(product) if knobs.fetch == "tma" else ()
     # Accumulators that are stored as they are leave one result after the other.
     work = sum(stored) if product.program.operations else max(stored)
-    work += sum(map(operand_registers, product.operands))
+    work += sum(operand_registers(operand, tile=i in tiles) for i, operand in enumerate(product.operands))
     work += REDUCTION_REGISTERS * len(product.reduced)
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_ACCUMULATORS
     three = knobs.consumers == 3
+    if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
+        return MOST_ACCUMULATORS if is_lightest_beside(product, tiles) else LIGHT_ACCUMULATORS
     limit = (
         LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
     )  # half of them are added to the others, and free then
     return limit - max(0, work - (EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]))
 
 
-def operand_registers(operand: EpilogueOperand) -> int:
-    """Registers that hold an operand's values for 32 columns of two rows, or what it is looked up with."""
+def fetched(product: Product, knobs: Sm90Knobs) -> Literal["tma", "direct"]:
+    """How operands of the result's own shape come: by TMA, where that can be."""
+    tiles = replace(knobs, fetch="tma")
+    return "direct" if fetch_reason(product, tiles) or tensor_maps(product, tiles) > MAX_TENSOR_MAPS else "tma"
+
+
+def operand_registers(operand: EpilogueOperand, *, tile: bool) -> int:
+    """Registers that hold an operand's values for 32 columns of two rows, or 16 of a tile's, or what it is looked up
+    with.
+    """
+    if tile:
+        return 2 * np.dtype(operand.dtype).itemsize
     if operand.gathered:
         return LOOKUP_REGISTERS[len(operand.gathered)]
     rows = 2 if operand.broadcast in ("column", "full") else 1
@@ -219,6 +239,25 @@ def is_light(product: Product) -> bool:
     silu = "logistic" in product.program.operations and product.operands and len(product.b) == 1
     # A tanh that is not part of a gelu takes twice its constants.
     return narrow and rows and light and not silu and "approximate_tanh(" not in functor(product.program).source
+
+
+def is_light_beside(product: Product, tiles: Sequence[int]) -> bool:
+    """Whether the epilogue takes few registers besides those of its tiles, of which few are read at once."""
+    others = [operand for number, operand in enumerate(product.operands) if number not in tiles]
+    few = all(operand.broadcast != "full" and not operand.gathered for operand in others)
+    return few and not product.reduced and not is_long(product.program)
+
+
+def is_lightest_beside(product: Product, tiles: Sequence[int]) -> bool:
+    """Whether it leaves room for the most accumulators: with two 16-bit results, of 16-bit tiles and at most one row of
+    16 bits, or of nothing but sums of tiles [19].
+    """
+    others = [operand for number, operand in enumerate(product.operands) if number not in tiles]
+    few = len(others) <= 1 and not any(term for operand in others for term in operand.terms)
+    few = few and sum(operand_registers(operand, tile=False) for operand in others) <= OTHERS_BESIDE_TILES
+    narrow = all(np.dtype(product.operands[number].dtype).itemsize == 2 for number in tiles)
+    sums = not others and ADDITIONS.issuperset(product.program.operations)
+    return (sums or (narrow and few)) and sum(map(result_registers, product.results)) <= RESULTS_BESIDE_TILES
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
 from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth, tma_reason
 from jaxdnn.plan import Scratch
 
@@ -36,6 +37,8 @@ class Sm90Knobs:
       store: "tma": results leave through shared memory and TMA. "rows": likewise, row by row, where rows of a tile are
         no neighbours in the result. "direct": straight from registers.
       epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA.
+      fetch: of the epilogue's operands of the result's own shape. "tma": those that can be are tiles, loaded where
+        results leave from. "direct": straight to registers.
     """
 
     tile_m: int = 128
@@ -52,6 +55,7 @@ class Sm90Knobs:
     promotion: int = 0
     store: Literal["tma", "rows", "direct"] = "tma"
     epilogue_stages: int = 2
+    fetch: Literal["tma", "direct"] = "direct"
 
     def __post_init__(self) -> None:
         positive = (
@@ -90,7 +94,7 @@ class Sm90Knobs:
     @property
     def constants(self) -> dict[str, int]:
         """What the kernel is compiled with, by the names that its `Config` has."""
-        others = ("schedule", "store", "swizzle", "split_k")  # flags, and what is known when it is launched
+        others = ("schedule", "store", "fetch", "swizzle", "split_k")  # flags, and what is known when it is launched
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in others}
         return {name.title().replace("_", ""): value for name, value in named.items()}
 
@@ -209,6 +213,8 @@ def knobs_reason(
     if accumulator_registers(product, knobs) > most:
         held = f"{accumulator_registers(product, knobs)} accumulators"
         return f"a thread of {knobs.consumers} warp groups would hold {held}; expected at most {most}"
+    if knobs.fetch == "tma" and (reason := fetch_reason(product, knobs)):
+        return reason
     if knobs.store != "direct":
         if (maps := tensor_maps(product, knobs)) > MAX_TENSOR_MAPS:
             return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
@@ -225,6 +231,15 @@ def knobs_reason(
     return None
 
 
+def fetch_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+    """Why TMA can't load any of the epilogue's operands with these knobs, or None."""
+    if knobs.store != "tma" or knobs.split_k > 1:
+        return "fetch is 'tma'; expected store = 'tma' and one split, since operands lie where results leave from"
+    if not tile_operands(product):
+        return "fetch is 'tma', and no operand of the epilogue can be a tile; expected 'direct'"
+    return None
+
+
 def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
     """Of each result that the multiplying kernel stores, the bytes of an element."""
     return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in product.stored]
@@ -232,7 +247,8 @@ def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
 
 def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
     """Tensor maps of the multiplying kernel, where TMA stores its results."""
-    return 1 + len(product.b) + len(stored_sizes(product, knobs))
+    tiles = len(tile_operands(product)) if knobs.fetch == "tma" else 0
+    return 1 + len(product.b) + len(stored_sizes(product, knobs)) + tiles
 
 
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
@@ -255,7 +271,8 @@ def shared_memory(product: Product, knobs: Sm90Knobs, stage: int) -> int:
     row = store_columns(product, knobs)
     subtiles = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
     epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store != "direct" else 0
-    return knobs.stages * stage + epilogue_stages + knobs.stages * 16 + TILE_QUEUE
+    full = 4 * knobs.consumers * knobs.epilogue_stages * 8 if knobs.fetch == "tma" else 0
+    return knobs.stages * stage + epilogue_stages + knobs.stages * 16 + full + TILE_QUEUE
 
 
 def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:

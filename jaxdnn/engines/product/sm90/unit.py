@@ -28,6 +28,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     transposes,
 )
 from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
+from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, SWIZZLE, operand_map, tensor_map
 from jaxdnn.engines.unit import (
     Constant,
@@ -93,6 +94,7 @@ class Unit:
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
         self.product = self._copies(product)
+        self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
         if knobs.split_k > 1:
             self._split()
         else:
@@ -170,12 +172,8 @@ class Unit:
     def traits(self, product: Product, epilogue: Functor) -> dict[str, str]:
         """The types of a `Config` that say what the epilogue reads and writes."""
         operands = []
-        for operand in product.operands:
-            columns = "pairs" if operand.pairs and product.n % 2 == 0 else "single"
-            if operand.gathered:
-                columns = "table"
-            elif operand.column_stride > 1 or operand.terms[2]:
-                columns = "strided"
+        for number, operand in enumerate(product.operands):
+            columns = "tile" if number in self.fetched else operand.columns(product.n)
             operands.append(operand_type(operand, operand.dtype, columns))
         results = [
             self.reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
@@ -197,8 +195,15 @@ class Unit:
         """The epilogue's operands, with those strides that are used."""
         found = []
         for i, operand in enumerate(product.operands):
-            found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
             strides = {"row_stride": operand.row_stride, "batch_stride": operand.batch_stride}
+            if i in self.fetched:
+                matrix = operand_matrix(operand, product)
+                batch, columns = product.batch if matrix.batch_stride else 1, store_columns(self.product, self.knobs)
+                boxes = self.result_map(matrix, batch, columns)
+                found.append(map_parameter(f"operand{i}", f"operands[{i}].map", boxes))
+                strides = {"batch_stride": matrix.batch_stride}
+            else:
+                found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
             if operand.column_stride > 1 or operand.gathered:
                 strides["column_stride"] = operand.column_stride
             for name, stride in strides.items():

@@ -10,7 +10,7 @@ from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patches, knobs_reason
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patches, fetch_reason, knobs_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.heuristic import (
     L2_RATE,
@@ -19,6 +19,7 @@ from jaxdnn.engines.product.sm90.heuristic import (
     TILE,
     TOGETHER,
     accumulator_limit,
+    fetched,
     moved,
 )
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed, tensor_maps
@@ -76,6 +77,7 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
     many = tensor_maps(loaded, knobs) > MAX_TENSOR_MAPS
     direct = many or any(tma_reason(result, "a result") for result in loaded.stored)
     stored = replace(knobs, store="direct" if direct else "tma")
+    stored = replace(stored, fetch="direct" if fetch_reason(patches) else fetched(loaded, stored))
     most = accumulator_limit(loaded, stored)
     if accumulator_registers(loaded, stored) > (min(most, _ACCUMULATORS_OF_THREE) if knobs.consumers == 3 else most):
         return None

@@ -10,6 +10,7 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, launch_reaso
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.sm90.knobs import loaded_columns, packed, shared_memory
+from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS
 
 BLOCK = 8  # places of a block's side
@@ -121,6 +122,15 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
     return launch_reason(product, patches.axes)
 
 
+def fetch_reason(patches: Patches) -> str | None:
+    """Why TMA can't load the epilogue's operands by blocks of places, or None."""
+    product = patches.gemm.product
+    matrices = (operand_matrix(product.operands[number], product) for number in tile_operands(product))
+    if any(matrix.batch_stride not in (0, product.m * matrix.row_stride) for matrix in matrices):
+        return "the operands of a batch are not one after the other; expected fetch = 'direct'"
+    return None
+
+
 def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit: int) -> str | None:
     """Why the knobs don't fit the convolution, or None."""
     product = patches.gemm.product
@@ -143,6 +153,8 @@ def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit:
         result.batch_stride not in (0, product.m * result.row_stride) for result in product.stored
     ):
         return "the results of a batch are not one after the other; expected store = 'direct'"
+    if knobs.fetch == "tma" and (reason := fetch_reason(patches)):
+        return reason
     loaded, _ = packed(product)
     if (needed := patches.shared_memory(loaded, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
