@@ -130,65 +130,89 @@ struct AttentionConsumer {
         values{block.values},
         score_tiles{block.scores} {}
 
-  /// Computes and writes all tiles.
+  /// Computes and writes all tiles. Behind the last product of a tile, and while it is written, the tensor cores work on
+  /// the first scores of the next one.
   __device__ __forceinline__ void consume() {
     turns.start();
     auto walk = block.template tiles<true>();
-    while (walk.on_a_tile()) {
-      const Tile tile = block.tile(walk.index);
+    if (!walk.on_a_tile()) return;
+    Tile tile = block.tile(walk.index);
+    start_tile();
+    begin(tile);
+    finish_scores<0>();
+    while (true) {
       compute(tile);
-      store(tile);
       walk.advance();
+      if (!walk.on_a_tile()) break;
+      start_sums();
+      start_tile();
+#ifdef EARLY
+      const Tile next = block.tile(walk.index);
+#endif
+      finish_sums<1>();
+      store(tile);
+#ifdef EARLY
+      tile = next;
+#else
+      tile = block.tile(walk.index);
+#endif
+      begin(tile);
+      finish_scores<0>();
     }
+    start_sums();
+    finish_sums<0>();
+    store(tile);
   }
 
  private:
-  __device__ __forceinline__ void compute(const Tile& tile) {
-    begin(tile);
+  /// The first scores of a tile.
+  __device__ __forceinline__ void start_tile() {
     queries.wait();
     if constexpr (Config::kQueryInRegisters) fetch_query();
-    KeyBlockWalk<AttentionTile<Config>> blocks(tile);
-    if (blocks.on_a_block()) {
-      int number = blocks.number();
-      const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
-      const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
-      const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
-      const int whole_end = tile.end_key(block.call, first);  // in keys
-      fetch(number, true);
-      keys.wait();
-      start_scores();
-      finish_scores<0>();
-      float correction[2];
-      soften(number, true, correction);
-      pack_weights(number);
-      if constexpr (kMasked) {
-        for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
-          if (kOnce || blocks.partial()) {
-            step(blocks.number(), !kOnce || blocks.partial());
-          } else {
-            step(blocks.number(), false);
-          }
+    keys.wait();
+#ifdef TURN
+    turns.wait();
+#endif
+    start_scores();
+#ifdef TURN
+    turns.pass_on();
+#endif
+  }
+
+  /// From the first scores, which have been started, to the last product, which is left unfinished.
+  __device__ __forceinline__ void compute(const Tile& tile) {
+    KeyBlockWalk<Tile> blocks(tile, 1);
+    int number = blocks.number();
+    const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
+    const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
+    const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
+    const int whole_end = tile.end_key(block.call, first);  // in keys
+    float correction[2];
+    soften(number, true, correction);
+    pack_weights(number);
+    if constexpr (kMasked) {
+      for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
+        if (kOnce || blocks.partial()) {
+          step(blocks.number(), !kOnce || blocks.partial());
+        } else {
+          step(blocks.number(), false);
         }
-      } else if constexpr (kOnce) {
-        while (--number >= tile.first_block) {
-          step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
-        }
-      } else {
-        if constexpr (Config::kRight) {
-          while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
-        }
-        while (number > tile.first_block && number > whole_from) step(--number, false);
-        if constexpr (Config::kLeft) {
-          while (number > tile.first_block) step(--number, true);
-        }
+      }
+    } else if constexpr (kOnce) {
+      while (--number >= tile.first_block) {
+        step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
+      }
+    } else {
+      if constexpr (Config::kRight) {
+        while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
+      }
+      while (number > tile.first_block && number > whole_from) step(--number, false);
+      if constexpr (Config::kLeft) {
+        while (number > tile.first_block) step(--number, true);
       }
     }
     if constexpr (!Config::kQueryInRegisters) let_go_of_query();
-    if (tile.blocks > 0) {
-      values.wait();
-      start_sums();
-      finish_sums();
-    }
+    values.wait();
   }
 
   /// One more block of keys, whose scores and weights follow those that are in the registers.
@@ -203,10 +227,10 @@ struct AttentionConsumer {
     finish_scores<1>();
     // A mask's function takes the weights' registers, if that is known here.
     const bool early = kMasked && !kOnce && masked;
-    if (early) finish_sums();
+    if (early) finish_sums<0>();
     float correction[2];
     soften(number, masked, correction);
-    if (!early) finish_sums();
+    if (!early) finish_sums<0>();
     pack_weights(number);
     if (ptx::vote_sync_any(correction[0] != 1 || correction[1] != 1)) {
 #pragma unroll
@@ -220,7 +244,7 @@ struct AttentionConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = tile.query(first_row + 8 * r);
-      const int end = tile.end_key(block.call, query);
+      const int end = tile.blocks > 0 ? tile.end_key(block.call, query) : 0;
       largest[r] = -math::infinity<float>();
       total[r] = 0;
       first_key[r] = tile.first_key(block.call, query);
@@ -231,6 +255,7 @@ struct AttentionConsumer {
     if constexpr (kDropped) {
       dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
     }
+    fetch(KeyBlockWalk<Tile>(tile, 1).number(), true);
   }
 
   /// Starts to load what the scores of a block of keys are made of besides products; what its mask reads, into caches.
@@ -297,8 +322,9 @@ struct AttentionConsumer {
     keys.advance();
   }
 
+  template <int kPending>
   __device__ __forceinline__ void finish_sums() {
-    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_wait_group<kPending>();
     ptx::warpgroup_fence_operand(sums);
     values.release();
     values.advance();

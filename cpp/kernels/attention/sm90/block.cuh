@@ -63,7 +63,7 @@ struct AttentionBlock {
         });
       };
       int before = -1;
-      for (KeyBlockWalk<AttentionTile<Config>> blocks(tile); blocks.on_a_block(); blocks.advance()) {
+      for (KeyBlockWalk<AttentionTile<Config>> blocks(tile, 1); blocks.on_a_block(); blocks.advance()) {
         const int block = blocks.number();
         to_keys.fill([&](unsigned stage, unsigned full) {
           Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
@@ -77,7 +77,7 @@ struct AttentionBlock {
         }
         before = block;
       }
-      if (before >= 0) load_values(before);
+      load_values(before);
     }
   }
 };

@@ -183,13 +183,17 @@ struct AttentionTile : KeyRange<Config> {
   }
 };
 
-/// A walk through the blocks of keys of a tile, from the last to the first.
+/// A walk through the blocks of keys of a tile, from the last to the first. Where there are fewer than `fewest`, 0 or 1,
+/// it comes to one that nobody sees.
 template <class Tile>
 struct KeyBlockWalk {
   const Tile& tile;
-  int left, entry;  // blocks that are left; in a list
+  int left, entry = 1;  // blocks that are left; in a list
 
-  __device__ __forceinline__ explicit KeyBlockWalk(const Tile& tile) : tile(tile), left(tile.blocks) { read(); }
+  __device__ __forceinline__ explicit KeyBlockWalk(const Tile& tile, int fewest = 0)
+      : tile(tile), left(tile.blocks > fewest ? tile.blocks : fewest) {
+    read();
+  }
 
   __device__ __forceinline__ bool on_a_block() const { return left > 0; }
   __device__ __forceinline__ int number() const { return Tile::kListed ? entry / 2 : tile.first_block + left - 1; }
@@ -204,7 +208,7 @@ struct KeyBlockWalk {
  private:
   __device__ __forceinline__ void read() {
     if constexpr (Tile::kListed) {
-      if (left > 0) entry = tile.list[tile.blocks - left];
+      if (left > 0 && tile.blocks > 0) entry = tile.list[tile.blocks - left];
     }
   }
 };
