@@ -96,8 +96,8 @@ LARGE = {
 }
 # Of which all configurations are compiled, which tuning may choose; of the others, the one that is chosen without it.
 TUNED = ("64", "causal 128", "bias 64", "segments 128", "dropout 64", "everything 128")
-# Bytes, stored and loaded: a number or two that a thread reads once for each tile, and not for each block of keys.
-MOST_SPILLED = 16
+# Bytes, stored and loaded: of numbers that a thread reads once for each tile, and not for each block of keys.
+MOST_SPILLED = 72
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 

@@ -15,9 +15,12 @@
 //
 //                    A consumer starts the scores of a block of keys, and the product of the weights of the block
 //                    before and its values: the tensor cores work on that one while it computes the new weights. Two
-//                    consumers take turns to start, so that one's softmax runs behind the other's multiplies.
+//                    consumers take turns to start, so that one's softmax runs behind the other's multiplies. Behind
+//                    a tile's last product come the first scores of the next tile, if its queries are there, which
+//                    takes a second stage of them, or registers: they are multiplied while the results are written
 //   keys             from the last block to the first. A consumer masks those that an edge of the mask cuts, of its own
-//                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out.
+//                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out. A
+//                    tile that sees nothing has one block, all of it masked: so each has first scores, and a product.
 //                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
 //                    the function is to be asked
 //   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
@@ -92,7 +95,10 @@ struct AttentionConsumer {
   static constexpr bool kMasked = !is_same<typename Config::Mask, void>;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
   static constexpr bool kTiled = Config::kScoreStages > 0;
+  // Whether a tile's first scores are started behind the last product of the one before: where its queries are there.
+  static constexpr bool kAhead = Config::kQueryInRegisters || Config::kQueryStages > 1;
   static constexpr bool kOnce = kScored || kDropped;  // the text of a step stands there, for the sake of registers
+  static constexpr int kMaskColumns = 64;  // of which a mask's function loads at once: to the registers of weights
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   static constexpr float kSlack = 8;  // of exponents: weights are at most 2^8, which float16 holds as well as 1
 
@@ -130,8 +136,7 @@ struct AttentionConsumer {
         values{block.values},
         score_tiles{block.scores} {}
 
-  /// Computes and writes all tiles. Behind the last product of a tile, and while it is written, the tensor cores work on
-  /// the first scores of the next one.
+  /// Computes and writes all tiles.
   __device__ __forceinline__ void consume() {
     turns.start();
     auto walk = block.template tiles<true>();
@@ -143,43 +148,37 @@ struct AttentionConsumer {
     while (true) {
       compute(tile);
       walk.advance();
-      if (!walk.on_a_tile()) break;
-      start_sums();
-      start_tile();
-#ifdef EARLY
-      const Tile next = block.tile(walk.index);
-#endif
-      finish_sums<1>();
-      store(tile);
-#ifdef EARLY
-      tile = next;
-#else
-      tile = block.tile(walk.index);
-#endif
+      const bool last = !walk.on_a_tile();
+      if (last || !kAhead) {
+        start_sums();
+        finish_sums<0>();
+        store(tile);
+        if (last) return;
+        tile = block.tile(walk.index);
+        start_tile();
+      } else {
+        start_sums();
+        start_tile();
+        const Tile next = block.tile(walk.index);
+        finish_sums<1>();
+        store(tile);
+        tile = next;
+      }
       begin(tile);
       finish_scores<0>();
     }
-    start_sums();
-    finish_sums<0>();
-    store(tile);
   }
 
  private:
-  /// The first scores of a tile.
+  /// Starts the first scores of a tile.
   __device__ __forceinline__ void start_tile() {
     queries.wait();
     if constexpr (Config::kQueryInRegisters) fetch_query();
     keys.wait();
-#ifdef TURN
-    turns.wait();
-#endif
     start_scores();
-#ifdef TURN
-    turns.pass_on();
-#endif
   }
 
-  /// From the first scores, which have been started, to the last product, which is left unfinished.
+  /// From the first scores, which are there, to the last weights, whose product is left to be started.
   __device__ __forceinline__ void compute(const Tile& tile) {
     KeyBlockWalk<Tile> blocks(tile, 1);
     int number = blocks.number();
@@ -385,7 +384,7 @@ struct AttentionConsumer {
     }
     if constexpr (kMasked) {
       const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
-      StripFunction<typename Config::Mask, kFragmentColumns> visible;
+      StripFunction<typename Config::Mask, kMaskColumns> visible;
       visible.fetch(block.call.mask_operands, at);
       visible.apply(scores, block.call.mask_operands, at, [&](int i, bool sees) {
         if (!sees) scores[i] = -math::infinity<float>();

@@ -26,10 +26,10 @@ struct AttentionBlock {
         keys(shared + Call::kKeysAt, shared + Call::kKeyBarriersAt),
         values(shared + Call::kValuesAt, shared + Call::kValueBarriersAt),
         scores(shared + Call::kScoresAt, shared + Call::kScoreBarriersAt),
-        order{static_cast<unsigned>(call.batches * call.query_heads / call.group * call.head_tiles()),
+        order{static_cast<unsigned>(call.tile_rows),
               static_cast<unsigned>((call.query_length + Call::kQueries - 1) / Call::kQueries),
               static_cast<unsigned>(call.swizzle)},
-        queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.splits} {}
+        queue{shared + Call::kQueueAt, tile_counter(call.counter), static_cast<unsigned>(call.tiles)} {}
 
   template <bool kWarp>
   __device__ __forceinline__ TileWalk<typename Call::Queue, kWarp> tiles() const {

@@ -86,8 +86,9 @@ struct AttentionSm90 : AttentionMask<Config> {
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
-  int swizzle = 1;   // rows of tiles that are worked through together
-  int counter = -1;  // of the tiles that are taken; none where they are dealt
+  int tiles = 0, tile_rows = 0;  // in all, and of the same queries: numbers, for which a consumer has no registers
+  int swizzle = 1;               // rows of tiles that are worked through together
+  int counter = -1;              // of the tiles that are taken; none where they are dealt
 
   static constexpr int kConsumers = Config::kTileM / 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -122,9 +123,6 @@ struct AttentionSm90 : AttentionMask<Config> {
   static constexpr int kConsumerRegisters = ((kConsumers + 1) * kShare - kProducerRegisters) / kConsumers / 8 * 8;
   // Turns pay up to this head size (Shah et al.): beyond, one's multiplies are long enough.
   static constexpr bool kTurns = kConsumers > 1 && Config::kHeadSize <= 128;
-
-  /// Tiles along the heads that share keys.
-  __device__ __forceinline__ int head_tiles() const { return (group + Config::kHeads - 1) / Config::kHeads; }
 };
 
 /// Some queries of one head, or of neighbouring heads that share their keys, one head after the other; and a split of
@@ -183,8 +181,8 @@ struct AttentionTile : KeyRange<Config> {
   }
 };
 
-/// A walk through the blocks of keys of a tile, from the last to the first. Where there are fewer than `fewest`, 0 or 1,
-/// it comes to one that nobody sees.
+/// A walk through the blocks of keys of a tile, from the last to the first. Where there are fewer than `fewest`, 0 or
+/// 1, it comes to one that nobody sees.
 template <class Tile>
 struct KeyBlockWalk {
   const Tile& tile;

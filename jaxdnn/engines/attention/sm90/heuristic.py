@@ -77,7 +77,7 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     tiles, queries = _tiles(problem)
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
     score_stages = SCORE_STAGES if _tiled(problem) else (0,)
-    for (tile_m, tile_n), (query_stages, in_registers), of_scores in product(tiles, queries, score_stages):
+    for (tile_m, tile_n), of_scores, (query_stages, in_registers) in product(tiles, score_stages, queries):
         knobs = AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers, score_stages=of_scores)
         knobs = knobs if of_scores else _packed(problem, knobs)
         knobs = _deepest(problem, knobs, target)
@@ -116,7 +116,7 @@ def _tiles(problem: Attention) -> tuple[Sequence[tuple[int, int]], Sequence[tupl
     if score is None and mask is None and problem.dropout is None:
         return (*TILES, *SHORT), QUERIES
     # Functions leave no registers for queries, nor for the addresses of a second tile of them.
-    queries = QUERIES[-1:]
+    queries = QUERIES[1:]
     if problem.query_length <= SHORT[0][0]:
         return SHORT, queries
     if score is not None or problem.dropout is not None:
