@@ -96,8 +96,8 @@ LARGE = {
 }
 # Of which all configurations are compiled, which tuning may choose; of the others, the one that is chosen without it.
 TUNED = ("64", "causal 128", "bias 64", "segments 128", "dropout 64", "everything 128")
-# Bytes, stored and loaded: of numbers that a thread reads once for each tile, and not for each block of keys.
-MOST_SPILLED = 72
+# Bytes, stored and loaded: a number or two that a thread reads once for each tile, and not for each block of keys.
+MOST_SPILLED = 16
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 
@@ -174,6 +174,25 @@ def test_tiles(name, tile):
 )
 def test_stages_of_score_tiles(name, stages):
     assert next(ENGINE.configurations(LARGE[name].problem, H100)).score_stages == stages
+
+
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        ("64", (2, False)),
+        ("128", (2, False)),
+        ("causal 128", (2, False)),
+        ("window 128", (1, True)),
+        ("256", (1, False)),
+        ("bias 64", (2, False)),
+        ("bias 128", (1, False)),
+        ("segments 128", (2, False)),
+    ],
+)
+def test_where_queries_are(name, queries):
+    """Stages, and whether consumers have them in registers; in one stage where others leave no shared memory."""
+    knobs = next(ENGINE.configurations(LARGE[name].problem, H100))
+    assert (knobs.query_stages, knobs.query_in_registers) == queries
 
 
 @pytest.mark.parametrize(("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16)])

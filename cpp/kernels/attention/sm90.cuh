@@ -140,36 +140,46 @@ struct AttentionConsumer {
   __device__ __forceinline__ void consume() {
     turns.start();
     auto walk = block.template tiles<true>();
-    if (!walk.on_a_tile()) return;
-    Tile tile = block.tile(walk.index);
-    start_tile();
-    begin(tile);
-    finish_scores<0>();
-    while (true) {
-      compute(tile);
-      walk.advance();
-      const bool last = !walk.on_a_tile();
-      if (last || !kAhead) {
+    if constexpr (kAhead) {
+      if (walk.on_a_tile()) consume_ahead(walk);
+    } else {
+      for (; walk.on_a_tile(); walk.advance()) {
+        const Tile tile = block.tile(walk.index);
+        start_tile();
+        begin(tile);
+        compute(tile);
         start_sums();
         finish_sums<0>();
         store(tile);
-        if (last) return;
-        tile = block.tile(walk.index);
-        start_tile();
-      } else {
-        start_sums();
-        start_tile();
-        const Tile next = block.tile(walk.index);
-        finish_sums<1>();
-        store(tile);
-        tile = next;
       }
-      begin(tile);
-      finish_scores<0>();
     }
   }
 
  private:
+  /// With the first scores of a tile behind the last product of the one before, and behind its being written. The loop
+  /// is left ahead of that product: a branch behind it would have the compiler wait for each multiply.
+  template <class Walk>
+  __device__ __forceinline__ void consume_ahead(Walk& walk) {
+    Tile tile = block.tile(walk.index);
+    start_tile();
+    begin(tile);
+    while (true) {
+      compute(tile);
+      walk.advance();
+      if (!walk.on_a_tile()) break;
+      start_sums();
+      start_tile();
+      const Tile next = block.tile(walk.index);
+      finish_sums<1>();
+      store(tile);
+      tile = next;
+      begin(tile);
+    }
+    start_sums();
+    finish_sums<0>();
+    store(tile);
+  }
+
   /// Starts the first scores of a tile.
   __device__ __forceinline__ void start_tile() {
     queries.wait();
@@ -255,6 +265,7 @@ struct AttentionConsumer {
       dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
     }
     fetch(KeyBlockWalk<Tile>(tile, 1).number(), true);
+    finish_scores<0>();
   }
 
   /// Starts to load what the scores of a block of keys are made of besides products; what its mask reads, into caches.

@@ -29,7 +29,7 @@ struct AttentionBlock {
         order{static_cast<unsigned>(call.tile_rows),
               static_cast<unsigned>((call.query_length + Call::kQueries - 1) / Call::kQueries),
               static_cast<unsigned>(call.swizzle)},
-        queue{shared + Call::kQueueAt, tile_counter(call.counter), static_cast<unsigned>(call.tiles)} {}
+        queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.splits} {}
 
   template <bool kWarp>
   __device__ __forceinline__ TileWalk<typename Call::Queue, kWarp> tiles() const {

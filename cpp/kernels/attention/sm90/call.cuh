@@ -86,9 +86,9 @@ struct AttentionSm90 : AttentionMask<Config> {
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
-  int tiles = 0, tile_rows = 0;  // in all, and of the same queries: numbers, for which a consumer has no registers
-  int swizzle = 1;               // rows of tiles that are worked through together
-  int counter = -1;              // of the tiles that are taken; none where they are dealt
+  int tile_rows = 0;  // of all heads, or of sets of them that share keys and a tile
+  int swizzle = 1;    // rows of tiles that are worked through together
+  int counter = -1;   // of the tiles that are taken; none where they are dealt
 
   static constexpr int kConsumers = Config::kTileM / 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);

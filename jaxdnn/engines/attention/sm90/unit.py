@@ -90,7 +90,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         *(lists.parameters(0) if lists is not None else ()),
         *numbers(batches=problem.batch, group=problem.group),
         *numbers(value_size=problem.value_head_size),
-        *numbers(tiles=tiles, tile_rows=tile_rows(problem, knobs), swizzle=knobs.swizzle),
+        *numbers(tile_rows=tile_rows(problem, knobs), swizzle=knobs.swizzle),
         *(numbers(splits=knobs.splits) if knobs.splits > 1 else []),
         *batched(problem),
         *(score_tiles(problem, tile, knobs) if tile is not None else ()),
