@@ -176,6 +176,25 @@ def test_stages_of_score_tiles(name, stages):
     assert next(ENGINE.configurations(LARGE[name].problem, H100)).score_stages == stages
 
 
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        ("64", (2, False)),
+        ("128", (2, False)),
+        ("causal 128", (2, False)),
+        ("window 128", (1, True)),
+        ("256", (1, False)),
+        ("bias 64", (2, False)),
+        ("bias 128", (1, False)),
+        ("segments 128", (2, False)),
+    ],
+)
+def test_where_queries_are(name, queries):
+    """Stages, and whether consumers have them in registers; in one stage where others leave no shared memory."""
+    knobs = next(ENGINE.configurations(LARGE[name].problem, H100))
+    assert (knobs.query_stages, knobs.query_in_registers) == queries
+
+
 @pytest.mark.parametrize(("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16)])
 def test_heads_that_are_worked_through_together(name, heads):
     """Of what passes through the L2 cache, those that multiprocessors work on at once; else as many as fit there."""

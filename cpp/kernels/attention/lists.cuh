@@ -94,7 +94,9 @@ struct ScoreBlock {
 
   __device__ __forceinline__ Visible visible() const {
     if (end_row <= first_row || end_column <= first_column) return Visible::none;
-    const Visible counted = by_range(), by_sides = least(counted, least(by_segments(), by_positions()));
+    const Visible counted = by_range();
+    if (counted == Visible::none) return counted;
+    const Visible by_sides = least(counted, least(by_segments(), by_positions()));
     if constexpr (Config::kFunction) {
       return by_sides == Visible::none ? by_sides : by_function(counted == Visible::all);
     }

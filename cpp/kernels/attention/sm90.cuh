@@ -15,9 +15,12 @@
 //
 //                    A consumer starts the scores of a block of keys, and the product of the weights of the block
 //                    before and its values: the tensor cores work on that one while it computes the new weights. Two
-//                    consumers take turns to start, so that one's softmax runs behind the other's multiplies.
+//                    consumers take turns to start, so that one's softmax runs behind the other's multiplies. Behind
+//                    a tile's last product come the first scores of the next tile, if its queries are there, which
+//                    takes a second stage of them, or registers: they are multiplied while the results are written
 //   keys             from the last block to the first. A consumer masks those that an edge of the mask cuts, of its own
-//                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out.
+//                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out. A
+//                    tile that sees nothing has one block, all of it masked: so each has first scores, and a product.
 //                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
 //                    the function is to be asked
 //   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
@@ -92,7 +95,10 @@ struct AttentionConsumer {
   static constexpr bool kMasked = !is_same<typename Config::Mask, void>;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
   static constexpr bool kTiled = Config::kScoreStages > 0;
+  // Whether a tile's first scores are started behind the last product of the one before: where its queries are there.
+  static constexpr bool kAhead = Config::kQueryInRegisters || Config::kQueryStages > 1;
   static constexpr bool kOnce = kScored || kDropped;  // the text of a step stands there, for the sake of registers
+  static constexpr int kMaskColumns = 64;  // of which a mask's function loads at once: to the registers of weights
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
   static constexpr float kSlack = 8;  // of exponents: weights are at most 2^8, which float16 holds as well as 1
 
@@ -134,61 +140,88 @@ struct AttentionConsumer {
   __device__ __forceinline__ void consume() {
     turns.start();
     auto walk = block.template tiles<true>();
-    while (walk.on_a_tile()) {
-      const Tile tile = block.tile(walk.index);
-      compute(tile);
-      store(tile);
-      walk.advance();
+    if constexpr (kAhead) {
+      if (walk.on_a_tile()) consume_ahead(walk);
+    } else {
+      for (; walk.on_a_tile(); walk.advance()) {
+        const Tile tile = block.tile(walk.index);
+        start_tile();
+        begin(tile);
+        compute(tile);
+        start_sums();
+        finish_sums<0>();
+        store(tile);
+      }
     }
   }
 
  private:
-  __device__ __forceinline__ void compute(const Tile& tile) {
+  /// With the first scores of a tile behind the last product of the one before, and behind its being written. The loop
+  /// is left ahead of that product: a branch behind it would have the compiler wait for each multiply.
+  template <class Walk>
+  __device__ __forceinline__ void consume_ahead(Walk& walk) {
+    Tile tile = block.tile(walk.index);
+    start_tile();
     begin(tile);
+    while (true) {
+      compute(tile);
+      walk.advance();
+      if (!walk.on_a_tile()) break;
+      start_sums();
+      start_tile();
+      const Tile next = block.tile(walk.index);
+      finish_sums<1>();
+      store(tile);
+      tile = next;
+      begin(tile);
+    }
+    start_sums();
+    finish_sums<0>();
+    store(tile);
+  }
+
+  /// Starts the first scores of a tile.
+  __device__ __forceinline__ void start_tile() {
     queries.wait();
     if constexpr (Config::kQueryInRegisters) fetch_query();
-    KeyBlockWalk<AttentionTile<Config>> blocks(tile);
-    if (blocks.on_a_block()) {
-      int number = blocks.number();
-      const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
-      const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
-      const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
-      const int whole_end = tile.end_key(block.call, first);  // in keys
-      fetch(number, true);
-      keys.wait();
-      start_scores();
-      finish_scores<0>();
-      float correction[2];
-      soften(number, true, correction);
-      pack_weights(number);
-      if constexpr (kMasked) {
-        for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
-          if (kOnce || blocks.partial()) {
-            step(blocks.number(), !kOnce || blocks.partial());
-          } else {
-            step(blocks.number(), false);
-          }
+    keys.wait();
+    start_scores();
+  }
+
+  /// From the first scores, which are there, to the last weights, whose product is left to be started.
+  __device__ __forceinline__ void compute(const Tile& tile) {
+    KeyBlockWalk<Tile> blocks(tile, 1);
+    int number = blocks.number();
+    const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
+    const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
+    const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
+    const int whole_end = tile.end_key(block.call, first);  // in keys
+    float correction[2];
+    soften(number, true, correction);
+    pack_weights(number);
+    if constexpr (kMasked) {
+      for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
+        if (kOnce || blocks.partial()) {
+          step(blocks.number(), !kOnce || blocks.partial());
+        } else {
+          step(blocks.number(), false);
         }
-      } else if constexpr (kOnce) {
-        while (--number >= tile.first_block) {
-          step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
-        }
-      } else {
-        if constexpr (Config::kRight) {
-          while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
-        }
-        while (number > tile.first_block && number > whole_from) step(--number, false);
-        if constexpr (Config::kLeft) {
-          while (number > tile.first_block) step(--number, true);
-        }
+      }
+    } else if constexpr (kOnce) {
+      while (--number >= tile.first_block) {
+        step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
+      }
+    } else {
+      if constexpr (Config::kRight) {
+        while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
+      }
+      while (number > tile.first_block && number > whole_from) step(--number, false);
+      if constexpr (Config::kLeft) {
+        while (number > tile.first_block) step(--number, true);
       }
     }
     if constexpr (!Config::kQueryInRegisters) let_go_of_query();
-    if (tile.blocks > 0) {
-      values.wait();
-      start_sums();
-      finish_sums();
-    }
+    values.wait();
   }
 
   /// One more block of keys, whose scores and weights follow those that are in the registers.
@@ -203,10 +236,10 @@ struct AttentionConsumer {
     finish_scores<1>();
     // A mask's function takes the weights' registers, if that is known here.
     const bool early = kMasked && !kOnce && masked;
-    if (early) finish_sums();
+    if (early) finish_sums<0>();
     float correction[2];
     soften(number, masked, correction);
-    if (!early) finish_sums();
+    if (!early) finish_sums<0>();
     pack_weights(number);
     if (ptx::vote_sync_any(correction[0] != 1 || correction[1] != 1)) {
 #pragma unroll
@@ -220,7 +253,7 @@ struct AttentionConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = tile.query(first_row + 8 * r);
-      const int end = tile.end_key(block.call, query);
+      const int end = tile.blocks > 0 ? tile.end_key(block.call, query) : 0;
       largest[r] = -math::infinity<float>();
       total[r] = 0;
       first_key[r] = tile.first_key(block.call, query);
@@ -231,6 +264,8 @@ struct AttentionConsumer {
     if constexpr (kDropped) {
       dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
     }
+    fetch(KeyBlockWalk<Tile>(tile, 1).number(), true);
+    finish_scores<0>();
   }
 
   /// Starts to load what the scores of a block of keys are made of besides products; what its mask reads, into caches.
@@ -297,8 +332,9 @@ struct AttentionConsumer {
     keys.advance();
   }
 
+  template <int kPending>
   __device__ __forceinline__ void finish_sums() {
-    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_wait_group<kPending>();
     ptx::warpgroup_fence_operand(sums);
     values.release();
     values.advance();
@@ -359,7 +395,7 @@ struct AttentionConsumer {
     }
     if constexpr (kMasked) {
       const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
-      StripFunction<typename Config::Mask, kFragmentColumns> visible;
+      StripFunction<typename Config::Mask, kMaskColumns> visible;
       visible.fetch(block.call.mask_operands, at);
       visible.apply(scores, block.call.mask_operands, at, [&](int i, bool sees) {
         if (!sees) scores[i] = -math::infinity<float>();

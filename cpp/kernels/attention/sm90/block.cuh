@@ -26,7 +26,7 @@ struct AttentionBlock {
         keys(shared + Call::kKeysAt, shared + Call::kKeyBarriersAt),
         values(shared + Call::kValuesAt, shared + Call::kValueBarriersAt),
         scores(shared + Call::kScoresAt, shared + Call::kScoreBarriersAt),
-        order{static_cast<unsigned>(call.batches * call.query_heads / call.group * call.head_tiles()),
+        order{static_cast<unsigned>(call.tile_rows),
               static_cast<unsigned>((call.query_length + Call::kQueries - 1) / Call::kQueries),
               static_cast<unsigned>(call.swizzle)},
         queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.splits} {}
@@ -63,7 +63,7 @@ struct AttentionBlock {
         });
       };
       int before = -1;
-      for (KeyBlockWalk<AttentionTile<Config>> blocks(tile); blocks.on_a_block(); blocks.advance()) {
+      for (KeyBlockWalk<AttentionTile<Config>> blocks(tile, 1); blocks.on_a_block(); blocks.advance()) {
         const int block = blocks.number();
         to_keys.fill([&](unsigned stage, unsigned full) {
           Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
@@ -77,7 +77,7 @@ struct AttentionBlock {
         }
         before = block;
       }
-      if (before >= 0) load_values(before);
+      load_values(before);
     }
   }
 };

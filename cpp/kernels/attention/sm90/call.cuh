@@ -86,8 +86,9 @@ struct AttentionSm90 : AttentionMask<Config> {
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
-  int swizzle = 1;   // rows of tiles that are worked through together
-  int counter = -1;  // of the tiles that are taken; none where they are dealt
+  int tile_rows = 0;  // of all heads, or of sets of them that share keys and a tile
+  int swizzle = 1;    // rows of tiles that are worked through together
+  int counter = -1;   // of the tiles that are taken; none where they are dealt
 
   static constexpr int kConsumers = Config::kTileM / 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -122,9 +123,6 @@ struct AttentionSm90 : AttentionMask<Config> {
   static constexpr int kConsumerRegisters = ((kConsumers + 1) * kShare - kProducerRegisters) / kConsumers / 8 * 8;
   // Turns pay up to this head size (Shah et al.): beyond, one's multiplies are long enough.
   static constexpr bool kTurns = kConsumers > 1 && Config::kHeadSize <= 128;
-
-  /// Tiles along the heads that share keys.
-  __device__ __forceinline__ int head_tiles() const { return (group + Config::kHeads - 1) / Config::kHeads; }
 };
 
 /// Some queries of one head, or of neighbouring heads that share their keys, one head after the other; and a split of
@@ -183,13 +181,17 @@ struct AttentionTile : KeyRange<Config> {
   }
 };
 
-/// A walk through the blocks of keys of a tile, from the last to the first.
+/// A walk through the blocks of keys of a tile, from the last to the first. Where there are fewer than `fewest`, 0 or
+/// 1, it comes to one that nobody sees.
 template <class Tile>
 struct KeyBlockWalk {
   const Tile& tile;
-  int left, entry;  // blocks that are left; in a list
+  int left, entry = 1;  // blocks that are left; in a list
 
-  __device__ __forceinline__ explicit KeyBlockWalk(const Tile& tile) : tile(tile), left(tile.blocks) { read(); }
+  __device__ __forceinline__ explicit KeyBlockWalk(const Tile& tile, int fewest = 0)
+      : tile(tile), left(tile.blocks > fewest ? tile.blocks : fewest) {
+    read();
+  }
 
   __device__ __forceinline__ bool on_a_block() const { return left > 0; }
   __device__ __forceinline__ int number() const { return Tile::kListed ? entry / 2 : tile.first_block + left - 1; }
@@ -204,7 +206,7 @@ struct KeyBlockWalk {
  private:
   __device__ __forceinline__ void read() {
     if constexpr (Tile::kListed) {
-      if (left > 0) entry = tile.list[tile.blocks - left];
+      if (left > 0 && tile.blocks > 0) entry = tile.list[tile.blocks - left];
     }
   }
 };

@@ -48,7 +48,10 @@ from jaxdnn.engines.attention.sm90.knobs import (
 
 SHORT = ((64, 128), (64, 80), (64, 64))
 TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
-QUERIES = ((1, True), (2, False), (1, False))  # stages, and whether they are in registers
+# Stages of queries, and whether they are in registers. Of 128 elements, two stages take 0 to 3 % less time than
+# registers, but 1 % more under a window; of 64, 7 % more (benchmarks/results/attention_kernels.md).
+IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE = (1, True), (2, False), (1, False)
+LARGEST_IN_REGISTERS = 64
 SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
 # With a function of scores, or dropout, for which three warp groups have few registers to spare.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
@@ -75,17 +78,17 @@ BLOCKS = (128, 112, 96, 80, 64)  # that gradients stream: wide multiplies read s
 
 def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
     """Knobs that work for the call."""
-    tiles, queries = _tiles(problem)
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
     score_stages = SCORE_STAGES if _tiled(problem) else (0,)
-    for (tile_m, tile_n), (query_stages, in_registers), of_scores in product(tiles, queries, score_stages):
-        knobs = AttentionSm90Knobs(tile_m, tile_n, query_stages, in_registers, score_stages=of_scores)
+    choices = ((tile, *others) for tile in _tiles(problem) for others in product(score_stages, _queries(problem, tile)))
+    for tile, of_scores, (query_stages, in_registers) in choices:
+        knobs = AttentionSm90Knobs(*tile, query_stages, in_registers, score_stages=of_scores)
         knobs = knobs if of_scores else _packed(problem, knobs)
         knobs = _deepest(problem, knobs, target)
         heads = _streamed_swizzle(problem, knobs, target) if of_scores else swizzle(problem, knobs.heads, target)
         knobs = replace(knobs, swizzle=heads)
         if knobs_reason(problem, knobs, target.shared_memory) is None:
-            found.setdefault((tile_m, tile_n), knobs)
+            found.setdefault(tile, knobs)
     fitting = [knobs for knobs in found.values() if _held(problem, knobs) <= MOST_HELD[knobs.consumers]]
     fitting = fitting or [min(found.values(), key=lambda knobs: _held(problem, knobs))]
     for knobs in sorted(fitting, key=lambda knobs: time(problem, knobs, target.sm_count)):
@@ -111,19 +114,32 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
     return sum(times) / len(times) * tile_count(problem, knobs) / sm_count + (times[0] + times[-1]) / 4
 
 
-def _tiles(problem: Attention) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, bool]]]:
-    """Of queries and keys, and where queries may be."""
-    score, mask = score_function(problem), mask_function(problem)
-    if score is None and mask is None and problem.dropout is None:
-        return (*TILES, *SHORT), QUERIES
-    # Functions leave no registers for queries, nor for the addresses of a second tile of them.
-    queries = QUERIES[-1:]
+def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
+    """Of queries and keys."""
+    if not _has_functions(problem):
+        return (*TILES, *SHORT)
     if problem.query_length <= SHORT[0][0]:
-        return SHORT, queries
-    if score is not None or problem.dropout is not None:
+        return SHORT
+    if score_function(problem) is not None or problem.dropout is not None:
         widest = WIDEST_DROPOUT if problem.dropout is not None else WITH_FUNCTIONS[0][1]
-        return [tile for tile in _with_functions(problem) if tile[1] <= widest], queries
-    return [TILES[0], *WITH_FUNCTIONS], queries
+        return [tile for tile in _with_functions(problem) if tile[1] <= widest]
+    return [TILES[0], *WITH_FUNCTIONS]
+
+
+def _queries(problem: Attention, tile: tuple[int, int]) -> Sequence[tuple[int, bool]]:
+    """Where queries may be, best first: a few leave the room to stages of keys, and functions leave no registers."""
+    few = tile[0] <= SHORT[0][0]
+    if _has_functions(problem):
+        return (IN_ONE_STAGE,) if few else (IN_TWO_STAGES, IN_ONE_STAGE)
+    if few or problem.head_size <= LARGEST_IN_REGISTERS or problem.mask.band.left is not None:
+        return (IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE)
+    return (IN_TWO_STAGES, IN_REGISTERS, IN_ONE_STAGE)
+
+
+def _has_functions(problem: Attention) -> bool:
+    """Whether a thread holds what functions of scores load, or dropout's bits."""
+    functions = (score_function(problem), mask_function(problem), problem.dropout)
+    return any(one is not None for one in functions)
 
 
 def _with_functions(problem: Attention) -> Sequence[tuple[int, int]]:

@@ -85,8 +85,12 @@ def value_size(problem: Attention) -> int:
 
 def tile_count(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Tiles of queries, for each of which there are all splits."""
-    along_queries = ceil(problem.query_length / (knobs.tile_m // knobs.heads))
-    return along_queries * problem.batch * problem.key_heads * ceil(problem.group / knobs.heads)
+    return tile_rows(problem, knobs) * ceil(problem.query_length / (knobs.tile_m // knobs.heads))
+
+
+def tile_rows(problem: Attention, knobs: AttentionSm90Knobs) -> int:
+    """Those of the same queries: of each head, or of neighbours that share keys."""
+    return problem.batch * problem.key_heads * ceil(problem.group / knobs.heads)
 
 
 def shared_memory(problem: Attention, knobs: AttentionSm90Knobs) -> int:

@@ -5,7 +5,14 @@ from jaxdnn.engines.attention.function import counted_band, place_parameters, pl
 from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Dropout, Heads
 from jaxdnn.engines.attention.score_tile import ScoreTile, score_and_tile
-from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, head_size, shared_memory, tile_count, value_size
+from jaxdnn.engines.attention.sm90.knobs import (
+    AttentionSm90Knobs,
+    head_size,
+    shared_memory,
+    tile_count,
+    tile_rows,
+    value_size,
+)
 from jaxdnn.engines.product.element_epilogue import ctype
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, MAP_DTYPE, PROMOTE_128, SWIZZLE
@@ -82,7 +89,8 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         *mask_parameters(problem),
         *(lists.parameters(0) if lists is not None else ()),
         *numbers(batches=problem.batch, group=problem.group),
-        *numbers(value_size=problem.value_head_size, swizzle=knobs.swizzle),
+        *numbers(value_size=problem.value_head_size),
+        *numbers(tile_rows=tile_rows(problem, knobs), swizzle=knobs.swizzle),
         *(numbers(splits=knobs.splits) if knobs.splits > 1 else []),
         *batched(problem),
         *(score_tiles(problem, tile, knobs) if tile is not None else ()),
