@@ -8,6 +8,7 @@ import pytest
 
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F16
+from checking.convolution import edges
 from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
@@ -38,20 +39,12 @@ def patches(tile_m=128, patch=128, filter_stages=6, **knobs):
 
 
 # Edges: lines of places that end in a block, images that end in a tile, channels that end in a stage.
-SMALL = {
-    "same": convolution((3, 9, 17, 72), (3, 3, 72, 40), BF16, padding="SAME"),
+SMALL = edges.SMALL | {
     "windows of 2, flipped": convolution((2, 8, 11, 40), (2, 4, 40, 64), F16, padding=((1, 0), (0, 2)), flip=True),
-    "dilated": convolution((2, 17, 13, 64), (3, 2, 64, 32), F16, rhs_dilation=(3, 2), padding=((2, 3), (-1, 1))),
     "single lines": convolution((2, 5, 18, 32), (1, 3, 32, 64), BF16),
     "three dimensions": convolution((2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
-    "three dimensions, dilated": convolution(
-        (1, 5, 6, 9, 32), (2, 3, 2, 32, 16), BF16, rhs_dilation=(2, 1, 1), padding=((1, 0), (1, 1), (0, 1)), flip=True
-    ),
     "groups of 64": convolution((2, 6, 7, 128), (3, 3, 64, 192), BF16, padding="SAME", groups=2),
     "groups of 32": convolution((2, 6, 7, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
-    "groups of 16": convolution(
-        (2, 11, 12, 128), (3, 2, 16, 128), F16, rhs_dilation=(2, 2), padding=((1, 1), (0, 1)), flip=True, groups=8
-    ),
     "epilogue": convolution(
         (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),

@@ -6,6 +6,7 @@ import pytest
 
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, F16, F32
+from checking.convolution import edges
 from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
@@ -28,23 +29,15 @@ PADDED = ((1, 1), (1, 1))
 GPU = jax.default_backend() == "gpu"
 
 # Edges: lines and images that end in a tile, channels that end in a line, columns that end in a block.
-SMALL = {
-    "same": convolution((3, 9, 17, 72), (3, 3, 72, 40), BF16, padding="SAME"),
+SMALL = edges.SMALL | {
     "windows of 2, flipped": convolution((2, 8, 11, 40), (2, 4, 40, 72), F16, padding=((1, 0), (0, 2)), flip=True),
-    "dilated": convolution((2, 17, 13, 64), (3, 2, 64, 32), F16, rhs_dilation=(3, 2), padding=((2, 3), (-1, 1))),
     "cut off": convolution((2, 10, 11, 32), (2, 3, 32, 16), BF16, padding=((-1, -2), (1, -1))),
     "wide windows": convolution((1, 9, 10, 32), (2, 5, 32, 24), BF16, padding="SAME"),
     "one dimension": convolution((2, 37, 64), (3, 64, 136), BF16, padding="SAME"),
     "eights": convolution((5, 7, 8, 64), (3, 3, 64, 64), BF16, padding="SAME"),
     "three dimensions": convolution((2, 3, 6, 9, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
-    "three dimensions, dilated": convolution(
-        (1, 5, 6, 9, 32), (2, 3, 2, 32, 16), BF16, rhs_dilation=(2, 1, 1), padding=((1, 0), (1, 1), (0, 1)), flip=True
-    ),
     "groups of 64": convolution((2, 6, 9, 128), (3, 3, 64, 128), BF16, padding="SAME", groups=2),
     "groups of 32": convolution((2, 6, 9, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
-    "groups of 16": convolution(
-        (2, 11, 12, 128), (3, 2, 16, 128), F16, rhs_dilation=(2, 2), padding=((1, 1), (0, 1)), flip=True, groups=8
-    ),
 }
 MAPPED = {
     "filters, mapped": (convolution((2, 7, 10, 32), (2, 3, 32, 16), BF16, padding="SAME"), (None, 0)),
