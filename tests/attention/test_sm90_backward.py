@@ -61,6 +61,22 @@ SMALL = {
     "bias, causal": Gradients((150, 301, 32, 32), (2, 1), 2, **bias(2, 1, 150, 301, dtype="float32"), **ALIGNED),
     "bias of keys": Gradients((70, 200, 128, 64), (2, 1), 3, **bias(3, 1, 1, 200), lengths=True),
     "bias of queries": Gradients((130, 90, 128, 128), **bias(1, 2, 130, 1, dtype="float16"), dtype="float16"),
+    # In tiles by TMA: of heads, of elements of the batch, of both and of neither.
+    "bias in tiles": Gradients((150, 304, 64, 64), (4, 2), 2, **bias(1, 4, 150, 304), **RESIDUAL),
+    "bias in tiles, elements": Gradients((130, 200, 32, 32), (2, 1), 3, "float16", **bias(3, 1, 130, 200), **CAUSAL),
+    "bias in tiles, neither": Gradients((200, 136, 64, 64), batch=2, **bias(1, 1, 200, 136), logits_soft_cap=2.0),
+    "of a bias in tiles": Gradients((200, 264, 64, 64), (4, 2), 3, by="qkvf", **bias(1, 4, 200, 264), **CAUSAL),
+    "of a bias in tiles, both": Gradients(
+        (130, 136, 64, 64), batch=2, by="qkvf", **bias(2, 2, 130, 136, dtype="float16"), segment_ids=True
+    ),
+    "of a scale beside tiles": Gradients(
+        (200, 264, 64, 64),
+        batch=2,
+        score_mod=scaled,
+        score_mod_operands=SCALE,
+        by="f",
+        **bias(1, 2, 200, 264),
+    ),
     "soft cap": Gradients((100, 300, 128, 128), **WINDOW, logits_soft_cap=2.0, **SINKS),
     "soft cap, segments": Gradients((130, 200, 64, 64), logits_soft_cap=2.0, segment_ids=True, **RESIDUAL),
     "slopes": Gradients((130, 200, 64, 64), (4, 2), score_mod=slopes, **CAUSAL, **RESIDUAL),

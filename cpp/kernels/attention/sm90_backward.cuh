@@ -302,9 +302,7 @@ struct AttentionBackwardConsumer {
   __device__ __forceinline__ void weigh(float (&scores)[kScores], const Sight& sight, int query_block) {
     const float scale = (kScored ? 1.0f : block.call.scale) * 1.4426950408889634f;
     if constexpr (kScored) {
-      scale_products(scores);
-      score.apply(scores, block.call.score_operands, first_score(sight, query_block),
-                  [&](int i, float result) { scores[i] = result; });
+      apply_score(scores, sight, query_block, [&](int i, float result) { scores[i] = result; });
     }
     each_score([&](int i, float log_sum_exp, float) {
       scores[i] = ptx::ex2_approx_ftz(ptx::fma_rn(scores[i], scale, -log_sum_exp));
@@ -319,21 +317,31 @@ struct AttentionBackwardConsumer {
     const unsigned rows = rows_at + queries.position.stage * Call::Queries::kStageStride;
     unsigned row[4];
     float fragment[8];
-    scale_products(scores);
-    score.apply(scores, block.call.score_operands, first_score(sight, query_block),
-                [&](int i, float score, float slope) {
-                  if (i % 4 == 0) ptx::ld_shared<16>(row, rows + i * 16);
-                  const float exponent = ptx::fma_rn(score, 1.4426950408889634f, -ptx::mov_f32(row[i % 2 * 2]));
-                  const float weight = ptx::ex2_approx_ftz(exponent);
-                  fragment[i % 8] = hidden.has(i) || dropped.has(i) ? 0 : weight;
-                  scores[i] = hidden.has(i) ? 0 : weight * slope;
-                  if (Call::kDValue && i % 8 == 7) weights[i / 8].pack(fragment);
-                });
+    apply_score(scores, sight, query_block, [&](int i, float score, float slope) {
+      if (i % 4 == 0) ptx::ld_shared<16>(row, rows + i * 16);
+      const float exponent = ptx::fma_rn(score, 1.4426950408889634f, -ptx::mov_f32(row[i % 2 * 2]));
+      const float weight = ptx::ex2_approx_ftz(exponent);
+      fragment[i % 8] = hidden.has(i) || dropped.has(i) ? 0 : weight;
+      scores[i] = hidden.has(i) ? 0 : weight * slope;
+      if (Call::kDValue && i % 8 == 7) weights[i / 8].pack(fragment);
+    });
   }
 
-  __device__ __forceinline__ void scale_products(float (&products)[kScores]) const {
+  /// Hands `use` what the function makes of scaled products.
+  template <class Use>
+  __device__ __forceinline__ void apply_score(float (&products)[kScores], const Sight& sight, int query_block,
+                                              const Use& use) {
+    const OperandAddress* const operands = block.call.score_operands;
+    const FragmentCoordinate at = first_score(sight, query_block);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) products[i] *= block.call.scale;
+    if constexpr (Config::kScoreTiled) {
+      const unsigned tile = block.queries.stage(queries.position.stage) + Call::kScoresAt;
+      const int key = consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16;
+      score.apply(products, operands, at, use, TransposedTileStrip<Call::ScoreTile::kChunkBytes>(tile, key));
+    } else {
+      score.apply(products, operands, at, use);
+    }
   }
 
   /// Makes gradients of scaled products of weights, with slopes, and of the weights' gradients.

@@ -28,6 +28,25 @@ struct TileStrip {
   }
 };
 
+/// The same of transposed scores: 16 columns of the tile, from `column` on, a multiple of 16, are the strip's rows.
+/// Lane i points ldmatrix at the rows of matrix i / 8, of which the second and the fourth are 8 columns to the right.
+template <int kChunkBytes>
+struct TransposedTileStrip {
+  unsigned line;  // shared address of the lane's part of its row, in the first fragment
+
+  __device__ __forceinline__ TransposedTileStrip(unsigned tile, int column) {
+    const int lane = threadIdx.x % 32, part = column % 64 / 8 + lane / 8 % 2;
+    line = tile + column / 64 * kChunkBytes + (lane / 16 * 8 + lane % 8) * 128 + ((part ^ lane % 8) << 4);
+  }
+
+  /// Rows 16 `fragment` to 16 `fragment` + 15 of the tile.
+  template <int kTile = 0>
+  __device__ __forceinline__ void read(int fragment, unsigned (&words)[4]) const {
+    static_assert(kTile == 0, "a function reads one tile");
+    ptx::ldmatrix_x4<true>(words, line + fragment * 16 * 128);
+  }
+};
+
 /// Where there is no tile.
 struct NoStrip {};
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jaxdnn.engines.attention.function import ScoreFunction, score_function
+from jaxdnn.engines.attention.function import ScoreFunction
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.plan import Operand, Result, Scratch
@@ -15,7 +15,7 @@ class ScoreTile:
     """An array with a row of dense keys for each query. Strides count elements; one of 0 is of what all share.
 
     Attributes:
-      number: of `Attention.operands`.
+      number: of the function's operands.
     """
 
     number: int
@@ -26,19 +26,22 @@ class ScoreTile:
     batch_stride: int
 
 
-def score_tile(problem: Attention) -> ScoreTile | str:
-    """The first array that lies as TMA wants it, or why there is none."""
-    found = [_tile(problem, number, operand) for number, operand in enumerate(problem.operands)]
+def score_tile(problem: Attention, function: ScoreFunction | None) -> ScoreTile | str:
+    """The first array that a function reads and that lies as TMA wants it, or why there is none."""
+    operands = () if function is None else function.operands
+    found = [_tile(problem, number, operand) for number, operand in enumerate(operands)]
     tiles = (one for one in found if isinstance(one, ScoreTile))
     return next(tiles, found[0] if found else "no function of scores reads an array")
 
 
-def score_and_tile(problem: Attention, stages: int) -> tuple[ScoreFunction | None, ScoreTile | None]:
-    """The score function, which reads an array in tiles if there are stages of them."""
-    score, tile = score_function(problem), score_tile(problem) if stages else None
-    if score is None or not isinstance(tile, ScoreTile):
-        return score, None
-    return replace(score, tile=tile.number), tile
+def function_and_tile(
+    problem: Attention, function: ScoreFunction | None, *, tiled: bool
+) -> tuple[ScoreFunction | None, ScoreTile | None]:
+    """The function, which reads an array in tiles if that is asked for."""
+    tile = score_tile(problem, function) if tiled else None
+    if function is None or not isinstance(tile, ScoreTile):
+        return function, None
+    return replace(function, tile=tile.number), tile
 
 
 def _tile(problem: Attention, number: int, operand: EpilogueOperand) -> ScoreTile | str:

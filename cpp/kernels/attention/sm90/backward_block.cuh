@@ -71,6 +71,10 @@ struct AttentionBackwardBlock {
             Call::DOutTile::load(call.d_out, stage + Call::kDOutAt, full, query, head,
                                  tile.element * call.d_out_batched);
           }
+          if constexpr (Config::kScoreTiled) {
+            Call::ScoreTile::load(call.score_tile, stage + Call::kScoresAt, full, query, head * call.score_headed,
+                                  tile.element * call.score_batched, first);
+          }
           const long long row = static_cast<long long>(sight.batch) * call.query_blocks() * Call::kTileM + query;
           ptx::cp_async_bulk_load(stage + Call::kRowsAt, call.rows + 2 * row, Call::kRowsBytes, full);
         });

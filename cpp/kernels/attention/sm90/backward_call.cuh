@@ -17,6 +17,8 @@ struct AttentionSm90BackwardDefaults : AttentionMaskDefaults {
   // derivative, if that isn't one; and of how many queries a thread has at once what it loads.
   using Score = void;
   static constexpr int kFetched = kFragmentColumns;
+  // Whether one of the arrays that it loads comes in tiles, a row for each query and an element for each key.
+  static constexpr bool kScoreTiled = false;
   // The sinks, the log-sum-exp's cotangent and the seeds of dropout: an EpilogueOperand, or none.
   using Sinks = void;
   using DSinks = void;
@@ -66,7 +68,7 @@ struct QuerySums {
 template <class Config>
 struct AttentionSm90Backward : AttentionMask<Config> {
   using T = typename Config::T;
-  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr;
+  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr, *score_tile = nullptr;
   const float* rows = nullptr;        // of each query the log-sum-exp, to the base of 2, and delta
   float* query_sums = nullptr;        // for each batch and block of queries of this part
   unsigned* contributions = nullptr;  // to each of these
@@ -83,6 +85,7 @@ struct AttentionSm90Backward : AttentionMask<Config> {
   int group = 1;                  // query heads of a share
   int head_size = 0, value_size = 0;
   int query_batched = 1, key_batched = 1, value_batched = 1, d_out_batched = 1;  // 0 when one array serves the batch
+  int score_batched = 1, score_headed = 1;  // likewise; and when one serves all heads
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
@@ -98,11 +101,13 @@ struct AttentionSm90Backward : AttentionMask<Config> {
   using ValueTile = VectorTile<T, kTileN, Config::kValueSize>;
   using QueryTile = VectorTile<T, kTileM, Config::kHeadSize>;
   using DOutTile = VectorTile<T, kTileM, Config::kValueSize>;
+  using ScoreTile = VectorTile<T, kTileM, kTileN>;
   using WeightTile = VectorTile<T, kTileN, kTileM>;  // a line a key, of the queries' gradients of its scores
   using Sums = QuerySums<Config>;
   // In a stage of keys, or queries.
   static constexpr int kValuesAt = KeyTile::kBytes;
-  static constexpr int kDOutAt = QueryTile::kBytes, kRowsAt = kDOutAt + Config::kOut * DOutTile::kBytes;
+  static constexpr int kDOutAt = QueryTile::kBytes, kScoresAt = kDOutAt + Config::kOut * DOutTile::kBytes;
+  static constexpr int kRowsAt = kScoresAt + Config::kScoreTiled * ScoreTile::kBytes;
   static constexpr int kRowsBytes = kTileM * 8;
 
   using Keys = TmaPipeline<1, KeyTile::kBytes + ValueTile::kBytes>;

@@ -15,7 +15,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention, Band
-from jaxdnn.engines.attention.score_tile import score_and_tile, score_tile
+from jaxdnn.engines.attention.score_tile import function_and_tile, score_tile
 from jaxdnn.engines.attention.shares import best_shares
 from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
 from jaxdnn.engines.attention.sm90.backward.knobs import (
@@ -158,12 +158,12 @@ def _tiled(problem: Attention) -> bool:
     """
     if mask_function(problem) is not None and problem.dropout is not None:
         return False
-    return problem.query_length > SHORT[0][0] and not isinstance(score_tile(problem), str)
+    return problem.query_length > SHORT[0][0] and not isinstance(score_tile(problem, score_function(problem)), str)
 
 
 def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Registers of a thread."""
-    score, _ = score_and_tile(problem, knobs.score_stages)
+    score, _ = function_and_tile(problem, score_function(problem), tiled=knobs.score_stages > 0)
     held = held_registers(problem, knobs) + (score.registers(knobs.tile_n) if score is not None else 0)
     if mask_function(problem) is not None:
         held += OF_MASK + (OF_BOTH if problem.dropout is not None else 0)
@@ -174,13 +174,13 @@ def backward_candidates(problem: Attention, target: Target) -> Iterator[Attentio
     """Knobs that work for the call; large blocks are read less often, but leave functions fewer registers."""
     heads = backward_swizzle(problem, target)
     tiles = sorted(BACKWARD_TILES, reverse=problem.query_length > BACKWARD_TILES[0])
-    found = [
-        knobs
-        for tile_m in tiles
-        if not backward_knobs_reason(problem, knobs := AttentionSm90BackwardKnobs(tile_m, heads), target.shared_memory)
-    ]
-    fitting = [knobs for knobs in found if held_with_functions(problem, knobs)[0] <= MOST_BACKWARD_HELD]
-    for knobs in fitting or [min(found, key=lambda knobs: knobs.tile_m)]:
+    choices = (AttentionSm90BackwardKnobs(tile_m, heads, score_tiles=n) for tile_m in tiles for n in (True, False))
+    found: dict[int, AttentionSm90BackwardKnobs] = {}
+    for knobs in choices:
+        if backward_knobs_reason(problem, knobs, target.shared_memory) is None:
+            found.setdefault(knobs.tile_m, knobs)
+    fitting = [one for one in found.values() if held_with_functions(problem, one)[0] <= MOST_BACKWARD_HELD]
+    for knobs in fitting or [found[min(found)]]:
         shares = best_shares(problem, (knobs.tile_m, TILE_N), target)
         yield replace(knobs, shares=shares, parts=parts(problem, knobs, target))
 

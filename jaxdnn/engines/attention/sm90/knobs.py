@@ -119,7 +119,7 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"a tile would have rows of {knobs.heads} heads; expected at most {most}, which share keys and a mask"
     if knobs.splits > 1 and knobs.splits > (blocks := ceil(problem.key_length / knobs.tile_n)):
         return f"keys would be split in {knobs.splits}, and there are {blocks} blocks of them"
-    if knobs.score_stages and isinstance(why := score_tile(problem), str):
+    if knobs.score_stages and isinstance(why := score_tile(problem, score_function(problem)), str):
         return why
     if knobs.score_stages and knobs.heads > 1:
         return f"rows of a tile are of {knobs.heads} heads, and a tile that scores read is of one"

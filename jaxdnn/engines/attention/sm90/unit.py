@@ -1,10 +1,10 @@
 """The unit and the launches of attention on Hopper."""
 
 from jaxdnn.engines.attention.combine import combine_stage, partial_attention
-from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types
+from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types, score_function
 from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Dropout, Heads
-from jaxdnn.engines.attention.score_tile import ScoreTile, score_and_tile
+from jaxdnn.engines.attention.score_tile import ScoreTile, function_and_tile
 from jaxdnn.engines.attention.sm90.knobs import (
     AttentionSm90Knobs,
     head_size,
@@ -54,7 +54,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
     band, places = counted_band(problem.mask), numbers_of_batch(problem)
     types = {"T": ctype(problem.query.dtype), "Out": ctype(problem.out.dtype)}
     types |= place_types(places | mask_places(problem))
-    score, tile = score_and_tile(problem, knobs.score_stages)
+    score, tile = function_and_tile(problem, score_function(problem), tiled=knobs.score_stages > 0)
     functions = [one for one in (score, lists and lists.function) if one is not None]
     types |= {function.name.title(): function.config for function in functions}
     constants = {
@@ -93,7 +93,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         *numbers(tile_rows=tile_rows(problem, knobs), swizzle=knobs.swizzle),
         *(numbers(splits=knobs.splits) if knobs.splits > 1 else []),
         *batched(problem),
-        *(score_tiles(problem, tile, knobs) if tile is not None else ()),
+        *(score_tiles(problem, tile, knobs.tile_m) if tile is not None else ()),
         *dropped(problem.dropout),
         Parameter("float", "scale", "scale", Scalar("float32", problem.scale)),
         Parameter("int", "counter", "counter", Counter(TILE_COUNTERS) if tiles > blocks else Scalar("int32", -1)),
@@ -134,13 +134,13 @@ def vectors(problem: Attention, name: str, heads: Heads, box: int, together: int
     return map_parameter(name, name, _chunks(heads.buffer, heads.dtype, dimensions, strides, (box, together)))
 
 
-def score_tiles(problem: Attention, tile: ScoreTile, knobs: AttentionSm90Knobs) -> list[Parameter]:
-    """The tensor map of what the score function reads in tiles, and which axes it has."""
+def score_tiles(problem: Attention, tile: ScoreTile, queries: int) -> list[Parameter]:
+    """The tensor map of what a function of scores reads in tiles of so many queries, and which axes it has."""
     by_head, by_element = bool(tile.head_stride), bool(tile.batch_stride)
     heads, batch = problem.query_heads if by_head else 1, problem.batch if by_element else 1
     dimensions = (problem.key_length, problem.query_length, heads, batch)
     strides = (tile.row_stride, tile.head_stride, tile.batch_stride)
-    tensor_map = _chunks(tile.buffer, tile.dtype, dimensions, strides, (knobs.tile_m, 1))
+    tensor_map = _chunks(tile.buffer, tile.dtype, dimensions, strides, (queries, 1))
     headed = numbers(score_headed=int(by_head), score_batched=int(by_element))
     return [map_parameter("score_tile", "score_tile", tensor_map), *headed]
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxdnn.engines.attention.function import mask_function, slope_function
 from jaxdnn.engines.attention.problem import Attention
+from jaxdnn.engines.attention.score_tile import function_and_tile, score_tile
 from jaxdnn.engines.attention.sm90.knobs import TILE_QUEUE
 from jaxdnn.engines.base import check_least
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
@@ -27,12 +28,14 @@ class AttentionSm90BackwardKnobs:
       swizzle: of the rasterization: key heads that are worked through together, for the L2 cache.
       parts: of all heads, computed one after the other, so that the sums of their queries' gradient take less memory.
       shares: of the query heads of a key head, which have tiles of their own, whose gradients are added up in the end.
+      score_tiles: whether TMA brings tiles of an array that scores read, with the queries of a block.
     """
 
     tile_m: int = 64
     swizzle: int = 1
     parts: int = 1
     shares: int = 1
+    score_tiles: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "swizzle", "parts", "shares")
@@ -61,7 +64,8 @@ def backward_shared_memory(problem: Attention, knobs: AttentionSm90BackwardKnobs
     assert backward is not None
     key, value = chunks(problem.head_size), chunks(problem.value_head_size)
     vectors = knobs.tile_m * DEPTH_BYTES * (key + (value if backward.d_out is not None else 0))
-    stage = -(-(vectors + knobs.tile_m * 8) // 1024) * 1024
+    scores = knobs.score_tiles * knobs.tile_m * DEPTH_BYTES * (TILE_N // CHUNK)
+    stage = -(-(vectors + scores + knobs.tile_m * 8) // 1024) * 1024
     query_sums = 0
     if backward.d_query is not None:
         query_sums = 2 * (TILE_N * DEPTH_BYTES * (knobs.tile_m // CHUNK) + sums_bytes(problem, knobs))
@@ -84,7 +88,7 @@ def function_registers(problem: Attention) -> int:
 
 def held_with_functions(problem: Attention, knobs: AttentionSm90BackwardKnobs) -> tuple[int, int]:
     """The same with what functions take, and of how many queries what the score's loads is fetched at once."""
-    score = slope_function(problem)
+    score, _ = function_and_tile(problem, slope_function(problem), tiled=knobs.score_tiles)
     held = held_registers(problem, knobs) + function_registers(problem)
     if score is None:
         return held, FEWEST_FETCHED
@@ -103,6 +107,8 @@ def backward_knobs_reason(
         return f"a thread would hold {held} numbers; expected at most {MOST_HELD}"
     if knobs.tile_m == 128 and chunks(problem.head_size) > 1:
         return "128 queries at once are for head sizes up to 64"
+    if knobs.score_tiles and isinstance(why := score_tile(problem, slope_function(problem)), str):
+        return why
     if (needed := backward_shared_memory(problem, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
     heads = problem.batch * problem.key_heads

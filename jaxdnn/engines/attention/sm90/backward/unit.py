@@ -11,6 +11,7 @@ from jaxdnn.engines.attention.function import (
 )
 from jaxdnn.engines.attention.lists import block_lists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
+from jaxdnn.engines.attention.score_tile import function_and_tile
 from jaxdnn.engines.attention.shares import Shares, shared_gradients
 from jaxdnn.engines.attention.sm90.backward.knobs import (
     FEWEST_FETCHED,
@@ -24,7 +25,7 @@ from jaxdnn.engines.attention.sm90.backward.knobs import (
 )
 from jaxdnn.engines.attention.sm90.loaded.unit import loaded_stages
 from jaxdnn.engines.attention.sm90.loaded.unit import tile_n as loaded_width
-from jaxdnn.engines.attention.sm90.unit import dropped, numbers_of_batch, vectors
+from jaxdnn.engines.attention.sm90.unit import dropped, numbers_of_batch, score_tiles, vectors
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers, struct_text
@@ -36,7 +37,7 @@ _ROWS, _CONTRIBUTIONS, _QUERY_SUMS = Scratch(0), Scratch(1), Scratch(2)
 # The members of a struct in attention/sm90/backward_call.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "jaxdnn::AttentionSm90BackwardDefaults",
-    {"Left": False, "Right": False, "Out": True, "TileN": TILE_N, "Fetched": FEWEST_FETCHED},
+    {"Left": False, "Right": False, "Out": True, "TileN": TILE_N, "ScoreTiled": False, "Fetched": FEWEST_FETCHED},
 )
 
 
@@ -68,7 +69,8 @@ class _Statement:
         self.listed = _QUERY_SUMS.index + ranked  # the number of their first scratch buffer
         shared = self.listed + (0 if self.lists is None else 2 + self.lists.ranked)
         self.shares: Shares = shared_gradients(problem, knobs.shares, shared)
-        untransposed = {"Score": slope_function(problem), "Mask": mask_function(problem)}
+        score, self.score_tile = function_and_tile(problem, slope_function(problem), tiled=knobs.score_tiles)
+        untransposed = {"Score": score, "Mask": mask_function(problem)}
         self.functions = {name: one.transpose(problem.query_length) for name, one in untransposed.items() if one}
 
     def plan(self) -> Plan:
@@ -127,6 +129,7 @@ class _Statement:
             "Left": band.left is not None,
             "Right": band.right is not None,
             "TileN": TILE_N,
+            "ScoreTiled": self.score_tile is not None,
             "Fetched": held_with_functions(problem, self.knobs)[1],
             "Out": backward.d_out is not None,
             "TileM": self.knobs.tile_m,
@@ -154,6 +157,7 @@ class _Statement:
             *dropped(problem.dropout),
             *mask_parameters(problem),
             *(parameter for function in self.functions.values() for parameter in function.parameters()),
+            *(() if self.score_tile is None else score_tiles(problem, self.score_tile, knobs.tile_m)),
             *(self.lists.parameters(self.listed) if self.lists is not None else ()),
             *numbers("long long", first_block=part * heads * group * self.blocks),
             *numbers(first_head=part * heads, heads=heads, key_heads=problem.key_heads, group=group),
