@@ -8,7 +8,8 @@
 //   grid             at most one block a multiprocessor. Each works through tiles of kTileM x kTileN elements of the
 //                    array, dealt in turn, for those batches that have elements of their own; times `parts`, of which
 //                    each sums some of the tiles of scores, and writes its own array of sums. A row or column that is
-//                    summed over is in one tile as a whole
+//                    summed over is in one tile as a whole. The kCluster blocks of a cluster have tiles of
+//                    neighbouring rows, and share keys, which the first one loads, and values, which the last one does
 //   warp groups      two, of 64 rows each, then one producer, of which one thread starts the copies. While one has
 //                    arithmetic to do, the tensor cores have the other's multiplies
 //
@@ -18,16 +19,23 @@
 //   masks            hide what scores add. Tiles of which nothing is visible are left out: by arithmetic, or by what
 //                    attention/lists.cuh says of blocks of kSeenM x kSeenN
 //   sums             in registers, in a fixed order; rows or columns that are summed are at the end of a tile
+//   what is loaded   an array with a row for each query and an element for each key comes in tiles by TMA, where it
+//   can.
+//                    All scores that add to a tile of a bias read the same tile of it, which is loaded once
 //
-//   barriers         full[stage]   of the rings of Q with K, and of dO with V: 1 arrival (the producer's)
-//                    empty[stage]  a lane of each consuming warp: 8
+//   barriers         full[stage]   of the rings of Q with K, of dO with V and of loaded tiles: 1 arrival (the
+//   producer's)
+//                    empty[stage]  a lane of each consuming warp: 8, of the first two of each block of a cluster
 //                    named 1       256 threads: sums of warps are in shared memory, or have been read
-//   shared memory    | Q, K stages | dO, V stages | a line of sums of each warp | barriers |
+//   shared memory    | Q, K stages | dO, V stages | loaded tiles | a line of sums of each warp, if there are any |
+//   barriers
+//                    |
 //   registers        of a consumer's thread: kTileN / 2 for each of S, dP and the sums
 //
 // Bytes: for each tile of scores those of its queries, keys, cotangents and values, from the L2 cache: with 128 x 128
-// of 64 elements 64 KiB in the 1024 clocks of its multiplies, which is more than it gives. Flops: 2 (d + dv) for each
-// score.
+// of 64 elements 64 KiB, or 48 in a cluster of two, in the 1024 clocks of its multiplies. The cache gives about 24 of
+// them a clock, which is what bounds it. Flops: 2 (d + dv) for each score, and one exponential, in as many clocks at d
+// = dv = 64.
 #pragma once
 
 #include "attention/dropout.cuh"
@@ -40,19 +48,23 @@
 
 namespace jaxdnn {
 
-/// What a `Config` has besides T, kTileN, kHeadSize, kValueSize, the stages of both rings, Score and DLoaded, the
+/// What a `Config` has besides T, kTileN, kHeadSize, kValueSize, the stages of vectors' rings, Score and DLoaded, the
 /// gradient's EpilogueOperand.
 struct AttentionSm90LoadedGradientDefaults : AttentionMaskDefaults {
   static constexpr int kTileM = 128;
   static constexpr int kSeenM = 64, kSeenN = 128;  // blocks of which it is known what is visible
   static constexpr bool kOut = true;               // whether results have a cotangent
+  static constexpr int kCluster = 1;               // blocks of one, of an array whose rows and columns are all its own
+  // Of tiles of an array that Score reads, 0 where it reads none; and whether all scores of a tile read the same one.
+  static constexpr int kLoadedStages = 0;
+  static constexpr bool kLoadedOnce = false;
   using Seeds = void;
 };
 
 template <class Config>
 struct AttentionSm90LoadedGradient : AttentionMask<Config> {
   using T = typename Config::T;
-  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr;
+  const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr, *score_tile = nullptr;
   const float* rows = nullptr;    // of each query the log-sum-exp, to the base of 2, and delta (backward_rows.cuh)
   const Visible* seen = nullptr;  // blocks of each matrix; strides are of matrices
   long long seen_element = 0, seen_head = 0;
@@ -63,23 +75,30 @@ struct AttentionSm90LoadedGradient : AttentionMask<Config> {
   int batch_rows = 0;                                                            // of `rows`
   int group = 1;                                                                 // query heads that share a key head
   int query_batched = 1, key_batched = 1, value_batched = 1, d_out_batched = 1;  // 0 when one array serves the batch
+  int score_batched = 1, score_headed = 1;  // likewise; and when one serves all heads
   float scale = 1;
   unsigned threshold = 0;  // of dropout, and the factor of what is kept
   float kept = 1;
 
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kThreads = 384, kConsumers = 2;
   using DLoaded = typename Config::DLoaded;
+  static_assert(Config::kCluster == 1 || (DLoaded::kByRow && DLoaded::kByColumn), "sums stay in a block");
+  using Cluster = ClusterCoordinate<Config::kCluster, 1>;
   using QueryTile = VectorTile<T, kTileM, Config::kHeadSize>;
   using DOutTile = VectorTile<T, kTileM, Config::kValueSize>;
   using KeyTile = VectorTile<T, kTileN, Config::kHeadSize>;
   using ValueTile = VectorTile<T, kTileN, Config::kValueSize>;
-  using Scores = TmaPipeline<Config::kScoreStages, QueryTile::kBytes + KeyTile::kBytes>;
-  using Weights = TmaPipeline<Config::kWeightStages, DOutTile::kBytes + ValueTile::kBytes>;
+  using LoadedTile = VectorTile<T, kTileM, kTileN>;
+  using Scores = TmaPipeline<Config::kScoreStages, QueryTile::kBytes + KeyTile::kBytes, Cluster>;
+  using Weights = TmaPipeline<Config::kWeightStages, DOutTile::kBytes + ValueTile::kBytes, Cluster>;
+  using Loaded = TmaPipeline<Config::kLoadedStages, LoadedTile::kBytes>;
   static constexpr int kWeightsAt = Config::kScoreStages * Scores::kStageStride;
-  static constexpr int kSumsAt = kWeightsAt + Config::kOut * Config::kWeightStages * Weights::kStageStride;
-  static constexpr int kBarriersAt = kSumsAt + 8 * kTileN * 4;
+  static constexpr int kLoadedAt = kWeightsAt + Config::kOut * Config::kWeightStages * Weights::kStageStride;
+  static constexpr int kSumsAt = kLoadedAt + Config::kLoadedStages * LoadedTile::kBytes;
+  static constexpr int kBarriersAt = kSumsAt + (DLoaded::kByRow ? 0 : 8 * kTileN * 4);
   static constexpr int kWeightBarriersAt = kBarriersAt + Scores::kBarrierBytes;
-  static constexpr int kSharedBytes = kWeightBarriersAt + Weights::kBarrierBytes;
+  static constexpr int kLoadedBarriersAt = kWeightBarriersAt + Weights::kBarrierBytes;
+  static constexpr int kSharedBytes = kLoadedBarriersAt + Loaded::kBarrierBytes;
 };
 
 /// A tile of the array, and a walk through the tiles of scores that add to it.
@@ -89,18 +108,21 @@ struct LoadedGradientTile : KeyRange<Config> {
   using DLoaded = typename Config::DLoaded;
   static constexpr bool kByRow = DLoaded::kByRow, kByColumn = DLoaded::kByColumn;
   static constexpr bool kListed = !is_same<typename Config::Mask, void>;
+  static constexpr int kRows = Config::kCluster * Call::kTileM;  // of a cluster
 
   const Call& call;
+  const int row_in_cluster;
   int row_tiles, column_tiles, own_row, own_column, own_batch, part;
   long long step;
   int batch, first_query, first_key_of_tile;  // of the scores
-  bool partial;                               // whether some are not visible
+  bool partial;                               // whether some of the cluster's are not visible
 
   static __device__ __forceinline__ int tiles(int length, int tile) { return (length + tile - 1) / tile; }
 
-  __device__ __forceinline__ LoadedGradientTile(const Call& call, int index)
+  __device__ __forceinline__ LoadedGradientTile(const Call& call, const typename Call::Cluster& cluster, int index)
       : call(call),
-        row_tiles(tiles(call.query_length, Call::kTileM)),
+        row_in_cluster(cluster.row * Call::kTileM),
+        row_tiles(tiles(call.query_length, kRows)),
         column_tiles(tiles(call.key_length, Call::kTileN)) {
     part = index % call.parts;
     const int owner = index / call.parts, own_columns = kByColumn ? column_tiles : 1;
@@ -113,9 +135,13 @@ struct LoadedGradientTile : KeyRange<Config> {
 
   static __device__ __forceinline__ int count(const Call& call) {
     const int own =
-        (kByRow ? tiles(call.query_length, Call::kTileM) : 1) * (kByColumn ? tiles(call.key_length, Call::kTileN) : 1);
+        (kByRow ? tiles(call.query_length, kRows) : 1) * (kByColumn ? tiles(call.key_length, Call::kTileN) : 1);
     return call.targets * own * call.parts;
   }
+
+  /// Of the array, where rows, or columns, are not summed over.
+  __device__ __forceinline__ int own_first_row() const { return own_row * kRows + row_in_cluster; }
+  __device__ __forceinline__ int own_first_column() const { return own_column * Call::kTileN; }
 
   __device__ __forceinline__ bool on_a_step() const { return step < steps(); }
 
@@ -137,25 +163,25 @@ struct LoadedGradientTile : KeyRange<Config> {
       const int row = kByRow ? own_row : static_cast<int>(step / summed_columns % summed_rows);
       const int member = static_cast<int>(step / summed_columns / summed_rows);
       batch = own_batch + static_cast<int>(call.summed.template of_row<true>(member));
-      first_query = row * Call::kTileM;
+      first_query = row * kRows + row_in_cluster;
       first_key_of_tile = column * Call::kTileN;
       this->read(call, batch);
-      if (visible()) return;
+      if (visible(row * kRows)) return;
     }
   }
 
-  __device__ __forceinline__ bool visible() {
-    const int last = this->last_query(first_query, Call::kTileM), end = first_key_of_tile + Call::kTileN;
-    if (last < first_query || this->end_key(call, last) <= first_key_of_tile ||
-        this->first_key(call, first_query) >= end)
+  /// Of all rows of the cluster, whose blocks take the same steps.
+  __device__ __forceinline__ bool visible(int first) {
+    const int last = this->last_query(first, kRows), end = first_key_of_tile + Call::kTileN;
+    if (last < first || this->end_key(call, last) <= first_key_of_tile || this->first_key(call, first) >= end)
       return false;
     if constexpr (kListed) {
       const int element = batch / call.query_heads, head = batch - element * call.query_heads;
       const int rows = tiles(call.query_length, Config::kSeenM), columns = tiles(call.key_length, Config::kSeenN);
       const Visible* const seen = call.seen + (element * call.seen_element + head * call.seen_head) * rows * columns;
       bool none = true;
-      partial = last + 1 < first_query + Call::kTileM || end > this->key_length;
-      for (int m = first_query / Config::kSeenM; m <= last / Config::kSeenM; ++m) {
+      partial = last + 1 < first + kRows || end > this->key_length;
+      for (int m = first / Config::kSeenM; m <= last / Config::kSeenM; ++m) {
         for (int n = first_key_of_tile / Config::kSeenN; n < columns && n * Config::kSeenN < end; ++n) {
           const Visible found = seen[static_cast<long long>(m) * columns + n];
           none = none && found == Visible::none;
@@ -164,8 +190,8 @@ struct LoadedGradientTile : KeyRange<Config> {
       }
       return !none;
     } else {
-      partial = last + 1 < first_query + Call::kTileM || this->first_key(call, last) > first_key_of_tile ||
-                this->end_key(call, first_query) < end;
+      partial = last + 1 < first + kRows || this->first_key(call, last) > first_key_of_tile ||
+                this->end_key(call, first) < end;
       return true;
     }
   }
@@ -176,23 +202,26 @@ template <class Config>
 struct LoadedGradientBlock {
   using Call = AttentionSm90LoadedGradient<Config>;
   using Tile = LoadedGradientTile<Config>;
+  static constexpr bool kTiled = Config::kLoadedStages > 0;
 
   const Call& call;
   unsigned shared;
   typename Call::Scores scores;
   typename Call::Weights weights;
+  typename Call::Loaded loaded;
 
   __device__ __forceinline__ LoadedGradientBlock(const Call& call, unsigned shared)
       : call(call),
         shared(shared),
         scores(shared, shared + Call::kBarriersAt),
-        weights(shared + Call::kWeightsAt, shared + Call::kWeightBarriersAt) {}
+        weights(shared + Call::kWeightsAt, shared + Call::kWeightBarriersAt),
+        loaded(shared + Call::kLoadedAt, shared + Call::kLoadedBarriersAt) {}
 
   template <class Visit>
   __device__ __forceinline__ void each_tile(const Visit& visit) const {
     const int count = Tile::count(call);
-    for (int index = blockIdx.x; index < count; index += gridDim.x) {
-      Tile tile(call, index);
+    for (int index = blockIdx.x / Config::kCluster; index < count; index += gridDim.x / Config::kCluster) {
+      Tile tile(call, scores.cluster, index);
       visit(tile);
     }
   }
@@ -201,20 +230,32 @@ struct LoadedGradientBlock {
   __device__ __forceinline__ void load() const {
     StageWriter<typename Call::Scores> to_scores{scores};
     StageWriter<typename Call::Weights> to_weights{weights};
+    StageWriter<typename Call::Loaded> to_loaded{loaded};
+    const auto load_tile = [&](int batch, int row, int column) {
+      const int element = batch / call.query_heads, head = batch - element * call.query_heads;
+      to_loaded.fill([&](unsigned stage, unsigned full) {
+        Call::LoadedTile::load(call.score_tile, stage, full, row, head * call.score_headed,
+                               element * call.score_batched, column);
+      });
+    };
     each_tile([&](Tile& tile) {
+      if constexpr (kTiled && Config::kLoadedOnce) {
+        load_tile(tile.own_batch, tile.own_first_row(), tile.own_first_column());
+      }
       for (; tile.on_a_step(); tile.advance()) {
         const int element = tile.batch / call.query_heads, head = tile.batch - element * call.query_heads;
         const int key_head = head / call.group;
         to_scores.fill([&](unsigned stage, unsigned full) {
           Call::QueryTile::load(call.query, stage, full, tile.first_query, head, element * call.query_batched);
           Call::KeyTile::load(call.key, stage + Call::QueryTile::kBytes, full, tile.first_key_of_tile, key_head,
-                              element * call.key_batched);
+                              element * call.key_batched, scores.cluster, 0);
         });
+        if constexpr (kTiled && !Config::kLoadedOnce) load_tile(tile.batch, tile.first_query, tile.first_key_of_tile);
         if constexpr (Config::kOut) {
           to_weights.fill([&](unsigned stage, unsigned full) {
             Call::DOutTile::load(call.d_out, stage, full, tile.first_query, head, element * call.d_out_batched);
             Call::ValueTile::load(call.value, stage + Call::DOutTile::kBytes, full, tile.first_key_of_tile, key_head,
-                                  element * call.value_batched);
+                                  element * call.value_batched, weights.cluster, Config::kCluster - 1);
           });
         }
       }
@@ -231,12 +272,14 @@ struct LoadedGradientConsumer {
   using DLoaded = typename Config::DLoaded;
   static constexpr int kScores = Config::kTileN / 2;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
+  static constexpr bool kTiled = LoadedGradientBlock<Config>::kTiled;
   static constexpr ptx::WgmmaType kType = wgmma_type<typename Config::T>();
 
   const LoadedGradientBlock<Config>& block;
   const int consumer, first_row, lane;  // of the thread, in the tile; and in its warp
   StageReader<typename Call::Scores> score_stages;
   StageReader<typename Call::Weights> weight_stages;
+  StageReader<typename Call::Loaded> loaded_tiles;
   StripFunction<typename Config::Score, kFragmentColumns> score;
 
   float sums[kScores];
@@ -247,13 +290,16 @@ struct LoadedGradientConsumer {
         first_row(consumer * 64 + ptx::shfl_sync_idx(threadIdx.x / 32 % 4) * 16 + threadIdx.x % 32 / 4),
         lane(threadIdx.x % 32),
         score_stages{block.scores},
-        weight_stages{block.weights} {}
+        weight_stages{block.weights},
+        loaded_tiles{block.loaded} {}
 
   __device__ __forceinline__ void consume() {
     block.each_tile([&](Tile& tile) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) sums[i] = 0;
+      if constexpr (kTiled && Config::kLoadedOnce) loaded_tiles.wait();
       for (; tile.on_a_step(); tile.advance()) add(tile);
+      if constexpr (kTiled && Config::kLoadedOnce) let_go_of_loaded();
       store(tile);
     });
   }
@@ -299,22 +345,22 @@ struct LoadedGradientConsumer {
       start_products<typename Call::DOutTile, typename Call::ValueTile>(
           gradients, block.weights.stage(weight_stages.position.stage));
     }
-    ScoreSetOf<kScores> hidden, dropped;
+    ScoreSetOf<kScores> dropped;
     if constexpr (kDropped) {
       const Dropout dropout = Dropout::of_batch<typename Config::Seeds>(call.seeds, tile.batch, call.threshold);
       dropout.each_dropped<kScores>(at, [&](int i) { dropped.add(i); });
     }
-    if (tile.partial) each_hidden(weights, tile, at, [&](int i) { hidden.add(i); });
     ptx::wgmma_wait_group<Config::kOut>();
     ptx::warpgroup_fence_operand(weights);
     score_stages.release();
     score_stages.advance();
 #pragma unroll
     for (int i = 0; i < kScores; ++i) weights[i] *= call.scale;
-    score.apply(weights, call.score_operands, at, [&](int i, float score, auto... slope) {
+    apply_score(weights, at, [&](int i, float score, auto... slope) {
       const float exponent = ptx::fma_rn(score, 1.4426950408889634f, -log_sum_exp[i / 2 % 2]);
-      weights[i] = hidden.has(i) ? 0 : (ptx::ex2_approx_ftz(exponent) * ... * static_cast<float>(slope));
+      weights[i] = (ptx::ex2_approx_ftz(exponent) * ... * static_cast<float>(slope));
     });
+    if (tile.partial) each_hidden(weights, tile, at, [&](int i) { weights[i] = 0; });
     if constexpr (Config::kOut) {
       ptx::wgmma_wait_group<0>();
       ptx::warpgroup_fence_operand(gradients);
@@ -327,6 +373,27 @@ struct LoadedGradientConsumer {
       if constexpr (kDropped) gradient *= call.kept;
       sums[i] = ptx::fma_rn(weights[i], gradient - delta[i / 2 % 2], sums[i]);
     }
+  }
+
+  /// Hands `use` what the function makes of scaled products.
+  template <class Use>
+  __device__ __forceinline__ void apply_score(const float (&products)[kScores], const FragmentCoordinate& at,
+                                              const Use& use) {
+    const OperandAddress* const operands = block.call.score_operands;
+    if constexpr (kTiled) {
+      if constexpr (!Config::kLoadedOnce) loaded_tiles.wait();
+      const unsigned stage = block.loaded.stage(loaded_tiles.position.stage);
+      score.apply(products, operands, at, use, TileStrip<Call::LoadedTile::kChunkBytes>(stage, first_row - lane / 4));
+      if constexpr (!Config::kLoadedOnce) let_go_of_loaded();
+    } else {
+      score.apply(products, operands, at, use);
+    }
+  }
+
+  __device__ __forceinline__ void let_go_of_loaded() {
+    __syncwarp();  // all lanes have read what one lets go of
+    loaded_tiles.release();
+    loaded_tiles.advance();
   }
 
   /// Calls `hide` with the number of each score that the mask hides.
@@ -354,7 +421,7 @@ struct LoadedGradientConsumer {
   }
 
   __device__ __forceinline__ void store(const Tile& tile) {
-    const int row = tile.own_row * Call::kTileM + first_row, column = tile.own_column * Call::kTileN + lane % 4 * 2;
+    const int row = tile.own_first_row() + first_row, column = tile.own_first_column() + lane % 4 * 2;
     if constexpr (!DLoaded::kByColumn) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -366,11 +433,14 @@ struct LoadedGradientConsumer {
     }
     if constexpr (DLoaded::kByRow) {
       if constexpr (DLoaded::kByColumn) {
+        constexpr int kTogether = DLoaded::kColumns == Columns::pairs ? 2 : 1;
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) put(tile, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, sums[i]);
+        for (int i = 0; i < kScores; i += kTogether) {
+          put<kTogether>(tile, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, sums + i);
+        }
       } else if (lane % 4 == 0) {
-        put(tile, row, 0, sums[0]);
-        put(tile, row + 8, 0, sums[1]);
+        put<1>(tile, row, 0, sums);
+        put<1>(tile, row + 8, 0, sums + 1);
       }
     } else {
       constexpr int kColumns = DLoaded::kByColumn ? Call::kTileN : 1;
@@ -392,18 +462,25 @@ struct LoadedGradientConsumer {
           ptx::ld_shared(of_warp, block.shared + Call::kSumsAt + (warp * kColumns + threadIdx.x) * 4);
           sum += of_warp;
         }
-        put(tile, 0, tile.own_column * Call::kTileN + threadIdx.x, sum);
+        put<1>(tile, 0, tile.own_first_column() + threadIdx.x, &sum);
       }
       ptx::barrier_sync(1, 256);
     }
   }
 
-  __device__ __forceinline__ void put(const Tile& tile, int row, int column, float sum) const {
+  /// Writes the sums of neighbouring columns, whose number is even where several are put.
+  template <int kColumns>
+  __device__ __forceinline__ void put(const Tile& tile, int row, int column, const float* sums) const {
     using Type = typename DLoaded::Type;
     const Call& call = block.call;
     if (row >= call.query_length || column >= call.key_length) return;
     auto* const to = static_cast<Type*>(const_cast<void*>(call.d_loaded.data)) + tile.part * call.part_stride;
-    to[call.d_loaded.template offset<DLoaded::kAffine>(Coordinate{row, column, tile.own_batch})] = narrow<Type>(sum);
+    float own[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) own[i] = sums[i];
+    Vector<Type, kColumns> rounded;
+    rounded.pack(own);
+    rounded.store(to + call.d_loaded.template offset<DLoaded::kAffine>(Coordinate{row, column, tile.own_batch}));
   }
 };
 
@@ -415,8 +492,9 @@ __device__ __forceinline__ void attention_sm90_loaded_gradient(const AttentionSm
   if (threadIdx.x == 0) {
     block.scores.init(4 * Call::kConsumers);
     block.weights.init(4 * Call::kConsumers);
+    block.loaded.init(4 * Call::kConsumers);
   }
-  __syncthreads();
+  block.scores.open();
   const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
   if (group == Call::kConsumers) {
     ptx::setmaxnreg_dec<40>();
@@ -425,6 +503,7 @@ __device__ __forceinline__ void attention_sm90_loaded_gradient(const AttentionSm
     ptx::setmaxnreg_inc<232>();
     LoadedGradientConsumer<Config>(block, group).consume();
   }
+  block.scores.close();
 }
 
 }  // namespace jaxdnn

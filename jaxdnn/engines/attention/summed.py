@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from jaxdnn.engines.attention.problem import Attention, LoadGradient
+from jaxdnn.engines.attention.score_tile import ScoreTile
 from jaxdnn.engines.product.affine import MAX_TERMS
 from jaxdnn.engines.product.element_epilogue import ctype, itemsize, place_parameters
 from jaxdnn.engines.product.problem import EpilogueOperand, dense_operand
@@ -20,11 +21,19 @@ class Summed:
 
     Attributes:
       batch: of target i and member j, the batch: as the place of coordinates i and j.
+      digits: of the batch coordinate, the factors and counts of those that members differ by.
     """
 
     count: int
     members: int
     batch: EpilogueOperand
+    digits: tuple[tuple[int, int], ...]
+
+    def share(self, tile: ScoreTile, heads: int) -> bool:
+        """Whether all members read the same tile; a batch is element * heads + head."""
+        by_head = any(factor < heads for factor, _ in self.digits)
+        by_element = any(factor * count > heads for factor, count in self.digits)
+        return not (by_head and tile.head_stride) and not (by_element and tile.batch_stride)
 
     def parameters(self) -> list[Parameter]:
         """The fields `summed` and `members` of a kernel's call."""
@@ -107,7 +116,8 @@ def summed(place: EpilogueOperand, batches: int) -> Summed:
     if size < batches:
         others.append((size, batches // size))
     load = AffineLoad(0, (_number(own), _number(others), ()))
-    return Summed(prod(n for _, n in own), prod(n for _, n in others), dense_operand(load, place.buffer, place.dtype))
+    batch = dense_operand(load, place.buffer, place.dtype)
+    return Summed(prod(n for _, n in own), prod(n for _, n in others), batch, tuple(others))
 
 
 def _number(digits: Sequence[tuple[int, int]]) -> Terms:

@@ -5,10 +5,13 @@
 // next to each other, for all queries of whole blocks. A query that isn't there or sees nothing has the log-sum-exp
 // infinity, which makes its weights zero.
 //
-//   grid             for each batch, blocks of 16 queries
-//   block            256 threads: 16 lanes a query, each with 8 elements of every 128
+//   grid             for each batch, blocks of kRows queries
+//   block            256 threads: a vector has 8, 16 or 32 lanes, with 8 elements each. They have four neighbouring
+//                    queries, whose vectors are all loaded before one is used; so are their other numbers, of which the
+//                    first four lanes have one each
 //
-// Bytes: those of the results and their cotangents, once. Flops: 2 for each element. Memory bounds it.
+// Bytes: those of the results and their cotangents, once. Flops: 2 for each element. Memory bounds it, if enough is on
+// its way: 18 bytes a clock for each multiprocessor, and some 800 clocks, are 15 KiB; a thread's loads are 128 bytes.
 #pragma once
 
 #include "attention/sm90/backward_call.cuh"
@@ -27,7 +30,9 @@ struct AttentionSm90BackwardRows {
   int parts = 1;
   int query_heads = 1, query_length = 0, query_blocks = 0, value_size = 0;
 
-  static constexpr int kThreads = 256, kLanes = 16, kRows = kThreads / kLanes;
+  static constexpr int kLanes = Config::kValueSize <= 64 ? 8 : Config::kValueSize <= 128 ? 16 : 32;
+  static constexpr int kThreads = 256, kOfThread = 4, kRows = kThreads / kLanes * kOfThread;
+  static_assert(Config::kValueSize <= 256 && Config::kTileM % kOfThread == 0, "lanes have a vector each, of one batch");
 };
 
 /// The number that a row has, if rows have such numbers.
@@ -45,47 +50,49 @@ template <class Config>
 __device__ __forceinline__ void attention_sm90_backward_rows(const AttentionSm90BackwardRows<Config>& call) {
   using Call = AttentionSm90BackwardRows<Config>;
   using T = typename Config::T;
-  const int blocks = call.query_blocks * (Config::kTileM / Call::kRows);  // of a batch
+  const int batch_rows = call.query_blocks * Config::kTileM, blocks = (batch_rows + Call::kRows - 1) / Call::kRows;
   const int batch = blockIdx.x / blocks, lane = threadIdx.x % Call::kLanes;
-  const int row = (blockIdx.x - batch * blocks) * Call::kRows + threadIdx.x / Call::kLanes;
+  const int first = (blockIdx.x - batch * blocks) * Call::kRows + threadIdx.x / Call::kLanes * Call::kOfThread;
   const int element = batch / call.query_heads, head = batch - element * call.query_heads;
-  const bool there = row < number_of_batch<typename Config::QueryLengths>(call.query_lengths, batch, call.query_length);
-  float delta = 0;
-  if constexpr (Config::kOut) {
-    for (int column = lane * 8; there && column < call.value_size; column += Call::kLanes * 8) {
-      Vector<T, 8> results, cotangents;
-      results.load(call.out.vector(element, head, row) + column);
-      cotangents.load(call.d_out.vector(element, head, row) + column);
-      float a[8], b[8];
-      results.unpack(a);
-      cotangents.unpack(b);
+  const int length = number_of_batch<typename Config::QueryLengths>(call.query_lengths, batch, call.query_length);
+  Vector<T, 8> results[Call::kOfThread], cotangents[Call::kOfThread];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) a[i] *= b[i];
-      delta += tree_sum(a);
+  for (int i = 0; i < Call::kOfThread; ++i) {
+    results[i].clear();
+    cotangents[i].clear();
+    if (Config::kOut && first + i < length && lane * 8 < call.value_size) {
+      results[i].load(call.out.vector(element, head, first + i) + lane * 8);
+      cotangents[i].load(call.d_out.vector(element, head, first + i) + lane * 8);
     }
-    delta = lanes_sum<Call::kLanes>(delta);
   }
-  const long long index = static_cast<long long>(batch) * call.query_blocks * Config::kTileM + row;
-  if (lane == 0) {
-    float log_sum_exp = math::infinity<float>();
-    if (there) {
-      const float found = number_of_row<typename Config::LogSumExp>(call.log_sum_exp, batch, row);
-      if (found != -math::infinity<float>()) {
-        log_sum_exp = found * 1.4426950408889634f;
-        delta -= number_of_row<typename Config::DLogSumExp>(call.d_log_sum_exp, batch, row);
-      } else {
-        delta = 0;
-      }
-    }
-    Vector<float, 2> both;
-    const float values[2] = {log_sum_exp, delta};
-    both.pack(values);
-    both.store(call.rows + 2 * index);
-    if (call.contributions == nullptr) return;
-    if (row % Config::kTileM == 0) call.contributions[index / Config::kTileM] = 0;
-    if (index < call.parts)
-      call.contributions[static_cast<long long>(gridDim.x) * Call::kRows / Config::kTileM + index] = 0;
+  const int row = first + lane;
+  const bool own = lane < Call::kOfThread && row < batch_rows;
+  float log_sum_exp = -math::infinity<float>(), delta = 0;
+  if (own && row < length) {
+    log_sum_exp = number_of_row<typename Config::LogSumExp>(call.log_sum_exp, batch, row);
+    delta = -number_of_row<typename Config::DLogSumExp>(call.d_log_sum_exp, batch, row);
   }
+#pragma unroll
+  for (int i = 0; i < Call::kOfThread; ++i) {
+    float a[8], b[8];
+    results[i].unpack(a);
+    cotangents[i].unpack(b);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) a[j] *= b[j];
+    const float sum = lanes_sum<Call::kLanes>(tree_sum(a));
+    if (lane == i) delta += sum;
+  }
+  if (!own) return;
+  const bool sees = log_sum_exp != -math::infinity<float>();
+  const float values[2] = {sees ? log_sum_exp * 1.4426950408889634f : math::infinity<float>(), sees ? delta : 0};
+  const long long index = static_cast<long long>(batch) * batch_rows + row;
+  Vector<float, 2> both;
+  both.pack(values);
+  both.store(call.rows + 2 * index);
+  if (call.contributions == nullptr) return;
+  if (row % Config::kTileM == 0) call.contributions[index / Config::kTileM] = 0;
+  if (index < call.parts)
+    call.contributions[static_cast<long long>(gridDim.x / blocks) * call.query_blocks + index] = 0;
 }
 
 }  // namespace jaxdnn

@@ -43,6 +43,21 @@ struct VectorTile {
     }
   }
 
+  /// The same, of a tile that the blocks of a cluster share: the one in this row loads it for all.
+  template <class Cluster>
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch, const Cluster& cluster, int loading_row) {
+    if constexpr (Cluster::kBlocks == 1) {
+      load(map, tile, barrier, first, head, batch);
+    } else if (cluster.row == loading_row) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        ptx::cp_async_bulk_tensor_load_multicast(tile + i * kChunkBytes, map, barrier, cluster.column_mask(),
+                                                 i * kChunk, first, head, batch);
+      }
+    }
+  }
+
   /// The descriptor of the tile. Only an operand of which vectors run along N has more than one chunk in a multiply.
   static __device__ __forceinline__ unsigned long long descriptor(unsigned tile) {
     return lines_descriptor<128>(tile, 1024, kChunkBytes);

@@ -31,7 +31,7 @@ from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers, struct_text
 from jaxdnn.plan import Launch, Plan, Scalar, Scratch
 
-ROWS_THREADS, ROWS = 256, 16  # of attention/sm90/backward_rows.cuh
+ROWS_THREADS = 256  # of attention/sm90/backward_rows.cuh
 SINKS_SHARED = 64  # bytes, of attention/sm90/backward_sinks.cuh
 _ROWS, _CONTRIBUTIONS, _QUERY_SUMS = Scratch(0), Scratch(1), Scratch(2)
 # The members of a struct in attention/sm90/backward_call.cuh, which a `Config` states only where it differs.
@@ -52,6 +52,11 @@ def backward_places(problem: Attention) -> dict[str, EpilogueOperand]:
     found = {"d_log_sum_exp": problem.backward.d_log_sum_exp, "d_sinks": problem.backward.d_sinks}
     shared = numbers_of_batch(problem) | mask_places(problem)
     return shared | {name: place for name, place in found.items() if place is not None}
+
+
+def rows_of_block(value_size: int) -> int:
+    """Queries of a block of attention/sm90/backward_rows.cuh: threads have 8 elements of each of 4."""
+    return ROWS_THREADS // max(8, 1 << (value_size // 8 - 1).bit_length()) * 4
 
 
 class _Statement:
@@ -181,7 +186,8 @@ class _Statement:
             *numbers(query_heads=problem.query_heads, query_length=problem.query_length),
             *numbers(query_blocks=self.blocks, value_size=problem.value_head_size),
         ]
-        grid = self.batches * self.blocks * (self.knobs.tile_m // ROWS)
+        rows = self.blocks * self.knobs.tile_m
+        grid = self.batches * ceil(rows / rows_of_block(padded_size(problem.value_head_size)))
         return self.step("attention_sm90_backward_rows", found, grid, ROWS_THREADS)
 
     def query(self, d_query: Heads, part: int) -> Stage:

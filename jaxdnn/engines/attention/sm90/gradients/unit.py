@@ -18,10 +18,10 @@ from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_paramet
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
 from jaxdnn.engines.attention.shares import Shares, shared_gradients
 from jaxdnn.engines.attention.sm90.backward.unit import (
-    ROWS,
     ROWS_THREADS,
     SINKS_SHARED,
     backward_places,
+    rows_of_block,
 )
 from jaxdnn.engines.attention.sm90.gradients.knobs import (
     KEY_GRADIENT_THREADS,
@@ -40,6 +40,7 @@ from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, include
 from jaxdnn.plan import Counter, Launch, Plan, Scalar, Scratch
 
 _ROWS = Scratch(0)
+_STRIP = 16  # queries, of which all tiles have a multiple
 # The members of structs in attention/sm90/gradient_call.cuh and backward_call.cuh, which a `Config` states only where
 # it differs.
 DEFAULTS = ("jaxdnn::AttentionSm90GradientDefaults", {"Left": False, "Right": False})
@@ -118,11 +119,13 @@ class _Statement:
             *self.place_parameters(names),
             Parameter("float*", "rows", "rows", _ROWS),
             *numbers(query_heads=self.problem.query_heads, query_length=self.problem.query_length),
-            *numbers(query_blocks=self.rows // ROWS, value_size=self.problem.value_head_size),
+            *numbers(query_blocks=self.rows // _STRIP, value_size=self.problem.value_head_size),
         ]
+        size = value_size(self.problem)
         types = {"T": ctype(self.problem.query.dtype)} | self.place_types((*names, "sinks", "d_sinks"))
-        text = struct_text("RowsConfig", types, {"TileM": ROWS}, ROWS_DEFAULTS)
-        stage = self.small("rows", text, found, self.batches * (self.rows // ROWS), ROWS_THREADS)
+        text = struct_text("RowsConfig", types, {"TileM": _STRIP, "ValueSize": size}, ROWS_DEFAULTS)
+        grid = self.batches * ceil(self.rows / rows_of_block(size))
+        stage = self.small("rows", text, found, grid, ROWS_THREADS)
         return replace(stage, scratch=(self.batches * self.rows * 8,))
 
     def sinks(self) -> Stage:

@@ -1,12 +1,14 @@
 """Gradients of what scores load, on Hopper (cpp/kernels/attention/sm90_loaded_gradient.cuh)."""
 
 from dataclasses import replace
+from math import ceil
 
 from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types, slope_function
 from jaxdnn.engines.attention.lists import BlockLists, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, LoadGradient
+from jaxdnn.engines.attention.score_tile import function_and_tile
 from jaxdnn.engines.attention.sm90.knobs import head_size, value_size
-from jaxdnn.engines.attention.sm90.unit import dropped, vectors
+from jaxdnn.engines.attention.sm90.unit import dropped, score_tiles, vectors
 from jaxdnn.engines.attention.summed import loaded_sum
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
@@ -16,10 +18,22 @@ from jaxdnn.plan import Launch, Scalar, Scratch
 TILE_M, THREADS = 128, 384
 WARPS = 8  # that have sums
 SHARED = 227 * 1024  # of a block
+MOST_ODD_ROWS = 8  # of tiles, of which clusters of two would leave one idle
+# Of queries and keys, of cotangents and values, which are needed later, and of loaded tiles.
+_STAGES = ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1))
 # The members of a struct in the kernel's header, which a `Config` states only where it differs.
 _DEFAULTS = (
     "jaxdnn::AttentionSm90LoadedGradientDefaults",
-    {"Left": False, "Right": False, "Out": True, "SeenM": 64, "SeenN": 128},
+    {
+        "Left": False,
+        "Right": False,
+        "Out": True,
+        "SeenM": 64,
+        "SeenN": 128,
+        "Cluster": 1,
+        "LoadedStages": 0,
+        "LoadedOnce": False,
+    },
 )
 
 
@@ -44,30 +58,27 @@ def loaded_stages(
     number of their first scratch buffer; `scratch` is the number of the first one that is free.
     """
     backward, keys = problem.backward, tile_n(problem)
-    function = slope_function(problem, gradient.output)
+    function, tile = function_and_tile(problem, slope_function(problem, gradient.output), tiled=True)
     assert backward is not None
     assert function is not None
     function = replace(function, prefix=f"Loaded{number}")
-    whole = loaded_sum(problem, gradient, (TILE_M, keys), sm_count)
+    by_row, by_column = bool(gradient.place.row_stride), bool(gradient.place.column_stride)
+    cluster = _cluster(problem, sm_count) if by_row and by_column else 1
+    whole = loaded_sum(problem, gradient, (TILE_M * cluster, keys), sm_count // cluster)
     found, (stored, stages) = whole.stages(scratch, "float", number)
     seeds = {} if problem.dropout is None else {"seeds": problem.dropout.seeds}
     band = counted_band(problem.mask)
     types = {"T": ctype(problem.query.dtype)} | place_types(seeds | mask_places(problem))
     types |= {"Score": function.config} | ({} if lists is None else {"Mask": lists[0].function.config})
-    types["DLoaded"] = operand_type(gradient.place, stored, "single", "jaxdnn::")
+    columns = gradient.place.columns(problem.key_length)
+    types["DLoaded"] = operand_type(gradient.place, stored, columns, "jaxdnn::")
     score_bytes, weight_bytes = (
         DEPTH_BYTES * -(-size // CHUNK) * (TILE_M + keys) for size in (head_size(problem), value_size(problem))
     )
     if backward.d_out is None:
         weight_bytes = 0
-    sums = WARPS * keys * 4
-    # The ring of queries and keys is at least as deep as that of cotangents and values, which are needed later.
-    score_stages, weight_stages = next(
-        (a, b)
-        for a, b in ((2, 2), (2, 1), (1, 1))
-        if a * score_bytes + b * weight_bytes + sums + 16 * (a + b) <= SHARED
-    )
-    shared = score_stages * score_bytes + weight_stages * weight_bytes + sums + 16 * (score_stages + weight_stages)
+    loaded_bytes = 0 if tile is None else DEPTH_BYTES * -(-keys // CHUNK) * TILE_M
+    rings, shared = _rings((score_bytes, weight_bytes, loaded_bytes), 0 if by_row else WARPS * keys * 4)
     constants = {
         "Left": band.left is not None,
         "Right": band.right is not None,
@@ -77,8 +88,11 @@ def loaded_stages(
         "TileN": keys,
         "HeadSize": head_size(problem),
         "ValueSize": value_size(problem),
-        "ScoreStages": score_stages,
-        "WeightStages": weight_stages,
+        "ScoreStages": rings[0],
+        "WeightStages": rings[1],
+        "LoadedStages": rings[2],
+        "LoadedOnce": tile is not None and by_row and by_column and whole.batches.share(tile, problem.query_heads),
+        "Cluster": cluster,
     }
     read = {"query": problem.query, "key": problem.key, "value": problem.value}
     read |= {} if backward.d_out is None else {"d_out": backward.d_out}
@@ -91,6 +105,7 @@ def loaded_stages(
         Parameter("const float*", "rows", "rows", rows[0]),
         *(p for name, place in seeds.items() for p in place_parameters(name, place)),
         *function.parameters(),
+        *(() if tile is None else score_tiles(problem, tile, TILE_M)),
         *mask_parameters(problem),
         *([] if lists is None else [*lists[0].function.parameters(), *lists[0].seen_parameters(lists[1])]),
         *found,
@@ -108,6 +123,29 @@ def loaded_stages(
         + '"the plan and the kernel disagree about shared memory");\n'
         + entry_text("attention_sm90_loaded_gradient", call, f"{THREADS}, 1", found, entry)
     )
-    grid = min(sm_count, whole.owners * whole.parts)
-    launch = Launch(entry, arguments(found), (grid, 1, 1), (THREADS, 1, 1), shared_memory=shared)
+    clusters = min(sm_count // cluster, whole.owners * whole.parts)
+    launch = Launch(
+        entry,
+        arguments(found),
+        (clusters * cluster, 1, 1),
+        (THREADS, 1, 1),
+        cluster=(cluster, 1, 1),
+        shared_memory=shared,
+    )
     return [Stage(("attention/sm90_loaded_gradient.cuh",), text, (launch,)), *stages]
+
+
+def _cluster(problem: Attention, sm_count: int) -> int:
+    """Blocks that share keys: two, unless too many tiles of an odd last row would be without a second one."""
+    rows = ceil(problem.query_length / TILE_M)
+    return 2 if sm_count > 1 and (rows % 2 == 0 or rows > MOST_ODD_ROWS) else 1
+
+
+def _rings(sizes: tuple[int, int, int], sums: int) -> tuple[tuple[int, ...], int]:
+    """The stages of each ring, of so many bytes, 0 where there is no array in tiles; and the bytes of shared memory."""
+    for found in _STAGES:
+        stages = (*found[:2], found[2] if sizes[2] else 0)
+        needed = sum(n * (size + 16) for n, size in zip(stages, sizes, strict=True)) + sums
+        if needed <= SHARED:
+            return stages, needed
+    raise AssertionError("one stage of each fits")
