@@ -25,8 +25,10 @@ from checking.compiler_log import kernels, launch_bounds
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
+from jaxdnn.engines.attention.score_tile import ScoreTile
 from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
+from jaxdnn.engines.attention.summed import summed
 from jaxdnn.plan import Scalar, TensorMap
 
 ENGINE = AttentionSm90()
@@ -223,7 +225,7 @@ def test_a_plan_is_what_it_is():
     problem = LARGE["causal 128"].problem
     ((_, plan),) = configured("causal 128", H100)
     rows, main, query, *sums = plan.launches
-    assert (rows.grid, rows.block) == ((8 * 4096 // 16, 1, 1), (256, 1, 1))
+    assert (rows.grid, rows.block) == ((8 * 4096 // 64, 1, 1), (256, 1, 1))
     assert (main.grid, main.block) == ((132, 1, 1), (384, 1, 1))  # 32 tiles of each of 2 heads would be too few
     assert (query.grid, query.block) == ((8 * 64, 1, 1), (256, 1, 1))
     assert [(one.grid, one.block) for one in sums] == 2 * [((2 * 4096 * 16 // 256, 1, 1), (256, 1, 1))]
@@ -270,6 +272,62 @@ def test_tiles(name, tile):
     knobs = next(ENGINE.configurations(LARGE[name].problem, H100))
     assert isinstance(knobs, AttentionSm90BackwardKnobs)
     assert knobs.tile_m == tile
+
+
+@pytest.mark.parametrize(
+    ("name", "tiled"),
+    [("bias", False), ("bias in tiles", True), ("bias in tiles, neither", True), ("bias 128", False)],
+)
+def test_what_comes_in_tiles(name, tiled):
+    """A bias whose rows begin where TMA wants them, if there is room for it beside queries in shared memory."""
+    problem = (SMALL | LARGE)[name].problem
+    knobs = next(ENGINE.configurations(problem, H100))
+    assert isinstance(knobs, AttentionSm90BackwardKnobs)
+    assert knobs.score_tiles == tiled
+    if not tiled:
+        with pytest.raises(ValueError, match=r"multiples of 16 bytes|bytes of shared memory"):
+            ENGINE.build(replace(knobs, score_tiles=True), problem, H100)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "once", "cluster"),
+    [
+        ("of a bias in tiles", 2, True, 2),
+        ("of a bias in tiles, both", 2, True, 2),
+        ("of a bias", 0, False, 2),
+        ("of a scale beside tiles", 2, False, 1),
+        ("of a bias 128", 1, True, 2),
+        ("of a bias of keys", 0, False, 1),
+    ],
+)
+def test_what_gradients_of_a_bias_load(name, stages, once, cluster):
+    """A tile of it once for all scores that add to it, if it is what the gradient is of."""
+    problem = (SMALL | LARGE)[name].problem
+    plan = ENGINE.build(next(ENGINE.configurations(problem, H100)), problem, H100)
+    *_, launch = (one for one in plan.launches if "loaded_gradient" in one.kernel)
+    config = plan.unit[plan.unit.index(f"struct Loaded{launch.kernel[-1]}Config") :]
+    config = config[: config.index("};")]
+    assert (f"kLoadedStages = {stages}" in config) == (stages > 0)
+    assert ("kLoadedOnce = true" in config) == once
+    assert launch.cluster == (cluster, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "head_stride", "batch_stride", "same"),
+    [
+        ("of a bias in tiles", 8, 0, True),
+        ("of a bias in tiles", 0, 8, False),
+        ("of a bias in tiles, both", 8, 8, True),
+        ("of a scale beside tiles", 0, 0, True),
+        ("of a scale beside tiles", 8, 0, False),
+    ],
+)
+def test_which_tiles_all_members_of_a_sum_read(name, head_stride, batch_stride, same):
+    problem = SMALL[name].problem
+    place = problem.backward.load_gradients[-1].place
+    tile = ScoreTile(0, place.buffer, "bfloat16", 8, head_stride, batch_stride)
+    found = summed(place, problem.batch * problem.query_heads)
+    assert found.share(tile, problem.query_heads) == same
 
 
 def test_sizes_are_not_in_the_code():
