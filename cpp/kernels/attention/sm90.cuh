@@ -27,7 +27,8 @@
 //                    loads of a block is fetched ahead of the wait for the products: a bias that is full takes kTileM
 //                    x kTileN elements from the L2 cache, as many bytes as the block's keys and values at d = dv =
 //                    kTileM / 2. Where TMA can, the producer brings tiles of it instead, behind the block's keys, of
-//                    which a consumer reads each fragment as it is used
+//                    which a consumer reads each fragment as it is used. The kCluster blocks of a cluster have the same
+//                    tile of neighbouring elements of the batch, which share an array: each loads a part of it for all
 //   softmax          to the base of 2, with the scale folded into the exponent, unless there is a function. Rows' sums
 //                    stay with the threads until the end. A row that sees nothing has the maximum -infinity, of which
 //                    0 is subtracted: no NaNs. Sums are corrected only for a maximum that is 2^8 times as large as the
@@ -37,7 +38,8 @@
 //                    of a split in 8
 //
 //   barriers         full[stage]   of each of the rings of Q, K, V and tiles: 1 arrival (the producer's)
-//                    empty[stage]  a lane of each consuming warp: 4 x kConsumers
+//                    empty[stage]  a lane of each consuming warp: 4 x kConsumers; of score tiles, of each block of a
+//                                  cluster
 //                    named 1, ...  turns, 256 threads: a consumer waits, the one before arrives
 //   shared memory    | Q stages | K stages | V stages | score stages | barriers | queue of tiles |
 //                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled
@@ -467,7 +469,7 @@ __device__ __forceinline__ void attention_sm90(const AttentionSm90<Config>& call
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const AttentionBlock<Config> block(call, ptx::cvta_to_shared(shared_memory));
   constexpr unsigned kProducer = Call::kConsumers * 128;
-  const bool takes = threadIdx.x == kProducer + 32 && block.queue.taken();
+  const bool takes = threadIdx.x == kProducer + 32 && block.scores.cluster.row == 0 && block.queue.taken();
   const unsigned taken = takes ? block.queue.take() : 0;
   if (threadIdx.x == 0) {
     block.queue.init();
@@ -476,7 +478,7 @@ __device__ __forceinline__ void attention_sm90(const AttentionSm90<Config>& call
     block.values.init(4 * Call::kConsumers);
     block.scores.init(4 * Call::kConsumers);
   }
-  __syncthreads();
+  block.scores.open();
 
   const int group = ptx::shfl_sync_idx(threadIdx.x / 128);
   if (group == Call::kConsumers) {
@@ -487,6 +489,7 @@ __device__ __forceinline__ void attention_sm90(const AttentionSm90<Config>& call
     if constexpr (Call::kGivesRegisters) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
     AttentionConsumer<Config>(block, group).consume();
   }
+  block.scores.close();
 }
 
 }  // namespace jaxdnn

@@ -247,15 +247,15 @@ struct LoadedGradientBlock {
         const int key_head = head / call.group;
         to_scores.fill([&](unsigned stage, unsigned full) {
           Call::QueryTile::load(call.query, stage, full, tile.first_query, head, element * call.query_batched);
-          Call::KeyTile::load(call.key, stage + Call::QueryTile::kBytes, full, tile.first_key_of_tile, key_head,
-                              element * call.key_batched, scores.cluster, 0);
+          Call::KeyTile::load_by(0, call.key, stage + Call::QueryTile::kBytes, full, tile.first_key_of_tile, key_head,
+                                 element * call.key_batched, scores.cluster);
         });
         if constexpr (kTiled && !Config::kLoadedOnce) load_tile(tile.batch, tile.first_query, tile.first_key_of_tile);
         if constexpr (Config::kOut) {
           to_weights.fill([&](unsigned stage, unsigned full) {
             Call::DOutTile::load(call.d_out, stage, full, tile.first_query, head, element * call.d_out_batched);
-            Call::ValueTile::load(call.value, stage + Call::DOutTile::kBytes, full, tile.first_key_of_tile, key_head,
-                                  element * call.value_batched, weights.cluster, Config::kCluster - 1);
+            Call::ValueTile::load_by(Config::kCluster - 1, call.value, stage + Call::DOutTile::kBytes, full,
+                                     tile.first_key_of_tile, key_head, element * call.value_batched, weights.cluster);
           });
         }
       }

@@ -33,10 +33,12 @@ struct AttentionBlock {
 
   template <bool kWarp>
   __device__ __forceinline__ TileWalk<typename Call::Queue, kWarp> tiles() const {
-    return {queue, blockIdx.x};
+    return {queue, blockIdx.x / Config::kCluster};
   }
 
-  __device__ __forceinline__ AttentionTile<Config> tile(unsigned index) const { return {call, order, index}; }
+  __device__ __forceinline__ AttentionTile<Config> tile(unsigned index) const {
+    return {call, order, index, scores.cluster};
+  }
 
   /// Starts the copies of all tiles; by one thread. Queries are copied even where they see nothing, so that the
   /// producer is at most one tile ahead of the consumers, as the ring of tiles asks.
@@ -72,7 +74,7 @@ struct AttentionBlock {
         if constexpr (Config::kScoreStages > 0) {
           to_scores.fill([&](unsigned stage, unsigned full) {
             Call::ScoreTile::load(call.score_tile, stage, full, tile.first_query, tile.head * call.score_headed,
-                                  tile.element * call.score_batched, block * Config::kTileN);
+                                  tile.element * call.score_batched, scores.cluster, block * Config::kTileN);
           });
         }
         before = block;

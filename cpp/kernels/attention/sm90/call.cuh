@@ -32,21 +32,24 @@ struct VectorTile {
   /// The same, of a tile that the blocks of a cluster share: each loads some of the chunks, for all of them.
   template <class Cluster>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
-                                              int head, int batch, const Cluster& cluster) {
+                                              int head, int batch, const Cluster& cluster, int element = 0) {
     if constexpr (Cluster::kBlocks == 1) {
-      load(map, tile, barrier, first, head, batch);
+      load(map, tile, barrier, first, head, batch, element);
     } else {
-      for (int i = cluster.row; i < kChunks; i += Cluster::kBlocks) {
-        ptx::cp_async_bulk_tensor_load_multicast(tile + i * kChunkBytes, map, barrier, cluster.column_mask(),
-                                                 i * kChunk, first, head, batch);
+#pragma unroll
+      for (int i = 0; i < kChunks; i += Cluster::kBlocks) {
+        const int own = i + cluster.row;
+        if (kChunks % Cluster::kBlocks != 0 && own >= kChunks) break;
+        ptx::cp_async_bulk_tensor_load_multicast(tile + own * kChunkBytes, map, barrier, cluster.column_mask(),
+                                                 element + own * kChunk, first, head, batch);
       }
     }
   }
 
   /// The same, of a tile that the blocks of a cluster share: the one in this row loads it for all.
   template <class Cluster>
-  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
-                                              int head, int batch, const Cluster& cluster, int loading_row) {
+  static __device__ __forceinline__ void load_by(int loading_row, const TensorMap* map, unsigned tile, unsigned barrier,
+                                                 int first, int head, int batch, const Cluster& cluster) {
     if constexpr (Cluster::kBlocks == 1) {
       load(map, tile, barrier, first, head, batch);
     } else if (cluster.row == loading_row) {
@@ -82,6 +85,7 @@ struct AttentionSm90Defaults : AttentionMaskDefaults {
   using Score = void;
   // Of tiles of an array that it reads, a row for each query and an element for each key; 0 where it has none.
   static constexpr int kScoreStages = 0;
+  static constexpr int kCluster = 1;  // blocks that share them: each works on another element of the batch
 };
 
 template <class Config>
@@ -118,8 +122,10 @@ struct AttentionSm90 : AttentionMask<Config> {
   using Queries = TmaPipeline<Config::kQueryStages, QueryTile::kBytes>;
   using Keys = TmaPipeline<Config::kStages, KeyTile::kBytes>;
   using Values = TmaPipeline<Config::kStages, ValueTile::kBytes>;
-  using Scores = TmaPipeline<Config::kScoreStages, ScoreTile::kBytes>;
-  using Queue = TileQueue<1>;
+  using Cluster = ClusterCoordinate<Config::kCluster, 1>;
+  static_assert(Config::kCluster == 1 || (Config::kScoreStages > 0 && Config::kBlocks == 1), "it shares score tiles");
+  using Scores = TmaPipeline<Config::kScoreStages, ScoreTile::kBytes, Cluster>;
+  using Queue = TileQueue<Config::kCluster>;
   static constexpr int kKeysAt = Config::kQueryStages * QueryTile::kBytes;
   static constexpr int kValuesAt = kKeysAt + Config::kStages * KeyTile::kBytes;
   static constexpr int kScoresAt = kValuesAt + Config::kStages * ValueTile::kBytes;
@@ -152,7 +158,10 @@ struct AttentionTile : KeyRange<Config> {
   int first_block = 0, blocks = 0;  // of keys; where there is a list, its length
   const int* list = nullptr;
 
-  __device__ __forceinline__ AttentionTile(const Call& call, const TileOrder& order, unsigned index) {
+  /// Of a block of a cluster, whose elements of the batch are neighbours.
+  template <class Cluster = ClusterCoordinate<1, 1>>
+  __device__ __forceinline__ AttentionTile(const Call& call, const TileOrder& order, unsigned index,
+                                           const Cluster& cluster = {}) {
     const TilePosition at = order[index];
     // The last queries see most, where there is a bound to the right: they come first.
     const int tile = Config::kRight ? static_cast<int>(order.columns) - 1 - at.column : at.column;
@@ -161,6 +170,10 @@ struct AttentionTile : KeyRange<Config> {
     batch = Config::kHeads == 1 ? at.row : at.row / tiles * call.group + at.row % tiles * Config::kHeads;
     element = batch / call.query_heads;
     head = batch - element * call.query_heads;
+    if constexpr (Cluster::kBlocks > 1) {
+      element = element * Cluster::kBlocks + cluster.row;
+      batch = element * call.query_heads + head;
+    }
     split = call.splits == 1 ? 0 : at.batch;  // a constant where keys are whole
     this->read(call, batch);
     if (first_query >= this->query_length) return;

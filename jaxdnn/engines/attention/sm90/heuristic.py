@@ -53,6 +53,7 @@ TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
 IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE = (1, True), (2, False), (1, False)
 LARGEST_IN_REGISTERS = 64
 SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
+SHARERS = 2  # elements of the batch, whose blocks share score tiles
 # With a function of scores, or dropout, for which three warp groups have few registers to spare.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
 # Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
@@ -94,6 +95,9 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     for knobs in sorted(fitting, key=lambda knobs: time(problem, knobs, target.sm_count)):
         if (parts := splits(problem, knobs, target)) > 1:
             yield replace(knobs, splits=parts)
+        shared = replace(knobs, cluster=SHARERS, swizzle=max(1, knobs.swizzle // SHARERS))
+        if target.sm_count >= SHARERS and knobs_reason(problem, shared, target.shared_memory) is None:
+            yield shared
         yield knobs
 
 
@@ -172,11 +176,10 @@ def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
 
 def backward_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90BackwardKnobs]:
     """Knobs that work for the call; large blocks are read less often, but leave functions fewer registers."""
-    heads = backward_swizzle(problem, target)
     tiles = sorted(BACKWARD_TILES, reverse=problem.query_length > BACKWARD_TILES[0])
-    choices = (AttentionSm90BackwardKnobs(tile_m, heads, score_tiles=n) for tile_m in tiles for n in (True, False))
     found: dict[int, AttentionSm90BackwardKnobs] = {}
-    for knobs in choices:
+    for tile_m, tiled in product(tiles, (True, False)):
+        knobs = AttentionSm90BackwardKnobs(tile_m, backward_swizzle(problem, tile_m, target), score_tiles=tiled)
         if backward_knobs_reason(problem, knobs, target.shared_memory) is None:
             found.setdefault(knobs.tile_m, knobs)
     fitting = [one for one in found.values() if held_with_functions(problem, one)[0] <= MOST_BACKWARD_HELD]
@@ -233,15 +236,18 @@ def gradient_swizzle(problem: Attention, target: Target) -> int:
     return 1 << (max(1, fitting).bit_length() - 1)
 
 
-def backward_swizzle(problem: Attention, target: Target) -> int:
-    """Key heads whose queries, with their cotangents and the float32 sums of their gradients, fit in the L2 cache.
+def backward_swizzle(problem: Attention, tile_m: int, target: Target) -> int:
+    """Key heads whose queries, with their cotangents and the float32 sums of their gradients, fit in the L2 cache; no
+    more than have the tiles of one round of multiprocessors, or, with blocks of 128 queries, of four.
 
-    Under a mask eight times as many: that tiles of a head wait for each other costs more than what the cache misses.
+    Tiles of a head wait for each other, by as many blocks of queries as there are tiles of it at work: half of a tile's
+    blocks if these are all, and with blocks of 128 queries a quarter (benchmarks/results/attention_kernels.md).
     """
     vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size) + 4 * problem.head_size
-    fitting = max(1, target.l2_bytes // (problem.group * problem.query_length * vectors))
-    masked = problem.mask.band != Band() or mask_function(problem) is not None
-    return (8 if masked else 1) << (fitting.bit_length() - 1)
+    fitting = target.l2_bytes // (problem.group * problem.query_length * vectors)
+    rounds = (tile_m // BACKWARD_TILES[0]) ** 2
+    working = rounds * target.sm_count // ceil(problem.key_length / TILE_N)
+    return 1 << (max(1, min(fitting, working)).bit_length() - 1)
 
 
 def _packed(problem: Attention, knobs: AttentionSm90Knobs) -> AttentionSm90Knobs:

@@ -37,6 +37,7 @@ class AttentionSm90Knobs:
       heads: query heads whose queries are rows of one tile, of a group that shares its keys.
       splits: parts of a tile's keys, whose results a second kernel combines.
       blocks: of a multiprocessor at a time, of 64 rows each: one's softmax runs behind the other's multiplies.
+      cluster: blocks with the same tile of as many elements of the batch, which share what the score function reads.
     """
 
     tile_m: int = 128
@@ -49,11 +50,12 @@ class AttentionSm90Knobs:
     heads: int = 1
     splits: int = 1
     blocks: int = 1
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         check_least(self, 1, "tile_m", "tile_n", "query_stages", "stages", "swizzle", "splits", "blocks")
         check_least(self, 0, "score_stages")
-        check_powers_of_two(self, "heads")
+        check_powers_of_two(self, "heads", "cluster")
         for name, greatest in (("heads", MOST_HEADS), ("splits", MOST_SPLITS)):
             if getattr(self, name) > greatest:
                 raise ValueError(f"AttentionSm90Knobs: {name} is {getattr(self, name)}; expected at most {greatest}")
@@ -123,6 +125,8 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return why
     if knobs.score_stages and knobs.heads > 1:
         return f"rows of a tile are of {knobs.heads} heads, and a tile that scores read is of one"
+    if knobs.cluster > 1 and (why := _cluster_reason(problem, knobs)):
+        return why
     held = held_registers(problem, knobs)
     if knobs.query_in_registers:
         held += head_size(problem) // 4 + FETCH
@@ -131,6 +135,18 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"a thread of {groups} warp groups would hold {held} numbers; expected at most {most}"
     if (needed := shared_memory(problem, knobs)) > (limit := shared_memory_of_block(knobs, shared_memory_limit)):
         return f"it would use {needed} bytes of shared memory, and a block has {limit}"
+    return None
+
+
+def _cluster_reason(problem: Attention, knobs: AttentionSm90Knobs) -> str | None:
+    """Why elements of the batch can't share score tiles, or None."""
+    mask, tile = problem.mask, score_tile(problem, score_function(problem))
+    if not knobs.score_stages or isinstance(tile, str) or tile.batch_stride:
+        return "blocks of a cluster share tiles that scores read, and elements of the batch have no such array together"
+    if problem.batch % knobs.cluster:
+        return f"{problem.batch} elements of the batch are no clusters of {knobs.cluster}"
+    if any((mask.query_offset, mask.query_lengths, mask.key_lengths, mask_function(problem))):
+        return "blocks of a cluster visit the same keys, and the mask may differ from element to element"
     return None
 
 

@@ -23,7 +23,7 @@ TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in attention/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "jaxdnn::AttentionSm90Defaults",
-    {"Left": False, "Right": False, "Heads": 1, "Blocks": 1, "ScoreStages": 0},
+    {"Left": False, "Right": False, "Heads": 1, "Blocks": 1, "ScoreStages": 0, "Cluster": 1},
 )
 
 
@@ -66,13 +66,15 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         "QueryInRegisters": knobs.query_in_registers,
         "Stages": knobs.stages,
         "ScoreStages": knobs.score_stages,
+        "Cluster": knobs.cluster,
         "Heads": knobs.heads,
         "Blocks": knobs.blocks,
         "HeadSize": head_size(problem),
         "ValueSize": value_size(problem),
     }
     shared = shared_memory(problem, knobs)
-    tiles, blocks = tile_count(problem, knobs) * knobs.splits, sm_count * knobs.blocks
+    tiles = tile_count(problem, knobs) * knobs.splits // knobs.cluster
+    blocks = sm_count * knobs.blocks // knobs.cluster
     found = [
         vectors(problem, "query", problem.query, knobs.tile_m // knobs.heads, knobs.heads),
         vectors(problem, "key", problem.key, knobs.tile_n),
@@ -90,7 +92,7 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
         *(lists.parameters(0) if lists is not None else ()),
         *numbers(batches=problem.batch, group=problem.group),
         *numbers(value_size=problem.value_head_size),
-        *numbers(tile_rows=tile_rows(problem, knobs), swizzle=knobs.swizzle),
+        *numbers(tile_rows=tile_rows(problem, knobs) // knobs.cluster, swizzle=knobs.swizzle),
         *(numbers(splits=knobs.splits) if knobs.splits > 1 else []),
         *batched(problem),
         *(score_tiles(problem, tile, knobs.tile_m) if tile is not None else ()),
@@ -111,8 +113,9 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
     launch = Launch(
         "attention_sm90",
         arguments(found),
-        grid=(min(tiles, blocks), 1, 1),
+        grid=(min(tiles, blocks) * knobs.cluster, 1, 1),
         block=(knobs.threads, 1, 1),
+        cluster=(knobs.cluster, 1, 1),
         shared_memory=shared,
     )
     return Stage(("attention/sm90.cuh",), "\n" + "\n".join(text), (launch,))
