@@ -226,6 +226,30 @@ def test_what_comes_in_tiles(one, said):
     assert why is None if said is None else said in (why or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bias in tiles", None),
+        ("bias in tiles, elements", "have no such array together"),
+        ("bias in tiles, neither", None),
+        ("full", "have no such array together"),
+        ("bias in tiles, odd", "3 elements of the batch are no clusters of 2"),
+        ("bias in tiles, lengths", "may differ from element to element"),
+    ],
+)
+def test_elements_that_share_score_tiles(name, said):
+    others = {
+        "bias in tiles, odd": call((200, 304, 64, 64), (4, 2), 3, **bias(1, 4, 200, 304)),
+        "bias in tiles, lengths": call((200, 304, 64, 64), (4, 2), 2, **bias(1, 4, 200, 304), lengths=True),
+    }
+    problem = (SMALL | others)[name].problem
+    first = next(ENGINE.configurations(problem, H100))
+    assert first.cluster == (1 if said else 2)
+    assert said is None or said in (knobs_reason(problem, replace(first, cluster=2), H100.shared_memory) or "")
+    plan = ENGINE.build(first, problem, H100)
+    assert plan.launches[-1].cluster == (first.cluster, 1, 1)
+
+
 def test_tiles_are_dealt_where_each_has_a_multiprocessor():
     problem = SMALL["full"].problem
     plan = ENGINE.build(AttentionSm90Knobs(), problem, H100)

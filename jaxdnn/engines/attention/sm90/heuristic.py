@@ -14,7 +14,7 @@ from math import ceil
 from jaxdnn.device import Target
 from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
-from jaxdnn.engines.attention.problem import Attention, Band
+from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.score_tile import function_and_tile, score_tile
 from jaxdnn.engines.attention.shares import best_shares
 from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
