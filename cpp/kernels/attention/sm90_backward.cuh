@@ -39,7 +39,8 @@
 //   scores           a function of them (attention/strip.cuh) is given scaled products. Its derivative is a factor of
 //                    the gradients, as the weights are: the product of both takes the scores' registers, and what the
 //                    function was given need not be kept. What it loads is fetched during the block before, as far as
-//                    there are registers
+//                    there are registers. Where TMA can, and shared memory has the room, a tile of an array with a row
+//                    for each query comes with the block's queries, and is read transposed, fragment by fragment
 //
 //   dropout          of weights, and of their gradients, by the same bits (attention/dropout.cuh), computed behind dP
 //
@@ -48,15 +49,17 @@
 //                    named 1       256 threads: dS^T is in shared memory
 //                    named 2, 3    288 threads, the consumers and a warp that adds: its dQ is in shared memory
 //                    named 4 .. 7  160 threads, such a warp and each consumer: it has been read
-//   shared memory    | K, V | Q, dO, log-sum-exp and delta: 2 stages | dS^T, twice | dQ, twice | barriers | tiles |
+//   shared memory    | K, V | Q, dO, score tile, log-sum-exp and delta: 2 stages | dS^T, twice | dQ, twice | barriers
+//                    | tiles |
 //                    dS^T alternates: who writes it again has since met who read it, at named barrier 1
 //   registers        of a consumer's thread 240: (d + dv) / 2 for dK and dV, kTileM / 2 for each of S and dP, and
 //                    kTileM / 4 for each of P and dS
 //
 // Bytes: those of Q, K, V, out, dO and the gradients, once; for each tile again those of Q and dO, and 8 d for each
-// query in and out of the float32 sums, from the L2 cache. Flops: 4 (d + dv) + 2 d for each query and key that it sees,
-// of which a multiprocessor does 4096 a clock. Shared memory is read as fast as the tensor cores compute where 64
-// queries are multiplied by 64 keys, and with it what the tensor cores wait for arithmetic is what bounds it.
+// query in and out of the float32 sums, and 2 for each score that reads an array, from the L2 cache. Flops: 4 (d + dv)
+// + 2 d for each query and key that it sees, of which a multiprocessor does 4096 a clock. Shared memory is read as fast
+// as the tensor cores compute where 64 queries are multiplied by 64 keys, and with it what the tensor cores wait for
+// arithmetic is what bounds it.
 #pragma once
 
 #include "attention/dropout.cuh"
