@@ -313,6 +313,23 @@ def test_what_gradients_of_a_bias_load(name, stages, once, cluster):
 
 
 @pytest.mark.parametrize(
+    ("length", "size", "batch", "keywords", "heads"),
+    [
+        (1024, 128, 16, CAUSAL, 16),
+        (4096, 128, 4, CAUSAL, 4),
+        (1024, 64, 16, CAUSAL, 64),
+        (4096, 64, 4, CAUSAL, 16),
+        (4096, 64, 4, {}, 16),
+        (512, 64, 32, bias(1, 2048 // 64, 512, 512), 32),
+    ],
+)
+def test_heads_that_are_worked_through_together(length, size, batch, keywords, heads):
+    """A round of tiles of 128 keys with blocks of 64 queries, four with blocks of 128."""
+    problem = Gradients((length, length, size, size), (2048 // size, 2048 // size), batch, **keywords).problem
+    assert next(ENGINE.configurations(problem, H100)).swizzle == heads
+
+
+@pytest.mark.parametrize(
     ("name", "head_stride", "batch_stride", "same"),
     [
         ("of a bias in tiles", 8, 0, True),
