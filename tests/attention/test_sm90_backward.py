@@ -316,7 +316,9 @@ def test_what_gradients_of_a_bias_load(name, stages, once, cluster):
     ("length", "size", "batch", "keywords", "heads"),
     [
         (1024, 128, 16, CAUSAL, 16),
-        (4096, 128, 4, CAUSAL, 4),
+        (4096, 128, 4, CAUSAL, 8),
+        (4096, 128, 4, {}, 4),
+        (16_384, 128, 1, {}, 2),
         (1024, 64, 16, CAUSAL, 64),
         (4096, 64, 4, CAUSAL, 16),
         (4096, 64, 4, {}, 16),

@@ -14,7 +14,7 @@ from math import ceil
 from jaxdnn.device import Target
 from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
-from jaxdnn.engines.attention.problem import Attention
+from jaxdnn.engines.attention.problem import Attention, Band
 from jaxdnn.engines.attention.score_tile import function_and_tile, score_tile
 from jaxdnn.engines.attention.shares import best_shares
 from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
@@ -68,6 +68,7 @@ BLOCK_START = 0.15
 TILE_START = 1.3
 # Bytes of the float32 sums of queries' gradients; and how many tiles a part of the heads has for each multiprocessor.
 MOST_SUMS, FEWEST_WAVES = 2**27, 12
+LEAST_MASKED, LEAST_UNMASKED = 8, 4  # heads that gradients are worked through together
 DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stages, where copies take longest
 # FlashAttention-3's for the H100 (`hopper/heuristics.h`): heads are packed where that leaves at most this part of the
 # tiles, and keys are not split where 0.8 of the multiprocessors have a tile, which then draw the whole bandwidth.
@@ -237,17 +238,22 @@ def gradient_swizzle(problem: Attention, target: Target) -> int:
 
 
 def backward_swizzle(problem: Attention, tile_m: int, target: Target) -> int:
-    """Key heads whose queries, with their cotangents and the float32 sums of their gradients, fit in the L2 cache; no
-    more than have the tiles of one round of multiprocessors, or, with blocks of 128 queries, of four.
+    """Key heads that have the tiles of one round of multiprocessors, or, with blocks of 128 queries, of four. Fewer, if
+    more would not fit in the L2 cache with what they read and the float32 sums of their queries' gradients.
 
-    Tiles of a head wait for each other, by as many blocks of queries as there are tiles of it at work: half of a tile's
-    blocks if these are all, and with blocks of 128 queries a quarter (benchmarks/results/attention_kernels.md).
+    Tiles of a head wait for each other, by as many blocks of queries as there are tiles of it at work; those of a mask,
+    which differ in length, the longer. What is least is within 2 % of the best that was measured
+    (benchmarks/results/attention_kernels.md).
     """
-    vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size) + 4 * problem.head_size
-    fitting = target.l2_bytes // (problem.group * problem.query_length * vectors)
+    masked = problem.mask.band != Band() or mask_function(problem) is not None
     rounds = (tile_m // BACKWARD_TILES[0]) ** 2
-    working = rounds * target.sm_count // ceil(problem.key_length / TILE_N)
-    return 1 << (max(1, min(fitting, working)).bit_length() - 1)
+    heads = max(
+        LEAST_MASKED if masked else LEAST_UNMASKED, rounds * target.sm_count // ceil(problem.key_length / TILE_N)
+    )
+    if not masked:
+        vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size) + 4 * problem.head_size
+        heads = max(1, min(heads, target.l2_bytes // (problem.group * problem.query_length * vectors)))
+    return 1 << (heads.bit_length() - 1)
 
 
 def _packed(problem: Attention, knobs: AttentionSm90Knobs) -> AttentionSm90Knobs:
