@@ -28,6 +28,8 @@ class ScoreTile:
 
 def score_tile(problem: Attention) -> ScoreTile | str:
     """The first array that lies as TMA wants it, or why there is none."""
+    if problem.query.dtype == "float32":
+        return "vectors of float32 leave it no room in shared memory"
     found = [_tile(problem, number, operand) for number, operand in enumerate(problem.operands)]
     tiles = (one for one in found if isinstance(one, ScoreTile))
     return next(tiles, found[0] if found else "no function of scores reads an array")

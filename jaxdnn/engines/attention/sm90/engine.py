@@ -25,7 +25,7 @@ from jaxdnn.engines.base import MAX_ARGUMENTS, ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.plan import Plan
 
-_DTYPES = ("bfloat16", "float16")
+_DTYPES = ("bfloat16", "float16", "float32")
 _MOST_LENGTH = 2**29  # sums of a position and a band's bounds have 31 bits
 _MOST_TILES = 2**31  # of 64 queries, the smallest
 Knobs = AttentionSm90Knobs | AttentionSm90BackwardKnobs | AttentionSm90GradientKnobs
@@ -41,7 +41,7 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
     name = "sm90"
     platform = "cuda"
     problem = Attention
-    notes = ("deterministic", "tensor cores")
+    notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
     def reason(self, problem: Attention, target: Target) -> str | None:
         if target.compute_capability != 90:
@@ -56,6 +56,11 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
         for name, heads in arrays.items():
             if heads.dtype not in _DTYPES or heads.dtype != problem.query.dtype:
                 return f"{name} is {heads.dtype}; it takes {' or '.join(_DTYPES)}, the same of all"
+        if problem.query.dtype == "float32":
+            if problem.exact:
+                return "it rounds float32 operands to tf32, and precision HIGHEST forbids that"
+            if problem.backward is not None:
+                return "it has no gradients of float32"
         for name, heads in gradients.items():
             if heads.dtype not in (problem.query.dtype, "float32"):
                 return f"{name} is {heads.dtype}; it stores {problem.query.dtype} or float32"
@@ -92,8 +97,8 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
         for name in ("log_sum_exp", "d_log_sum_exp"):
             if name in numbers and numbers[name].dtype != "float32":
                 return f"it has the log-sum-exp as float32, and {name} is {numbers[name].dtype}"
-        if problem.sinks is not None and problem.sinks.dtype not in (*_DTYPES, "float32"):
-            return f"sinks are {problem.sinks.dtype}; it takes {', '.join(_DTYPES)} or float32"
+        if problem.sinks is not None and problem.sinks.dtype not in _DTYPES:
+            return f"sinks are {problem.sinks.dtype}; it takes {', '.join(_DTYPES)}"
         extents = (problem.batch * problem.query_heads, problem.query_length, problem.key_length)
         numbers |= mask_places(problem)
         if problem.backward is not None:
