@@ -267,7 +267,7 @@ def test_sizes_are_not_in_the_code():
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (Gradients((64, 64, 64, 64), dtype="float32"), "query is float32"),
+        (Gradients((64, 64, 64, 64), dtype="float64"), "query is float64"),
         (Gradients((64, 64, 60, 64)), "the head size is 60"),
         (Gradients((64, 64, 64, 264)), "value's head size is 264; it takes multiples of 8 up to 256"),
     ],

@@ -43,8 +43,8 @@
 //                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled. Of
 //                    float32, which is rounded to tf32 by TMA, of 32 elements; and values are transposed before
 //   registers        of a consumer's thread: kTileN / 2 for scores, kTileN / 4 for weights (kTileN / 2 of float32),
-//                    kValueSize / 2 for sums of values, and what a function of scores loads. With 2 consumers there are 232, or 224 with score
-//                    stages, with 3 of them 160
+//                    kValueSize / 2 for sums of values, and what a function of scores loads. With 2 consumers there are
+//                    232, or 224 with score stages, with 3 of them 160
 //
 // Bytes: those of Q, K, V and the results, once; for each tile again those of K and V, from the L2 cache. Flops: 2 (d +
 // dv) for each query and key that it sees, of which a multiprocessor does 4096 a clock, and one exponential, of which
@@ -92,7 +92,7 @@ struct AttentionConsumer {
   using Out = typename Config::Out;
   using Tile = AttentionTile<Config>;
   static constexpr int kScores = Config::kTileN / 2, kSums = Config::kValueSize / 2;
-  static constexpr int kDepth = 32 / static_cast<int>(sizeof(T)), kSteps = Config::kTileN / kDepth;  // of a multiply's K
+  static constexpr int kHeld = 16 / static_cast<int>(sizeof(T)), kSteps = kScores / kHeld;  // of a multiply's operand
   static constexpr bool kScored = !is_same<typename Config::Score, void>;
   static constexpr bool kMasked = !is_same<typename Config::Mask, void>;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
@@ -115,7 +115,7 @@ struct AttentionConsumer {
   StageReader<typename Call::Scores> score_tiles;
 
   float scores[kScores], sums[kSums];
-  Vector<T, kDepth / 2> weights[kSteps];
+  Vector<T, kHeld> weights[kSteps];
   unsigned query[Config::kQueryInRegisters ? Config::kHeadSize / 16 : 1][4];
   float largest[2], total[2];  // of a row: the largest product, about; the sum of this thread's weights
   int first_key[2];            // that a row sees
@@ -319,9 +319,8 @@ struct AttentionConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const unsigned at = Call::kTransposed ? Call::ValueTile::elements(i) : Call::ValueTile::vectors(i);
-      ptx::WgmmaRs<Config::kValueSize>::template mma_async<kType, !Call::kTransposed>(sums, weights[i].words,
-                                                                                      v + (stage + at), true);
+      ptx::WgmmaRs<Config::kValueSize>::template mma_async<kType, !Call::ValueTile::kByFeature>(
+          sums, weights[i].words, v + (stage + Call::ValueTile::positions(i)), true);
     }
     ptx::wgmma_commit_group();
   }
@@ -411,7 +410,7 @@ struct AttentionConsumer {
       dropout.each_dropped<kScores>(first_score.to_the_right(number * Config::kTileN), [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) weights[i] = operand_of<T>(scores + i * kDepth / 2);
+    for (int i = 0; i < kSteps; ++i) weights[i] = operand_of<T>(scores + i * kHeld);
   }
 
   /// Divides by the weights' sums, and writes the rows.

@@ -41,6 +41,17 @@ __device__ __forceinline__ Vector<T, 16 / static_cast<int>(sizeof(T))> operand_o
   return result;
 }
 
+/// The columns that `operand_of` was given, as it rounded them.
+template <class T, int kCount>
+__device__ __forceinline__ void sums_of(const Vector<T, kCount>& operand, float (&sums)[kCount]) {
+  operand.unpack(sums);
+  if constexpr (sizeof(T) == 4) {
+    const float second = sums[1];
+    sums[1] = sums[2];
+    sums[2] = second;
+  }
+}
+
 /// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and
 /// whether 16 of them, a warp's, are a box that TMA can store and load.
 struct StraightRows {

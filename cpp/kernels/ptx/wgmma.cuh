@@ -172,11 +172,10 @@ struct WgmmaRs;
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(accumulate), "n"(kNMajor ? 1 : 0))
 
 // Of tf32, which has no choice of layouts.
-#define JAXDNN_ISSUE_RS_TF32(n, u, v, w, x, b, p)                                                        \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n      \
-               "k8.f32.tf32.tf32 {" JAXDNN_TEXT_OF_##n "}, {%" #u ", %" #v ", %" #w ", %" #x "}, %" #b \
-               ", p, 1, 1;\n}"                                                                          \
-               : JAXDNN_LIST_OF_##n("+f")                                                               \
+#define JAXDNN_ISSUE_RS_TF32(n, u, v, w, x, b, p)                                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                    \
+               "k8.f32.tf32.tf32 {" JAXDNN_TEXT_OF_##n "}, {%" #u ", %" #v ", %" #w ", %" #x "}, %" #b ", p, 1, 1;\n}" \
+               : JAXDNN_LIST_OF_##n("+f")                                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(accumulate))
 
 #define JAXDNN_SPECIALIZE_WGMMA_RS(n, u, v, w, x, b, p, t)                                        \

@@ -26,6 +26,7 @@ class Transposed:
     heads: int
     size: int
     buffer: Scratch
+    name: str = ""  # of the kernel, behind its own
 
     @property
     def places(self) -> int:
@@ -47,8 +48,9 @@ class Transposed:
         ]
         matrices = self.batches * self.heads
         blocks = ceil(self.positions / TILE) * ceil(self.size / TILE) * matrices
-        text = entry_text("attention_transpose", "jaxdnn::AttentionTranspose", "256", found)
-        launch = Launch("attention_transpose", arguments(found), (blocks, 1, 1), THREADS)
+        kernel = "attention_transpose"
+        text = entry_text(kernel, "jaxdnn::AttentionTranspose", "256", found, kernel + self.name)
+        launch = Launch(kernel + self.name, arguments(found), (blocks, 1, 1), THREADS)
         size = vectors.itemsize * matrices * self.size * self.places
         return Stage(("attention/transpose.cuh",), f"\n{text}", (launch,), (size,))
 

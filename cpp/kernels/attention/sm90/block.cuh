@@ -58,9 +58,8 @@ struct AttentionBlock {
       });
       const auto load_values = [&](int block) {
         to_values.fill([&](unsigned stage, unsigned full) {
-          const int first = block * Config::kTileN;
-          Call::ValueTile::load(call.value, stage, full, Call::kTransposed ? 0 : first, key_head,
-                                tile.element * call.value_batched, Call::kTransposed ? first : 0);
+          Call::ValueTile::load(call.value, stage, full, block * Config::kTileN, key_head,
+                                tile.element * call.value_batched);
         });
       };
       int before = -1;

@@ -34,13 +34,13 @@ struct VectorTile {
   /// The same, of a tile that the blocks of a cluster share: each loads some of the chunks, for all of them.
   template <class Cluster>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
-                                              int head, int batch, const Cluster& cluster) {
+                                              int head, int batch, const Cluster& cluster, int element = 0) {
     if constexpr (Cluster::kBlocks == 1) {
-      load(map, tile, barrier, first, head, batch);
+      load(map, tile, barrier, first, head, batch, element);
     } else {
       for (int i = cluster.row; i < kChunks; i += Cluster::kBlocks) {
         ptx::cp_async_bulk_tensor_load_multicast(tile + i * kChunkBytes, map, barrier, cluster.column_mask(),
-                                                 i * kElements, first, head, batch);
+                                                 element + i * kElements, first, head, batch);
       }
     }
   }
@@ -53,6 +53,30 @@ struct VectorTile {
   /// What to add to a descriptor to come to bytes 32 i of all vectors, or to vector 16 i.
   static constexpr unsigned elements(int i) { return (i / 4 * kChunkBytes + i % 4 * 32) / 16; }
   static constexpr unsigned vectors(int i) { return i * 16 * 128 / 16; }
+};
+
+/// Vectors that are summed: the operand of a multiply whose K are kVectors positions. Of float32, rows of both operands
+/// run along K, so that these come as features of so many positions, 8 at a time in the order of ptx/wgmma.cuh
+/// (attention/transpose.cuh).
+template <class T, int kVectors, int kSize>
+struct SummedTile : Select<sizeof(T) == 4, VectorTile<T, kSize, kVectors>, VectorTile<T, kVectors, kSize>> {
+  static constexpr bool kByFeature = sizeof(T) == 4;
+  using Tile = Select<kByFeature, VectorTile<T, kSize, kVectors>, VectorTile<T, kVectors, kSize>>;
+
+  /// By one thread: the vectors of positions from `first` on.
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch) {
+    Tile::load(map, tile, barrier, kByFeature ? 0 : first, head, batch, kByFeature ? first : 0);
+  }
+
+  template <class Cluster>
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch, const Cluster& cluster) {
+    Tile::load(map, tile, barrier, kByFeature ? 0 : first, head, batch, cluster, kByFeature ? first : 0);
+  }
+
+  /// What to add to a descriptor to come to multiply i along the positions.
+  static constexpr unsigned positions(int i) { return kByFeature ? Tile::elements(i) : Tile::vectors(i); }
 };
 
 /// What a `Config` has besides T, Out, kTileM, kTileN, kQueryStages, kQueryInRegisters, kStages, kHeadSize and
@@ -99,11 +123,7 @@ struct AttentionSm90 : AttentionMask<Config> {
   static_assert(Config::kHeadSize % 16 == 0 && Config::kValueSize % 32 == 0, "a multiply, and a row of four lanes");
   using QueryTile = VectorTile<T, Config::kTileM, Config::kHeadSize>;
   using KeyTile = VectorTile<T, Config::kTileN, Config::kHeadSize>;
-  // Of float32, rows of both operands of a multiply run along K: values come as features of so many keys, 8 at a time
-  // in the order of ptx/wgmma.cuh (attention/transpose.cuh).
-  static constexpr bool kTransposed = sizeof(T) == 4;
-  using ValueTile = Select<kTransposed, VectorTile<T, Config::kValueSize, Config::kTileN>,
-                           VectorTile<T, Config::kTileN, Config::kValueSize>>;
+  using ValueTile = SummedTile<T, Config::kTileN, Config::kValueSize>;
   static_assert(Config::kScoreStages == 0 || Config::kHeads == 1, "rows of a score tile are queries of one head");
   using ScoreTile = VectorTile<T, Config::kTileM, Config::kTileN>;
   using Queries = TmaPipeline<Config::kQueryStages, QueryTile::kBytes>;

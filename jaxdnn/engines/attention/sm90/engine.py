@@ -26,6 +26,7 @@ from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.plan import Plan
 
 _DTYPES = ("bfloat16", "float16", "float32")
+_LARGEST_FLOAT32 = 128  # elements of a vector, of which gradients need features in shared memory, too
 _MOST_LENGTH = 2**29  # sums of a position and a band's bounds have 31 bits
 _MOST_TILES = 2**31  # of 64 queries, the smallest
 Knobs = AttentionSm90Knobs | AttentionSm90BackwardKnobs | AttentionSm90GradientKnobs
@@ -59,8 +60,8 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
         if problem.query.dtype == "float32":
             if problem.exact:
                 return "it rounds float32 operands to tf32, and precision HIGHEST forbids that"
-            if problem.backward is not None:
-                return "it has no gradients of float32"
+            if problem.backward is not None and (reason := self._float32_reason(problem)):
+                return reason
         for name, heads in gradients.items():
             if heads.dtype not in (problem.query.dtype, "float32"):
                 return f"{name} is {heads.dtype}; it stores {problem.query.dtype} or float32"
@@ -83,13 +84,22 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
             if size % 8 or not 8 <= size <= VALUE_SIZES[-1]:
                 return f"the {name} is {size}; it takes multiples of 8 up to {VALUE_SIZES[-1]}"
         if problem.backward is not None and problem.backward.d_out is None and not _in_one_kernel(problem):
-            return f"it has gradients of a log-sum-exp alone for head sizes up to {SIZES[-1]}"
+            return f"it has gradients of a log-sum-exp alone for 16-bit vectors of up to {SIZES[-1]} elements"
         if not min(problem.batch, problem.query_heads, problem.query_length, problem.key_length):
             return "an axis has no elements"
         if max(problem.query_length, problem.key_length) > _MOST_LENGTH:
             return "a sequence is longer than its index"
         if ceil(problem.query_length / 64) * problem.batch * problem.query_heads >= _MOST_TILES:
             return "there are more tiles than its 32-bit index counts"
+        return None
+
+    def _float32_reason(self, problem: Attention) -> str | None:
+        """Of gradients."""
+        assert problem.backward is not None
+        if problem.backward.load_gradients:
+            return "it has no gradients of what scores of float32 load"
+        if max(problem.head_size, problem.value_head_size) > _LARGEST_FLOAT32:
+            return f"it has gradients of float32 vectors of at most {_LARGEST_FLOAT32} elements, which fit twice"
         return None
 
     def _number_reason(self, problem: Attention) -> str | None:
@@ -155,8 +165,8 @@ def _knobs_reason(problem: Attention, config: Knobs, shared_memory: int) -> str 
 
 
 def _in_one_kernel(problem: Attention) -> bool:
-    """Whether a warp group's registers hold the gradients of its keys and values."""
-    return max(problem.head_size, problem.value_head_size) <= SIZES[-1]
+    """Whether a warp group's registers hold the gradients of its keys and values; and weights are there only once."""
+    return problem.query.dtype != "float32" and max(problem.head_size, problem.value_head_size) <= SIZES[-1]
 
 
 def functions(problem: Attention) -> list[tuple[ScoreFunction, str]]:

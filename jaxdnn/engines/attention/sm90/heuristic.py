@@ -54,7 +54,7 @@ IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE = (1, True), (2, False), (1, False)
 LARGEST_IN_REGISTERS = 64
 STAGES, FLOAT32_STAGES = (2,), (2, 1)  # of keys and values: of large vectors one is all that fits
 SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
-FLOAT32_TILES = ((128, 128), (128, 96), (128, 64), (64, 128), (64, 96), (64, 64))
+FLOAT32_TILES = ((128, 128), (128, 96), (128, 64), (64, 96), (64, 64))
 # With a function of scores, or dropout, for which three warp groups have few registers to spare.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
 # Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
@@ -76,7 +76,7 @@ DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stage
 PACKED = 0.9
 ALONE = 1 / 0.8
 COMBINE_BYTES = 10_000_000  # what memory delivers during a launch, of 2.5 us
-BLOCKS = (128, 112, 96, 80, 64)  # that gradients stream: wide multiplies read shared memory less often
+BLOCKS = (128, 112, 96, 80, 64, 32)  # that gradients stream: wide multiplies read shared memory less often
 
 
 def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
@@ -85,9 +85,7 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     score_stages = SCORE_STAGES if _tiled(problem) else (0,)
     stages = FLOAT32_STAGES if problem.query.dtype == "float32" else STAGES
     choices = (
-        (tile, *others)
-        for tile in _tiles(problem)
-        for others in product(score_stages, stages, _queries(problem, tile))
+        (tile, *others) for tile in _tiles(problem) for others in product(score_stages, stages, _queries(problem, tile))
     )
     for tile, of_scores, of_keys, (query_stages, in_registers) in choices:
         knobs = AttentionSm90Knobs(*tile, query_stages, in_registers, of_keys, of_scores)

@@ -47,7 +47,9 @@ def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     values = None
     if problem.value.dtype == "float32":
         buffer = Scratch(len(joined(stages).scratch))
-        values = Transposed(problem.value, problem.batch, problem.key_length, problem.key_heads, problem.value_head_size, buffer)
+        values = Transposed(
+            problem.value, problem.batch, problem.key_length, problem.key_heads, problem.value_head_size, buffer
+        )
         stages.append(values.stage())
     scratch = len(joined(stages).scratch)
     split = knobs.splits > 1
@@ -137,9 +139,14 @@ def multiplies(problem: Attention, knobs: AttentionSm90Knobs) -> list[tuple[str,
     return list(dict.fromkeys([of_scores, ("_RS", value_size(problem))]))
 
 
+def vector_size(problem: Attention, name: str) -> int:
+    """Elements of a query, key, value or result's cotangent."""
+    return problem.value_head_size if name in ("value", "d_out") else problem.head_size
+
+
 def vectors(problem: Attention, name: str, heads: Heads, box: int, together: int = 1) -> Parameter:
     """The tensor map of queries, keys, values or results' cotangents, by `box` of them, of each of so many heads."""
-    size = problem.value_head_size if name in ("value", "d_out") else problem.head_size
+    size = vector_size(problem, name)
     queries = name in ("query", "d_out")
     length, count = (problem.query_length, problem.query_heads) if queries else (problem.key_length, problem.key_heads)
     dimensions = (size, length, count, problem.batch if heads.batch_stride else 1)
