@@ -68,6 +68,11 @@ SMALL = {
     "short": call((3, 500, 8, 8), (4, 4), 2),
     # Maxima grow by more than the slack of those that weights are relative to.
     "sharp": call((130, 700, 64, 64), dtype="float16", scale=3.0, **RESIDUAL),
+    "float32": call((70, 301, 64, 64), (4, 2), 2, "float32", **CAUSAL, **RESIDUAL),
+    "float32, window": call((200, 260, 128, 40), (2, 1), 2, "float32", **WINDOW, lengths=True, **RESIDUAL),
+    "float32, large heads": call((70, 150, 256, 192), dtype="float32"),
+    "float32, bias and segments": call((200, 200, 64, 64), (2, 1), 2, "float32", **everything(200)),
+    "float32, few queries": call((3, 500, 40, 24), (2, 1), 2, "float32", **SINKS),
     **MASKED,
 }
 LARGE = {
@@ -92,6 +97,10 @@ LARGE = {
     "dropout 64": call((4096, 4096, 64, 64), (8, 8), **DROPOUT, **CAUSAL, **RESIDUAL),
     "dropout 128": call((4096, 4096, 128, 128), (8, 8), **DROPOUT),
     "everything 128": call((4096, 4096, 128, 128), (8, 8), **everything(4096), **DROPOUT, **CAUSAL, **RESIDUAL),
+    "float32 64": call((4096, 4096, 64, 64), (8, 8), dtype="float32"),
+    "float32 128": call((4096, 4096, 128, 128), (8, 8), dtype="float32", **CAUSAL, **RESIDUAL),
+    "float32 256": call((4096, 4096, 256, 256), (8, 8), dtype="float32"),
+    "float32, bias 128": call((4096, 4096, 128, 128), (8, 8), dtype="float32", **everything(4096), **CAUSAL),
     "window 128": call((4096, 4096, 128, 128), (8, 2), dtype="float16", **WINDOW, lengths=True, **RESIDUAL),
 }
 # Of which all configurations are compiled, which tuning may choose; of the others, the one that is chosen without it.
@@ -273,7 +282,8 @@ def test_array_of_a_mask_is_in_the_code():
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (call((64, 64, 64, 64), dtype="float32"), "query is float32"),
+        (call((64, 64, 64, 64), dtype="float32", precision="highest"), "precision HIGHEST forbids"),
+        (call((64, 64, 64, 64), dtype="float64"), "query is float64"),
         (call((64, 64, 60, 64)), "the head size is 60"),
         (call((64, 64, 64, 264)), "value's head size is 264"),
     ],

@@ -25,10 +25,8 @@ from checking.compiler_log import kernels, launch_bounds
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
-from jaxdnn.engines.attention.score_tile import ScoreTile
 from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
-from jaxdnn.engines.attention.summed import summed
 from jaxdnn.plan import Scalar, TensorMap
 
 ENGINE = AttentionSm90()
@@ -245,108 +243,11 @@ def test_memory_is_linear_in_the_length():
     assert workspaces[1] - 4 == 2 * (workspaces[0] - 4)
 
 
-@pytest.mark.parametrize(
-    ("shape", "heads", "batch", "parts"),
-    [
-        ((65_536, 65_536, 128, 128), (8, 8), 1, 2),
-        ((65_536, 65_536, 128, 128), (32, 32), 1, 8),
-        ((65_536, 65_536, 128, 128), (32, 2), 1, 1),  # of few tiles
-        ((4096, 4096, 128, 128), (16, 16), 4, 1),
-        ((1024, 1024, 64, 64), (32, 32), 16, 1),
-    ],
-)
-def test_large_sums_are_of_parts_of_the_heads(shape, heads, batch, parts):
-    problem = Gradients(shape, heads, batch).problem
-    knobs = next(ENGINE.configurations(problem, H100))
-    assert knobs.parts == parts
-    rows, *steps = ENGINE.build(knobs, problem, H100).launches
-    assert len(steps) == 2 * parts
-    mains = steps[::2]
-    assert len({launch.arguments for launch in mains}) == parts
-    assert {launch.kernel for launch in mains} == {"attention_sm90_backward"}
-    assert rows.kernel == "attention_sm90_backward_rows"
-
-
 @pytest.mark.parametrize(("name", "tile"), [("64", 128), ("causal 64", 128), ("128", 64), ("96", 64)])
 def test_tiles(name, tile):
     knobs = next(ENGINE.configurations(LARGE[name].problem, H100))
     assert isinstance(knobs, AttentionSm90BackwardKnobs)
     assert knobs.tile_m == tile
-
-
-@pytest.mark.parametrize(
-    ("name", "tiled"),
-    [("bias", False), ("bias in tiles", True), ("bias in tiles, neither", True), ("bias 128", False)],
-)
-def test_what_comes_in_tiles(name, tiled):
-    """A bias whose rows begin where TMA wants them, if there is room for it beside queries in shared memory."""
-    problem = (SMALL | LARGE)[name].problem
-    knobs = next(ENGINE.configurations(problem, H100))
-    assert isinstance(knobs, AttentionSm90BackwardKnobs)
-    assert knobs.score_tiles == tiled
-    if not tiled:
-        with pytest.raises(ValueError, match=r"multiples of 16 bytes|bytes of shared memory"):
-            ENGINE.build(replace(knobs, score_tiles=True), problem, H100)
-
-
-@pytest.mark.parametrize(
-    ("name", "stages", "once", "cluster"),
-    [
-        ("of a bias in tiles", 2, True, 2),
-        ("of a bias in tiles, both", 2, True, 2),
-        ("of a bias", 0, False, 2),
-        ("of a scale beside tiles", 2, False, 1),
-        ("of a bias 128", 1, True, 2),
-        ("of a bias of keys", 0, False, 1),
-    ],
-)
-def test_what_gradients_of_a_bias_load(name, stages, once, cluster):
-    """A tile of it once for all scores that add to it, if it is what the gradient is of."""
-    problem = (SMALL | LARGE)[name].problem
-    plan = ENGINE.build(next(ENGINE.configurations(problem, H100)), problem, H100)
-    *_, launch = (one for one in plan.launches if "loaded_gradient" in one.kernel)
-    config = plan.unit[plan.unit.index(f"struct Loaded{launch.kernel[-1]}Config") :]
-    config = config[: config.index("};")]
-    assert (f"kLoadedStages = {stages}" in config) == (stages > 0)
-    assert ("kLoadedOnce = true" in config) == once
-    assert launch.cluster == (cluster, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("length", "size", "batch", "keywords", "heads"),
-    [
-        (1024, 128, 16, CAUSAL, 16),
-        (4096, 128, 4, CAUSAL, 8),
-        (4096, 128, 4, {}, 4),
-        (16_384, 128, 1, {}, 2),
-        (1024, 64, 16, CAUSAL, 64),
-        (4096, 64, 4, CAUSAL, 16),
-        (4096, 64, 4, {}, 16),
-        (512, 64, 32, bias(1, 2048 // 64, 512, 512), 32),
-    ],
-)
-def test_heads_that_are_worked_through_together(length, size, batch, keywords, heads):
-    """A round of tiles of 128 keys with blocks of 64 queries, four with blocks of 128."""
-    problem = Gradients((length, length, size, size), (2048 // size, 2048 // size), batch, **keywords).problem
-    assert next(ENGINE.configurations(problem, H100)).swizzle == heads
-
-
-@pytest.mark.parametrize(
-    ("name", "head_stride", "batch_stride", "same"),
-    [
-        ("of a bias in tiles", 8, 0, True),
-        ("of a bias in tiles", 0, 8, False),
-        ("of a bias in tiles, both", 8, 8, True),
-        ("of a scale beside tiles", 0, 0, True),
-        ("of a scale beside tiles", 8, 0, False),
-    ],
-)
-def test_which_tiles_all_members_of_a_sum_read(name, head_stride, batch_stride, same):
-    problem = SMALL[name].problem
-    place = problem.backward.load_gradients[-1].place
-    tile = ScoreTile(0, place.buffer, "bfloat16", 8, head_stride, batch_stride)
-    found = summed(place, problem.batch * problem.query_heads)
-    assert found.share(tile, problem.query_heads) == same
 
 
 def test_sizes_are_not_in_the_code():
@@ -360,7 +261,7 @@ def test_sizes_are_not_in_the_code():
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (Gradients((64, 64, 64, 64), dtype="float32"), "query is float32"),
+        (Gradients((64, 64, 64, 64), dtype="float64"), "query is float64"),
         (Gradients((64, 64, 60, 64)), "the head size is 60"),
         (Gradients((64, 64, 64, 264)), "value's head size is 264; it takes multiples of 8 up to 256"),
     ],
@@ -389,20 +290,6 @@ def test_shares_are_equal():
     assert "4 query heads of a key head are no 3 equal shares" in (
         backward_knobs_reason(problem, knobs, H100.shared_memory) or ""
     )
-
-
-@pytest.mark.parametrize(
-    ("shape", "heads", "batch", "shares"),
-    [
-        ((4963, 4963, 128, 128), (8, 2), 1, 4),
-        ((2048, 2048, 128, 128), (32, 8), 8, 1),  # enough tiles
-        ((4096, 4096, 128, 128), (8, 8), 1, 1),  # nothing to share
-        ((65_536, 65_536, 128, 128), (32, 2), 1, 1),  # more memory than it is worth
-    ],
-)
-def test_few_tiles_share_heads(shape, heads, batch, shares):
-    knobs = next(ENGINE.configurations(Gradients(shape, heads, batch, **CAUSAL).problem, H100))
-    assert knobs.shares == shares
 
 
 @pytest.mark.parametrize("name", ["128", "128 and 64"])

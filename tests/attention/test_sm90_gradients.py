@@ -57,6 +57,11 @@ SMALL = {
     "stripes": Gradients((130, 200, 64, 64), mask_mod=stripes, mask_mod_operands=WIDTHS, lengths=True),
     "positions": Gradients((130, 200, 256, 256), (2, 1), 2, positions=True, **WINDOW),
     "bias": Gradients((150, 301, 64, 64), (4, 2), 2, **bias(1, 4, 150, 301), **CAUSAL),
+    "float32": Gradients((150, 301, 64, 64), (4, 2), 2, "float32", **CAUSAL, **RESIDUAL),
+    "float32, window": Gradients((130, 200, 128, 40), (2, 1), 2, "float32", **WINDOW, lengths=True, **SINKS),
+    "float32, bias and mask": Gradients(
+        (130, 140, 72, 128), (2, 1), 2, "float32", **bias(1, 2, 130, 140), **mask(1, 2, 130, 140), **DROPOUT
+    ),
     "of a bias": Gradients((130, 200, 256, 160), batch=2, by="qkvf", **bias(1, 2, 130, 200), segment_ids=True),
     "soft cap": Gradients((100, 300, 192, 192), **WINDOW, logits_soft_cap=2.0, **SINKS),
     "soft cap, segments": Gradients((130, 200, 64, 64), logits_soft_cap=2.0, segment_ids=True, **DROPOUT),
@@ -94,6 +99,8 @@ LARGE = {
     "256, soft cap": Gradients((4096, 4096, 256, 256), (8, 8), **CAUSAL, logits_soft_cap=30.0),
     "256, dropout": Gradients((4096, 4096, 256, 256), (8, 8), **CAUSAL, **DROPOUT),
     "192, soft cap, segments": Gradients((4096, 4096, 192, 128), segment_ids=True, **CAUSAL, logits_soft_cap=30.0),
+    "float32 64": Gradients((4096, 4096, 64, 64), (8, 8), dtype="float32"),
+    "float32 128": Gradients((4096, 4096, 128, 128), (8, 8), dtype="float32", segment_ids=True, **CAUSAL, **DROPOUT),
 }
 
 
@@ -118,6 +125,18 @@ def test_configurations_compile(name):
             most = with_functions if "Function" in plan.unit else 0
             assert spilled <= most, f"{kernel} spills {spilled} bytes under {knobs}"
             assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+
+
+@pytest.mark.parametrize(
+    ("sizes", "by", "said"),
+    [
+        ((130, 200, 136, 64), "qkv", "at most 128 elements"),
+        ((130, 200, 64, 64), "qkvf", "no gradients of what scores of float32 load"),
+    ],
+)
+def test_reasons_against_float32(sizes, by, said):
+    one = Gradients(sizes, dtype="float32", by=by, **bias(1, 2, *sizes[:2], dtype="float32"))
+    assert said in (ENGINE.reason(one.problem, H100) or "")
 
 
 @pytest.mark.parametrize(("name", "two"), [("160", True), ("128 and 256", True), ("64", False)])

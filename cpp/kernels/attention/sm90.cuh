@@ -42,10 +42,11 @@
 //                                  cluster
 //                    named 1, ...  turns, 256 threads: a consumer waits, the one before arrives
 //   shared memory    | Q stages | K stages | V stages | score stages | barriers | queue of tiles |
-//                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled
-//   registers        of a consumer's thread: kTileN / 2 for scores, kTileN / 4 for weights, kValueSize / 2 for sums of
-//                    values, and what a function of scores loads. With 2 consumers there are 232, or 224 with score
-//                    stages, with 3 of them 160
+//                    each a tile of vectors: chunks of 64 elements, of which a vector takes 128 bytes, swizzled. Of
+//                    float32, which is rounded to tf32 by TMA, of 32 elements; and values are transposed before
+//   registers        of a consumer's thread: kTileN / 2 for scores, kTileN / 4 for weights (kTileN / 2 of float32),
+//                    kValueSize / 2 for sums of values, and what a function of scores loads. With 2 consumers there are
+//                    232, or 224 with score stages, with 3 of them 160
 //
 // Bytes: those of Q, K, V and the results, once; for each tile again those of K and V, from the L2 cache. Flops: 2 (d +
 // dv) for each query and key that it sees, of which a multiprocessor does 4096 a clock, and one exponential, of which
@@ -92,7 +93,8 @@ struct AttentionConsumer {
   using T = typename Config::T;
   using Out = typename Config::Out;
   using Tile = AttentionTile<Config>;
-  static constexpr int kScores = Config::kTileN / 2, kSums = Config::kValueSize / 2, kSteps = Config::kTileN / 16;
+  static constexpr int kScores = Config::kTileN / 2, kSums = Config::kValueSize / 2;
+  static constexpr int kHeld = 16 / static_cast<int>(sizeof(T)), kSteps = kScores / kHeld;  // of a multiply's operand
   static constexpr bool kScored = !is_same<typename Config::Score, void>;
   static constexpr bool kMasked = !is_same<typename Config::Mask, void>;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
@@ -115,7 +117,7 @@ struct AttentionConsumer {
   StageReader<typename Call::Scores> score_tiles;
 
   float scores[kScores], sums[kSums];
-  Vector<T, 8> weights[kSteps];
+  Vector<T, kHeld> weights[kSteps];
   unsigned query[Config::kQueryInRegisters ? Config::kHeadSize / 16 : 1][4];
   float largest[2], total[2];  // of a row: the largest product, about; the sum of this thread's weights
   int first_key[2];            // that a row sees
@@ -301,7 +303,7 @@ struct AttentionConsumer {
     ptx::warpgroup_fence_operand(scores);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Config::kHeadSize / 16; ++i) {
+    for (int i = 0; i < Call::KeyTile::kSteps; ++i) {
       const unsigned long long of_keys = k + (stage + Call::KeyTile::elements(i));
       if constexpr (Config::kQueryInRegisters) {
         ptx::WgmmaRs<Config::kTileN>::template mma_async<kType, false>(scores, query[i], of_keys, i > 0);
@@ -319,8 +321,8 @@ struct AttentionConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      ptx::WgmmaRs<Config::kValueSize>::template mma_async<kType, true>(
-          sums, weights[i].words, v + (stage + Call::ValueTile::vectors(i)), true);
+      ptx::WgmmaRs<Config::kValueSize>::template mma_async<kType, !Call::ValueTile::kByFeature>(
+          sums, weights[i].words, v + (stage + Call::ValueTile::positions(i)), true);
     }
     ptx::wgmma_commit_group();
   }
@@ -410,12 +412,7 @@ struct AttentionConsumer {
       dropout.each_dropped<kScores>(first_score.to_the_right(number * Config::kTileN), [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      float values[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = scores[8 * i + j];
-      weights[i].pack(values);
-    }
+    for (int i = 0; i < kSteps; ++i) weights[i] = operand_of<T>(scores + i * kHeld);
   }
 
   /// Divides by the weights' sums, and writes the rows.

@@ -101,10 +101,18 @@ struct KeyGradientBlock {
         to_queries.fill([&](unsigned stage, unsigned full) {
           Call::QueryTile::load(call.query, stage, full, tile.first_query(), tile.head,
                                 tile.element * call.query_batched, queries.cluster);
+          if constexpr (Call::kByFeature) {
+            Call::QuerySumTile::load(call.query_features, stage + Call::kQuerySumsAt, full, tile.first_query(),
+                                     tile.head, tile.element * call.query_batched, queries.cluster);
+          }
         });
         to_outs.fill([&](unsigned stage, unsigned full) {
           Call::DOutTile::load(call.d_out, stage, full, tile.first_query(), tile.head,
                                tile.element * call.d_out_batched, outs.cluster);
+          if constexpr (Call::kByFeature) {
+            Call::DOutSumTile::load(call.d_out_features, stage + Call::kDOutSumsAt, full, tile.first_query(), tile.head,
+                                    tile.element * call.d_out_batched, outs.cluster);
+          }
         });
       }
     }
@@ -117,19 +125,21 @@ struct KeyGradientBlock {
 /// arrival releases, and each wait acquires, so that reads come before the next writes.
 template <class T, int kSteps>
 struct ProbabilityExchange {
+  using Operand = Vector<T, 16 / static_cast<int>(sizeof(T))>;  // a thread's, of a multiply
+
   unsigned at;  // shared address
 
   __device__ __forceinline__ unsigned address(int stage, int step) const {
     return at + ((stage * kSteps + step) * 128 + threadIdx.x % 128) * 16;
   }
 
-  __device__ __forceinline__ void write(int stage, int step, const Vector<T, 8>& found) const {
+  __device__ __forceinline__ void write(int stage, int step, const Operand& found) const {
     ptx::st_shared<16>(address(stage, step), found.words);
   }
   /// All are written.
   __device__ __forceinline__ void hand_over(int stage) const { ptx::barrier_arrive(1 + stage, 256); }
 
-  __device__ __forceinline__ void read(int stage, Vector<T, 8> (&found)[kSteps]) const {
+  __device__ __forceinline__ void read(int stage, Operand (&found)[kSteps]) const {
     ptx::barrier_sync(1 + stage, 256);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) ptx::ld_shared<16>(found[i].words, address(stage, i));
@@ -146,13 +156,14 @@ struct KeyGradientRole<Config, true> {
   using Call = AttentionSm90KeyGradient<Config>;
   using HeldTile = typename Call::KeyTile;
   using FactorTile = typename Call::QueryTile;
-  using AddendTile = typename Call::DOutTile;
+  using AddendTile = typename Call::DOutSumTile;
   using Held = typename Call::Keys;
   using Factors = typename Call::Queries;
   using Addends = typename Call::DOuts;
   using Gradient = typename Config::DValue;
   static constexpr int kDepth = Config::kHeadSize, kSize = Config::kValueSize;
   static constexpr int kNumber = 0;  // of a query's: the log-sum-exp
+  static constexpr int kAddendsAt = Call::kDOutSumsAt;
 
   static __device__ __forceinline__ const Held& held(const KeyGradientBlock<Config>& block) { return block.keys; }
   static __device__ __forceinline__ const Factors& factors(const KeyGradientBlock<Config>& block) {
@@ -169,13 +180,14 @@ struct KeyGradientRole<Config, false> {
   using Call = AttentionSm90KeyGradient<Config>;
   using HeldTile = typename Call::ValueTile;
   using FactorTile = typename Call::DOutTile;
-  using AddendTile = typename Call::QueryTile;
+  using AddendTile = typename Call::QuerySumTile;
   using Held = typename Call::Values;
   using Factors = typename Call::DOuts;
   using Addends = typename Call::Queries;
   using Gradient = typename Config::DKey;
   static constexpr int kDepth = Config::kValueSize, kSize = Config::kHeadSize;
   static constexpr int kNumber = 1;  // of a query's: delta
+  static constexpr int kAddendsAt = Call::kQuerySumsAt;
 
   static __device__ __forceinline__ const Held& held(const KeyGradientBlock<Config>& block) { return block.values; }
   static __device__ __forceinline__ const Factors& factors(const KeyGradientBlock<Config>& block) { return block.outs; }
@@ -194,7 +206,8 @@ struct KeyGradientConsumer {
   using Call = AttentionSm90KeyGradient<Config>;
   using Role = KeyGradientRole<Config, kValues>;
   using T = typename Config::T;
-  static constexpr int kProducts = Config::kTileM / 2, kSums = Role::kSize / 2, kSteps = Config::kTileM / 16;
+  static constexpr int kProducts = Config::kTileM / 2, kSums = Role::kSize / 2;
+  static constexpr int kHeld = 16 / static_cast<int>(sizeof(T)), kSteps = kProducts / kHeld;  // of a multiply's operand
   static constexpr bool kScored = Call::kScored, kDropped = Call::kDropped;
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
 
@@ -208,8 +221,8 @@ struct KeyGradientConsumer {
   const ProbabilityExchange<T, kSteps> exchange;
 
   float products[kProducts], sums[kSums];
-  float numbers[kProducts / 2];  // of queries
-  Vector<T, 8> weights[kSteps];  // by which vectors are summed
+  float numbers[kProducts / 2];      // of queries
+  Vector<T, kHeld> weights[kSteps];  // by which vectors are summed
   StripFunction<typename Config::Score, kFragmentColumns> score;
 
   __device__ __forceinline__ explicit KeyGradientConsumer(const KeyGradientBlock<Config>& block)
@@ -219,7 +232,7 @@ struct KeyGradientConsumer {
         scale(block.call.scale_to_base_2()),
         held_tile(Role::HeldTile::descriptor(Role::held(block).stages)),
         factor_tile(Role::FactorTile::descriptor(Role::factors(block).stages)),
-        addend_tile(Role::AddendTile::descriptor(Role::addends(block).stages)),
+        addend_tile(Role::AddendTile::descriptor(Role::addends(block).stages + Role::kAddendsAt)),
         held{Role::held(block)},
         factors{Role::factors(block)},
         addends{Role::addends(block)},
@@ -265,11 +278,11 @@ struct KeyGradientConsumer {
       numbers[i] = ptx::mov_f32(number.words[0]);
     }
     factors.wait();
-    const unsigned stage = stage_offset(factors.position.stage, Role::FactorTile::kBytes);
+    const unsigned stage = stage_offset(factors.position.stage, Role::Factors::kStageBytes);
     ptx::warpgroup_fence_operand(products);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Role::kDepth / 16; ++i) {
+    for (int i = 0; i < Role::FactorTile::kSteps; ++i) {
       ptx::Wgmma<Config::kTileM>::template mma_async<kType, kType, false, false>(
           products, held_tile + Role::HeldTile::elements(i), factor_tile + (stage + Role::FactorTile::elements(i)),
           i > 0);
@@ -287,13 +300,13 @@ struct KeyGradientConsumer {
   /// Of the block whose weights are in the registers.
   __device__ __forceinline__ void start_sums() {
     addends.wait();
-    const unsigned stage = stage_offset(addends.position.stage, Role::AddendTile::kBytes);
+    const unsigned stage = stage_offset(addends.position.stage, Role::Addends::kStageBytes);
     ptx::warpgroup_fence_operand(sums);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      ptx::WgmmaRs<Role::kSize>::template mma_async<kType, true>(
-          sums, weights[i].words, addend_tile + (stage + Role::AddendTile::vectors(i)), true);
+      ptx::WgmmaRs<Role::kSize>::template mma_async<kType, !Call::kByFeature>(
+          sums, weights[i].words, addend_tile + (stage + Role::AddendTile::positions(i)), true);
     }
     ptx::wgmma_commit_group();
   }
@@ -352,31 +365,29 @@ struct KeyGradientConsumer {
     if (tile.masked()) each_hidden_key(tile, block.call, products, at, [&](int i) { hidden.add(i); });
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) products[i] *= block.call.scale;
-    float own[8], handed[8];
+    float own[kHeld], handed[kHeld];
     score.fetch(block.call.score_operands, at);
     score.apply(products, block.call.score_operands, at, [&](int i, float score, auto... slope) {
       const float found = probability(i, score);
-      own[i % 8] = hidden.has(i) || dropped.has(i) ? 0 : found;
-      handed[i % 8] = hidden.has(i) ? 0 : (found * ... * static_cast<float>(slope));
-      if (i % 8 < 7) return;
-      weights[i / 8].pack(own);
-      Vector<T, 8> packed;
-      packed.pack(handed);
-      exchange.write(factors.previous, i / 8, packed);
+      own[i % kHeld] = hidden.has(i) || dropped.has(i) ? 0 : found;
+      handed[i % kHeld] = hidden.has(i) ? 0 : (found * ... * static_cast<float>(slope));
+      if (i % kHeld < kHeld - 1) return;
+      weights[i / kHeld] = operand_of<T>(own);
+      exchange.write(factors.previous, i / kHeld, operand_of<T>(handed));
     });
     exchange.hand_over(factors.previous);
   }
 
   __device__ __forceinline__ void differentiate(const ScoreSetOf<kProducts>& dropped) {
-    Vector<T, 8> probabilities[kSteps];
+    Vector<T, kHeld> probabilities[kSteps];
     exchange.read(factors.previous, probabilities);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float values[8];
-      probabilities[step].unpack(values);
+      float values[kHeld];
+      sums_of(probabilities[step], values);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int i = step * 8 + j;
+      for (int j = 0; j < kHeld; ++j) {
+        const int i = step * kHeld + j;
         float product = dropped.has(i) ? 0 : products[i];
         if constexpr (kDropped) product *= block.call.kept;
         products[i] = values[j] * (product - numbers[i / 4 * 2 + i % 2]);
@@ -389,10 +400,10 @@ struct KeyGradientConsumer {
   __device__ __forceinline__ void pack(const ScoreSetOf<kProducts>& dropped = {}) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      float values[8];
+      float values[kHeld];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = dropped.has(8 * i + j) ? 0 : products[8 * i + j];
-      weights[i].pack(values);
+      for (int j = 0; j < kHeld; ++j) values[j] = dropped.has(kHeld * i + j) ? 0 : products[kHeld * i + j];
+      weights[i] = operand_of<T>(values);
     }
   }
 

@@ -52,12 +52,16 @@ struct AttentionSm90QueryGradient : AttentionSm90Gradient<Config> {
   using DOutTile = VectorTile<T, Config::kTileM, Config::kValueSize>;
   using KeyTile = VectorTile<T, Config::kTileN, Config::kHeadSize>;
   using ValueTile = VectorTile<T, Config::kTileN, Config::kValueSize>;
+  // What is summed lies behind what is multiplied before, or is the same.
+  using KeySumTile = SummedTile<T, Config::kTileN, Config::kHeadSize>;
+  static constexpr bool kByFeature = AttentionSm90Gradient<Config>::kByFeature;
+  static constexpr int kKeySumsAt = kByFeature ? KeyTile::kBytes : 0;  // in a stage
   using Queries = TmaPipeline<1, QueryTile::kBytes + DOutTile::kBytes>;
-  using Keys = TmaPipeline<Config::kKeyStages, KeyTile::kBytes>;
+  using Keys = TmaPipeline<Config::kKeyStages, kKeySumsAt + KeySumTile::kBytes>;
   using Values = TmaPipeline<Config::kValueStages, ValueTile::kBytes>;
   using Queue = TileQueue<1>;
   static constexpr int kKeysAt = Queries::kStageBytes;
-  static constexpr int kValuesAt = kKeysAt + Config::kKeyStages * KeyTile::kBytes;
+  static constexpr int kValuesAt = kKeysAt + Config::kKeyStages * Keys::kStageBytes;
   static constexpr int kBarriersAt = kValuesAt + Config::kValueStages * ValueTile::kBytes;
   static constexpr int kKeyBarriersAt = kBarriersAt + Queries::kBarrierBytes;
   static constexpr int kValueBarriersAt = kKeyBarriersAt + Keys::kBarrierBytes;
@@ -119,7 +123,11 @@ struct QueryGradientBlock {
       for (KeyBlockWalk<Tile> blocks(tile); blocks.on_a_block(); blocks.advance()) {
         const int block = blocks.number();
         to_keys.fill([&](unsigned stage, unsigned full) {
-          Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
+          const int first = block * Config::kTileN, element = tile.element * call.key_batched;
+          Call::KeyTile::load(call.key, stage, full, first, key_head, element);
+          if constexpr (Call::kByFeature) {
+            Call::KeySumTile::load(call.key_features, stage + Call::kKeySumsAt, full, first, key_head, element);
+          }
         });
         to_values.fill([&](unsigned stage, unsigned full) {
           Call::ValueTile::load(call.value, stage, full, block * Config::kTileN, key_head,
@@ -137,23 +145,24 @@ struct QueryGradientConsumer {
   using Call = AttentionSm90QueryGradient<Config>;
   using T = typename Config::T;
   using Tile = typename QueryGradientBlock<Config>::Tile;
-  static constexpr int kScores = Config::kTileN / 2, kSums = Config::kHeadSize / 2, kSteps = Config::kTileN / 16;
+  static constexpr int kScores = Config::kTileN / 2, kSums = Config::kHeadSize / 2;
+  static constexpr int kHeld = 16 / static_cast<int>(sizeof(T)), kSteps = kScores / kHeld;  // of a multiply's operand
   static constexpr bool kScored = Call::kScored, kDropped = Call::kDropped;
   static constexpr ptx::WgmmaType kType = wgmma_type<T>();
 
   const QueryGradientBlock<Config>& block;
   const ConsumerTurns<Config::kTurns && (Call::kConsumers > 1), Call::kConsumers> turns;
-  int first_row, lane;                // of the thread, in the tile; and in its warp
-  float scale;                        // to the base of 2
-  unsigned long long q, d_out, k, v;  // descriptors of the first stages
+  int first_row, lane;                        // of the thread, in the tile; and in its warp
+  float scale;                                // to the base of 2
+  unsigned long long q, d_out, k, k_sums, v;  // descriptors of the first stages
   StageReader<typename Call::Queries> queries;
   StageReader<typename Call::Keys> keys;
   StageReader<typename Call::Values> values;
 
   float scores[kScores], cotangents[kScores], sums[kSums];
-  Vector<T, 8> gradients[kSteps];  // of scores
-  float log_sum_exp[2], delta[2];  // of a row
-  int first_key[2];                // that a row sees
+  Vector<T, kHeld> gradients[kSteps];  // of scores
+  float log_sum_exp[2], delta[2];      // of a row
+  int first_key[2];                    // that a row sees
   unsigned key_count[2];
   FragmentCoordinate first_score;  // of the thread, in the first block of keys
   StripFunction<typename Config::Score, kFragmentColumns> score;
@@ -169,6 +178,7 @@ struct QueryGradientConsumer {
         d_out(Call::DOutTile::descriptor(block.queries.stages + Call::QueryTile::kBytes) +
               Call::DOutTile::vectors(4 * consumer)),
         k(Call::KeyTile::descriptor(block.keys.stages)),
+        k_sums(Call::KeySumTile::descriptor(block.keys.stages + Call::kKeySumsAt)),
         v(Call::ValueTile::descriptor(block.values.stages)),
         queries{block.queries},
         keys{block.keys},
@@ -252,12 +262,12 @@ struct QueryGradientConsumer {
 
   __device__ __forceinline__ void start_scores() {
     keys.wait();
-    const unsigned stage = stage_offset(keys.position.stage, Call::KeyTile::kBytes);
+    const unsigned stage = stage_offset(keys.position.stage, Call::Keys::kStageBytes);
     const unsigned long long q = recomputed(this->q), k = recomputed(this->k);
     ptx::warpgroup_fence_operand(scores);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Config::kHeadSize / 16; ++i) {
+    for (int i = 0; i < Call::KeyTile::kSteps; ++i) {
       ptx::Wgmma<Config::kTileN>::template mma_async<kType, kType, false, false>(
           scores, q + Call::QueryTile::elements(i), k + (stage + Call::KeyTile::elements(i)), i > 0);
     }
@@ -272,7 +282,7 @@ struct QueryGradientConsumer {
     ptx::warpgroup_fence_operand(cotangents);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Config::kValueSize / 16; ++i) {
+    for (int i = 0; i < Call::ValueTile::kSteps; ++i) {
       ptx::Wgmma<Config::kTileN>::template mma_async<kType, kType, false, false>(
           cotangents, d_out + Call::DOutTile::elements(i), v + (stage + Call::ValueTile::elements(i)), i > 0);
     }
@@ -281,13 +291,13 @@ struct QueryGradientConsumer {
 
   /// Of the block whose gradients are in the registers.
   __device__ __forceinline__ void start_sums() {
-    const unsigned stage = stage_offset(keys.previous, Call::KeyTile::kBytes);
+    const unsigned stage = stage_offset(keys.previous, Call::Keys::kStageBytes);
     ptx::warpgroup_fence_operand(sums);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      ptx::WgmmaRs<Config::kHeadSize>::template mma_async<kType, true>(sums, gradients[i].words,
-                                                                       k + (stage + Call::KeyTile::vectors(i)), true);
+      ptx::WgmmaRs<Config::kHeadSize>::template mma_async<kType, !Call::kByFeature>(
+          sums, gradients[i].words, k_sums + (stage + Call::KeySumTile::positions(i)), true);
     }
     ptx::wgmma_commit_group();
   }
@@ -337,12 +347,7 @@ struct QueryGradientConsumer {
     }
     if (masked) mask(at);
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      float values[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = scores[8 * i + j];
-      gradients[i].pack(values);
-    }
+    for (int i = 0; i < kSteps; ++i) gradients[i] = operand_of<T>(scores + i * kHeld);
   }
 
   __device__ __forceinline__ void mask(const FragmentCoordinate& at) {

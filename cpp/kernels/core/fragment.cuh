@@ -23,6 +23,35 @@ constexpr int kFragmentColumns = 16;
 /// A thread's elements of a fragment.
 using Fragment = RegisterOf<4>[8];
 
+/// The registers of A for K that are these columns of an accumulator (ptx/wgmma.cuh): 16 of 16 bits, or 8 of tf32 in
+/// another order.
+template <class T>
+__device__ __forceinline__ Vector<T, 16 / static_cast<int>(sizeof(T))> operand_of(const float* sums) {
+  Vector<T, 16 / static_cast<int>(sizeof(T))> result;
+  if constexpr (sizeof(T) == 4) {
+    // Elements are rows and then columns: row 0, row 8, of neighbouring columns.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) result.set(i, ptx::cvt_rna_tf32_f32(sums[i % 2 * 2 + i / 2]));
+  } else {
+    float values[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] = sums[j];
+    result.pack(values);
+  }
+  return result;
+}
+
+/// The columns that `operand_of` was given, as it rounded them.
+template <class T, int kCount>
+__device__ __forceinline__ void sums_of(const Vector<T, kCount>& operand, float (&sums)[kCount]) {
+  operand.unpack(sums);
+  if constexpr (sizeof(T) == 4) {
+    const float second = sums[1];
+    sums[1] = sums[2];
+    sums[2] = second;
+  }
+}
+
 /// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and
 /// whether 16 of them, a warp's, are a box that TMA can store and load.
 struct StraightRows {

@@ -9,7 +9,8 @@
 //   d[4j+2], d[4j+3]    row 16w + l/4 + 8,    the same columns
 //
 // Columns 16i .. 16i+15 of an accumulator, rounded to 16 bits and packed in pairs, are so the registers of A for K of
-// 16i .. 16i+15: a[r] is the pair of d[8i+2r], d[8i+2r+1].
+// 16i .. 16i+15: a[r] is the pair of d[8i+2r], d[8i+2r+1]. Of tf32, A has column l%4 of 8 and column l%4 + 4 instead of
+// neighbours: columns 8i .. 8i+7 of an accumulator are its registers for K in the order 0, 2, 4, 6, 1, 3, 5, 7.
 #pragma once
 
 namespace jaxdnn::ptx {
@@ -59,7 +60,7 @@ enum class WgmmaType { bf16, f16, tf32, e4m3, e5m2, s8 };
 template <int kN>
 struct Wgmma;
 
-/// Multiplies of `kN` columns by A in registers, of 16-bit elements.
+/// Multiplies of `kN` columns by A in registers, of 16-bit elements or of tf32.
 template <int kN>
 struct WgmmaRs;
 
@@ -170,6 +171,13 @@ struct WgmmaRs;
                : JAXDNN_LIST_OF_##n("+f")                                                                       \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(accumulate), "n"(kNMajor ? 1 : 0))
 
+// Of tf32, which has no choice of layouts.
+#define JAXDNN_ISSUE_RS_TF32(n, u, v, w, x, b, p)                                                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                    \
+               "k8.f32.tf32.tf32 {" JAXDNN_TEXT_OF_##n "}, {%" #u ", %" #v ", %" #w ", %" #x "}, %" #b ", p, 1, 1;\n}" \
+               : JAXDNN_LIST_OF_##n("+f")                                                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(accumulate))
+
 #define JAXDNN_SPECIALIZE_WGMMA_RS(n, u, v, w, x, b, p, t)                                        \
   template <>                                                                                     \
   struct jaxdnn::ptx::WgmmaRs<n> {                                                                \
@@ -178,6 +186,9 @@ struct WgmmaRs;
                                                      unsigned long long b_tile, int accumulate) { \
       if constexpr (kType == WgmmaType::bf16) {                                                   \
         JAXDNN_ISSUE_RS(n, ".f32.bf16.bf16", u, v, w, x, b, p, t);                                \
+      } else if constexpr (kType == WgmmaType::tf32) {                                            \
+        static_assert(!kNMajor, "rows of B run along K");                                         \
+        JAXDNN_ISSUE_RS_TF32(n, u, v, w, x, b, p);                                                \
       } else {                                                                                    \
         static_assert(kType == WgmmaType::f16, "no such instruction");                            \
         JAXDNN_ISSUE_RS(n, ".f32.f16.f16", u, v, w, x, b, p, t);                                  \

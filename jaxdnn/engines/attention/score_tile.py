@@ -28,6 +28,8 @@ class ScoreTile:
 
 def score_tile(problem: Attention, function: ScoreFunction | None) -> ScoreTile | str:
     """The first array that a function reads and that lies as TMA wants it, or why there is none."""
+    if problem.query.dtype == "float32":
+        return "vectors of float32 leave it no room in shared memory"
     operands = () if function is None else function.operands
     found = [_tile(problem, number, operand) for number, operand in enumerate(operands)]
     tiles = (one for one in found if isinstance(one, ScoreTile))

@@ -11,7 +11,7 @@ CHUNK = 64
 # Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 _BYTES = 0
 MAP_DTYPE = {"float16": 6, "bfloat16": 9, "float32": 7, "int32": 3, "uint32": 2, "int16": 1, "uint16": 1}
-_TFLOAT32 = 11  # rounds float32 to the nearest tf32 while it copies
+TFLOAT32 = 11  # rounds float32 to the nearest tf32 while it copies
 SWIZZLE = {32: 1, 64: 2, 128: 3}
 PROMOTE_128, PROMOTE_256 = 2, 3
 
@@ -33,9 +33,9 @@ def stage_depth(matrix: Matrix) -> int:
     return DEPTH_BYTES // matrix.itemsize
 
 
-def element_type(matrix: Matrix, *, multiplied: bool = False) -> int:
-    """The CUtensorMapDataType of a matrix; float32 that is `multiplied` arrives as tf32."""
-    return _TFLOAT32 if multiplied and matrix.dtype == "float32" else MAP_DTYPE.get(matrix.dtype, _BYTES)
+def element_type(dtype: str, *, multiplied: bool = False) -> int:
+    """The CUtensorMapDataType of an array; float32 that is `multiplied` arrives as tf32."""
+    return TFLOAT32 if multiplied and dtype == "float32" else MAP_DTYPE.get(dtype, _BYTES)
 
 
 def operand_map(
@@ -64,7 +64,7 @@ def tensor_map(
     row = matrix.row_stride * matrix.itemsize
     return TensorMap(
         buffer=matrix.buffer,
-        dtype=element_type(matrix, multiplied=multiplied),
+        dtype=element_type(matrix.dtype, multiplied=multiplied),
         dimensions=(matrix.columns, matrix.rows, batch if batched else 1),
         strides=(row, matrix.batch_stride * matrix.itemsize if batched else row * matrix.rows),
         box=(*box, 1),

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from checking.emulation.compile import compiled_for_cpu
-from jaxdnn.engines.product.tma import MAP_DTYPE, SWIZZLE
+from jaxdnn.engines.product.tma import MAP_DTYPE, SWIZZLE, TFLOAT32
 from jaxdnn.plan import Argument, Constant, Counter, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 PATTERN = 0xFF  # NaN, if it is read as a float
 # The orders of threads (shim/launch.h), and whether buffers then begin or end where no memory is.
 ORDERS = (("forward", "end"), ("backward", "start"), ("random", "end"))
 NO_ALIASES: Mapping[int, int] = MappingProxyType({})
-ITEMSIZE = {0: 1} | {value: np.dtype(name).itemsize for name, value in MAP_DTYPE.items()}
+ITEMSIZE = {0: 1, TFLOAT32: 4} | {value: np.dtype(name).itemsize for name, value in MAP_DTYPE.items()}
 _ALIGNMENT = 16  # of buffers; what lies between them and the end is the pattern, and nobody may write to it
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -160,7 +160,7 @@ def _held(argument: Argument, address: Callable[[Operand | Result | Scratch], in
             itemsize = ITEMSIZE[argument.dtype]
             swizzle = {0: 16} | {value: rows for rows, value in SWIZZLE.items()}
             lower, upper = zip(*argument.corners, strict=True) if argument.corners else ((), ())
-            words = [address(argument.buffer), itemsize, swizzle[argument.swizzle]]
+            words = [address(argument.buffer), itemsize, swizzle[argument.swizzle], argument.dtype == TFLOAT32]
             for numbers, length, rest in (
                 (argument.dimensions, 5, 1),
                 ((itemsize, *argument.strides), 5, 0),

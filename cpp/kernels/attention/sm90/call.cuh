@@ -10,14 +10,16 @@
 
 namespace jaxdnn {
 
-/// Vectors of kSize elements in shared memory: queries, keys or values of a tile. TMA fills what is past the end of a
-/// vector, or of all of them, with zeros.
+/// Vectors of kSize elements in shared memory: queries, keys or values of a tile, or features of values that are
+/// transposed. TMA fills what is past the end of a vector, or of all of them, with zeros.
 template <class T, int kVectors, int kSizeOf>
 struct VectorTile {
   static constexpr int kSize = kSizeOf;
-  static_assert(sizeof(T) == 2 && kVectors % 16 == 0 && kVectors <= 256, "boxes of 16-bit elements");
-  static constexpr int kChunkBytes = kVectors * 128;
-  static constexpr int kChunks = (kSize + kChunk - 1) / kChunk;
+  static_assert(kVectors % 16 == 0 && kVectors <= 256, "boxes of whole groups of lines");
+  static constexpr int kElements = kDepthBytes / static_cast<int>(sizeof(T));  // of a chunk
+  static constexpr int kChunkBytes = kVectors * kDepthBytes;
+  static constexpr int kChunks = (kSize + kElements - 1) / kElements;
+  static constexpr int kSteps = kSize * static_cast<int>(sizeof(T)) / 32;  // multiplies along the vectors
   static constexpr int kBytes = kChunks * kChunkBytes;
 
   /// By one thread. `element`: of vectors, the first that is loaded.
@@ -25,7 +27,7 @@ struct VectorTile {
                                               int head, int batch, int element = 0) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      ptx::cp_async_bulk_tensor_load(tile + i * kChunkBytes, map, barrier, element + i * kChunk, first, head, batch);
+      ptx::cp_async_bulk_tensor_load(tile + i * kChunkBytes, map, barrier, element + i * kElements, first, head, batch);
     }
   }
 
@@ -41,7 +43,7 @@ struct VectorTile {
         const int own = i + cluster.row;
         if (kChunks % Cluster::kBlocks != 0 && own >= kChunks) break;
         ptx::cp_async_bulk_tensor_load_multicast(tile + own * kChunkBytes, map, barrier, cluster.column_mask(),
-                                                 element + own * kChunk, first, head, batch);
+                                                 element + own * kElements, first, head, batch);
       }
     }
   }
@@ -56,7 +58,7 @@ struct VectorTile {
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
         ptx::cp_async_bulk_tensor_load_multicast(tile + i * kChunkBytes, map, barrier, cluster.column_mask(),
-                                                 i * kChunk, first, head, batch);
+                                                 i * kElements, first, head, batch);
       }
     }
   }
@@ -66,9 +68,33 @@ struct VectorTile {
     return lines_descriptor<128>(tile, 1024, kChunkBytes);
   }
 
-  /// What to add to a descriptor to come to elements 16 i of all vectors, or to vector 16 i.
+  /// What to add to a descriptor to come to bytes 32 i of all vectors, or to vector 16 i.
   static constexpr unsigned elements(int i) { return (i / 4 * kChunkBytes + i % 4 * 32) / 16; }
   static constexpr unsigned vectors(int i) { return i * 16 * 128 / 16; }
+};
+
+/// Vectors that are summed: the operand of a multiply whose K are kVectors positions. Of float32, rows of both operands
+/// run along K, so that these come as features of so many positions, 8 at a time in the order of ptx/wgmma.cuh
+/// (attention/transpose.cuh).
+template <class T, int kVectors, int kSize>
+struct SummedTile : Select<sizeof(T) == 4, VectorTile<T, kSize, kVectors>, VectorTile<T, kVectors, kSize>> {
+  static constexpr bool kByFeature = sizeof(T) == 4;
+  using Tile = Select<kByFeature, VectorTile<T, kSize, kVectors>, VectorTile<T, kVectors, kSize>>;
+
+  /// By one thread: the vectors of positions from `first` on.
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch) {
+    Tile::load(map, tile, barrier, kByFeature ? 0 : first, head, batch, kByFeature ? first : 0);
+  }
+
+  template <class Cluster>
+  static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int first,
+                                              int head, int batch, const Cluster& cluster) {
+    Tile::load(map, tile, barrier, kByFeature ? 0 : first, head, batch, cluster, kByFeature ? first : 0);
+  }
+
+  /// What to add to a descriptor to come to multiply i along the positions.
+  static constexpr unsigned positions(int i) { return kByFeature ? Tile::elements(i) : Tile::vectors(i); }
 };
 
 /// What a `Config` has besides T, Out, kTileM, kTileN, kQueryStages, kQueryInRegisters, kStages, kHeadSize and
@@ -116,7 +142,7 @@ struct AttentionSm90 : AttentionMask<Config> {
   static_assert(Config::kHeadSize % 16 == 0 && Config::kValueSize % 32 == 0, "a multiply, and a row of four lanes");
   using QueryTile = VectorTile<T, Config::kTileM, Config::kHeadSize>;
   using KeyTile = VectorTile<T, Config::kTileN, Config::kHeadSize>;
-  using ValueTile = VectorTile<T, Config::kTileN, Config::kValueSize>;
+  using ValueTile = SummedTile<T, Config::kTileN, Config::kValueSize>;
   static_assert(Config::kScoreStages == 0 || Config::kHeads == 1, "rows of a score tile are queries of one head");
   using ScoreTile = VectorTile<T, Config::kTileM, Config::kTileN>;
   using Queries = TmaPipeline<Config::kQueryStages, QueryTile::kBytes>;

@@ -34,6 +34,8 @@ template <class Config>
 struct AttentionSm90Gradient : AttentionMask<Config> {
   using T = typename Config::T;
   const TensorMap *query = nullptr, *key = nullptr, *value = nullptr, *d_out = nullptr;
+  // Of float32 what is summed comes by features, too (attention/sm90/call.cuh).
+  const TensorMap *query_features = nullptr, *key_features = nullptr, *d_out_features = nullptr;
   const float* rows = nullptr;  // of each query the log-sum-exp, to the base of 2, and delta (backward_rows.cuh)
   int batch_rows = 0;           // of these, of a batch: whole tiles
   OperandAddress seeds, score_operands[kOperandsOf<typename Config::Score>];
@@ -51,6 +53,7 @@ struct AttentionSm90Gradient : AttentionMask<Config> {
   __device__ __forceinline__ const float* numbers_of_row(int batch, int query) const {
     return rows + 2 * (static_cast<long long>(batch) * batch_rows + query);
   }
+  static constexpr bool kByFeature = sizeof(T) == 4;
   static constexpr bool kScored = !is_same<typename Config::Score, void>;
   static constexpr bool kDropped = !is_same<typename Config::Seeds, void>;
 

@@ -20,23 +20,30 @@ struct AttentionSm90KeyGradient : AttentionSm90Gradient<Config> {
   using ValueTile = VectorTile<T, kTileN, Config::kValueSize>;
   using QueryTile = VectorTile<T, Config::kTileM, Config::kHeadSize>;
   using DOutTile = VectorTile<T, Config::kTileM, Config::kValueSize>;
+  // What is summed lies behind what is multiplied before, or is the same.
+  using QuerySumTile = SummedTile<T, Config::kTileM, Config::kHeadSize>;
+  using DOutSumTile = SummedTile<T, Config::kTileM, Config::kValueSize>;
+  static constexpr bool kByFeature = AttentionSm90Gradient<Config>::kByFeature;
+  static constexpr int kQuerySumsAt = kByFeature ? QueryTile::kBytes : 0;  // in a stage
+  static constexpr int kDOutSumsAt = kByFeature ? DOutTile::kBytes : 0;
   using Keys = TmaPipeline<1, KeyTile::kBytes>;
   using Values = TmaPipeline<1, ValueTile::kBytes>;
-  using Queries = TmaPipeline<Config::kStages, QueryTile::kBytes, Cluster>;
-  using DOuts = TmaPipeline<Config::kStages, DOutTile::kBytes, Cluster>;
+  using Queries = TmaPipeline<Config::kStages, kQuerySumsAt + QuerySumTile::kBytes, Cluster>;
+  using DOuts = TmaPipeline<Config::kStages, kDOutSumsAt + DOutSumTile::kBytes, Cluster>;
   using Queue = TileQueue<Config::kCluster>;
-  static constexpr int kProbabilityBytes = kTileN * Config::kTileM * 2;
+  static constexpr int kProbabilityBytes = kTileN * Config::kTileM * static_cast<int>(sizeof(T));
   static constexpr int kValuesAt = KeyTile::kBytes;
   static constexpr int kQueriesAt = kValuesAt + ValueTile::kBytes;
-  static constexpr int kDOutsAt = kQueriesAt + Config::kStages * QueryTile::kBytes;
-  static constexpr int kProbabilitiesAt = kDOutsAt + Config::kStages * DOutTile::kBytes;
+  static constexpr int kDOutsAt = kQueriesAt + Config::kStages * Queries::kStageBytes;
+  static constexpr int kProbabilitiesAt = kDOutsAt + Config::kStages * DOuts::kStageBytes;
   static constexpr int kKeyBarriersAt = kProbabilitiesAt + Config::kStages * kProbabilityBytes;
   static constexpr int kValueBarriersAt = kKeyBarriersAt + Keys::kBarrierBytes;
   static constexpr int kQueryBarriersAt = kValueBarriersAt + Values::kBarrierBytes;
   static constexpr int kDOutBarriersAt = kQueryBarriersAt + Queries::kBarrierBytes;
   static constexpr int kQueueAt = kDOutBarriersAt + DOuts::kBarrierBytes;
   static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  // A producer that loads features, too, doesn't fit in 40.
+  static constexpr int kProducerRegisters = kByFeature ? 56 : 40, kConsumerRegisters = kByFeature ? 224 : 232;
 };
 
 /// Some keys of one head, and the blocks of queries that see one of them, or of its neighbours in a cluster: of a share

@@ -25,7 +25,8 @@ from jaxdnn.engines.base import MAX_ARGUMENTS, ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
 from jaxdnn.plan import Plan
 
-_DTYPES = ("bfloat16", "float16")
+_DTYPES = ("bfloat16", "float16", "float32")
+_LARGEST_FLOAT32 = 128  # elements of a vector, of which gradients need features in shared memory, too
 _MOST_LENGTH = 2**29  # sums of a position and a band's bounds have 31 bits
 _MOST_TILES = 2**31  # of 64 queries, the smallest
 Knobs = AttentionSm90Knobs | AttentionSm90BackwardKnobs | AttentionSm90GradientKnobs
@@ -41,7 +42,7 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
     name = "sm90"
     platform = "cuda"
     problem = Attention
-    notes = ("deterministic", "tensor cores")
+    notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
     def reason(self, problem: Attention, target: Target) -> str | None:
         if target.compute_capability != 90:
@@ -56,6 +57,11 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
         for name, heads in arrays.items():
             if heads.dtype not in _DTYPES or heads.dtype != problem.query.dtype:
                 return f"{name} is {heads.dtype}; it takes {' or '.join(_DTYPES)}, the same of all"
+        if problem.query.dtype == "float32":
+            if problem.exact:
+                return "it rounds float32 operands to tf32, and precision HIGHEST forbids that"
+            if problem.backward is not None and (reason := self._float32_reason(problem)):
+                return reason
         for name, heads in gradients.items():
             if heads.dtype not in (problem.query.dtype, "float32"):
                 return f"{name} is {heads.dtype}; it stores {problem.query.dtype} or float32"
@@ -78,7 +84,7 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
             if size % 8 or not 8 <= size <= VALUE_SIZES[-1]:
                 return f"the {name} is {size}; it takes multiples of 8 up to {VALUE_SIZES[-1]}"
         if problem.backward is not None and problem.backward.d_out is None and not _in_one_kernel(problem):
-            return f"it has gradients of a log-sum-exp alone for head sizes up to {SIZES[-1]}"
+            return f"it has gradients of a log-sum-exp alone for 16-bit vectors of up to {SIZES[-1]} elements"
         if not min(problem.batch, problem.query_heads, problem.query_length, problem.key_length):
             return "an axis has no elements"
         if max(problem.query_length, problem.key_length) > _MOST_LENGTH:
@@ -87,13 +93,22 @@ class AttentionSm90(ProblemEngine[Attention, Knobs]):
             return "there are more tiles than its 32-bit index counts"
         return None
 
+    def _float32_reason(self, problem: Attention) -> str | None:
+        """Of gradients."""
+        assert problem.backward is not None
+        if problem.backward.load_gradients:
+            return "it has no gradients of what scores of float32 load"
+        if max(problem.head_size, problem.value_head_size) > _LARGEST_FLOAT32:
+            return f"it has gradients of float32 vectors of at most {_LARGEST_FLOAT32} elements, which fit twice"
+        return None
+
     def _number_reason(self, problem: Attention) -> str | None:
         numbers = numbers_of_batch(problem) if problem.backward is None else backward_places(problem)
         for name in ("log_sum_exp", "d_log_sum_exp"):
             if name in numbers and numbers[name].dtype != "float32":
                 return f"it has the log-sum-exp as float32, and {name} is {numbers[name].dtype}"
-        if problem.sinks is not None and problem.sinks.dtype not in (*_DTYPES, "float32"):
-            return f"sinks are {problem.sinks.dtype}; it takes {', '.join(_DTYPES)} or float32"
+        if problem.sinks is not None and problem.sinks.dtype not in _DTYPES:
+            return f"sinks are {problem.sinks.dtype}; it takes {', '.join(_DTYPES)}"
         extents = (problem.batch * problem.query_heads, problem.query_length, problem.key_length)
         numbers |= mask_places(problem)
         if problem.backward is not None:
@@ -150,8 +165,8 @@ def _knobs_reason(problem: Attention, config: Knobs, shared_memory: int) -> str 
 
 
 def _in_one_kernel(problem: Attention) -> bool:
-    """Whether a warp group's registers hold the gradients of its keys and values."""
-    return max(problem.head_size, problem.value_head_size) <= SIZES[-1]
+    """Whether a warp group's registers hold the gradients of its keys and values; and weights are there only once."""
+    return problem.query.dtype != "float32" and max(problem.head_size, problem.value_head_size) <= SIZES[-1]
 
 
 def functions(problem: Attention) -> list[tuple[ScoreFunction, str]]:

@@ -52,8 +52,10 @@ TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
 # registers, but 1 % more under a window; of 64, 7 % more (benchmarks/results/attention_kernels.md).
 IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE = (1, True), (2, False), (1, False)
 LARGEST_IN_REGISTERS = 64
+STAGES, FLOAT32_STAGES = (2,), (2, 1)  # of keys and values: of large vectors one is all that fits
 SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
 SHARERS = 2  # elements of the batch, whose blocks share score tiles
+FLOAT32_TILES = ((128, 128), (128, 96), (128, 64), (64, 96), (64, 64))
 # With a function of scores, or dropout, for which three warp groups have few registers to spare.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
 # Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
@@ -65,6 +67,7 @@ WIDEST_DROPOUT = 112
 # a tile besides its blocks, in blocks.
 BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
 BLOCK_START = 0.15
+ONE_STAGE = 1.3  # of float32: as much longer where a block's copies wait for the multiplies of the one before
 TILE_START = 1.3
 # Bytes of the float32 sums of queries' gradients; and how many tiles a part of the heads has for each multiprocessor.
 MOST_SUMS, FEWEST_WAVES = 2**27, 12
@@ -75,16 +78,19 @@ DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stage
 PACKED = 0.9
 ALONE = 1 / 0.8
 COMBINE_BYTES = 10_000_000  # what memory delivers during a launch, of 2.5 us
-BLOCKS = (128, 112, 96, 80, 64)  # that gradients stream: wide multiplies read shared memory less often
+BLOCKS = (128, 112, 96, 80, 64, 32)  # that gradients stream: wide multiplies read shared memory less often
 
 
 def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
     """Knobs that work for the call."""
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
     score_stages = SCORE_STAGES if _tiled(problem) else (0,)
-    choices = ((tile, *others) for tile in _tiles(problem) for others in product(score_stages, _queries(problem, tile)))
-    for tile, of_scores, (query_stages, in_registers) in choices:
-        knobs = AttentionSm90Knobs(*tile, query_stages, in_registers, score_stages=of_scores)
+    stages = FLOAT32_STAGES if problem.query.dtype == "float32" else STAGES
+    choices = (
+        (tile, *others) for tile in _tiles(problem) for others in product(score_stages, stages, _queries(problem, tile))
+    )
+    for tile, of_scores, of_keys, (query_stages, in_registers) in choices:
+        knobs = AttentionSm90Knobs(*tile, query_stages, in_registers, of_keys, of_scores)
         knobs = knobs if of_scores else _packed(problem, knobs)
         knobs = _deepest(problem, knobs, target)
         heads = _streamed_swizzle(problem, knobs, target) if of_scores else swizzle(problem, knobs.heads, target)
@@ -106,7 +112,7 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
     """About, in blocks of 128 x 128."""
     band = problem.mask.band
     together = BLOCK[knobs.tile_m * knobs.blocks] / knobs.blocks  # blocks of a multiprocessor are as its warp groups
-    block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128)
+    block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
     times: list[float] = []
     queries = knobs.tile_m // knobs.heads
     for query in range(0, problem.query_length, queries):
@@ -121,6 +127,8 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
 
 def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
     """Of queries and keys."""
+    if problem.query.dtype == "float32":
+        return FLOAT32_TILES
     if not _has_functions(problem):
         return (*TILES, *SHORT)
     if problem.query_length <= SHORT[0][0]:
@@ -134,7 +142,7 @@ def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
 def _queries(problem: Attention, tile: tuple[int, int]) -> Sequence[tuple[int, bool]]:
     """Where queries may be, best first: a few leave the room to stages of keys, and functions leave no registers."""
     few = tile[0] <= SHORT[0][0]
-    if _has_functions(problem):
+    if problem.query.dtype == "float32" or _has_functions(problem):
         return (IN_ONE_STAGE,) if few else (IN_TWO_STAGES, IN_ONE_STAGE)
     if few or problem.head_size <= LARGEST_IN_REGISTERS or problem.mask.band.left is not None:
         return (IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE)

@@ -7,7 +7,7 @@ from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.score_tile import score_tile
 from jaxdnn.engines.base import check_least, check_powers_of_two
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
+from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
 MOST_CONSUMERS = 3
@@ -97,10 +97,15 @@ def tile_rows(problem: Attention, knobs: AttentionSm90Knobs) -> int:
 
 def shared_memory(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
-    chunks, value_chunks = (ceil(size / CHUNK) for size in (head_size(problem), value_size(problem)))
-    blocks = knobs.stages * knobs.tile_n * (chunks + value_chunks)
+    chunk = DEPTH_BYTES // problem.query.itemsize
+    chunks = ceil(head_size(problem) / chunk)
+    if problem.query.dtype == "float32":
+        value_lines = value_size(problem) * ceil(knobs.tile_n / chunk)
+    else:
+        value_lines = knobs.tile_n * ceil(value_size(problem) / chunk)
+    blocks = knobs.stages * (knobs.tile_n * chunks + value_lines)
     queries = knobs.query_stages * knobs.tile_m * chunks
-    scores = knobs.score_stages * knobs.tile_m * ceil(knobs.tile_n / CHUNK)
+    scores = knobs.score_stages * knobs.tile_m * ceil(knobs.tile_n / chunk)
     barriers = 16 * (knobs.query_stages + 2 * knobs.stages + knobs.score_stages)
     return DEPTH_BYTES * (queries + blocks + scores) + barriers + TILE_QUEUE
 
@@ -112,7 +117,8 @@ def shared_memory_of_block(knobs: AttentionSm90Knobs, limit: int) -> int:
 
 def held_registers(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Of a thread, for scores, weights and sums."""
-    return knobs.tile_n // 2 + knobs.tile_n // 4 + value_size(problem) // 2
+    weights = knobs.tile_n * problem.query.itemsize // 8
+    return knobs.tile_n // 2 + weights + value_size(problem) // 2
 
 
 def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_limit: int) -> str | None:
@@ -127,6 +133,11 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"rows of a tile are of {knobs.heads} heads, and a tile that scores read is of one"
     if knobs.cluster > 1 and (why := _cluster_reason(problem, knobs)):
         return why
+    if problem.query.dtype == "float32":
+        if knobs.query_in_registers:
+            return "queries of float32 take too many registers"
+        if knobs.tile_n % 32:
+            return f"{knobs.tile_n} keys of float32 are no whole lines of 128 bytes"
     held = held_registers(problem, knobs)
     if knobs.query_in_registers:
         held += head_size(problem) // 4 + FETCH

@@ -1,5 +1,7 @@
 """The unit and the launches of attention on Hopper."""
 
+import numpy as np
+
 from jaxdnn.engines.attention.combine import combine_stage, partial_attention
 from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types, score_function
 from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
@@ -13,9 +15,10 @@ from jaxdnn.engines.attention.sm90.knobs import (
     tile_rows,
     value_size,
 )
+from jaxdnn.engines.attention.transposed import Transposed
 from jaxdnn.engines.product.element_epilogue import ctype
 from jaxdnn.engines.product.problem import EpilogueOperand
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, MAP_DTYPE, PROMOTE_128, SWIZZLE
+from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_128, SWIZZLE, element_type
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
 from jaxdnn.plan import Counter, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
@@ -40,16 +43,26 @@ def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
 def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     """What one call does."""
     lists = block_lists(problem, knobs.tile_m, knobs.tile_n)
-    listing = Stage() if lists is None else joined([Stage(text=lists.function.text()), lists.stage(0)])
-    stages = [listing, attention_stage(problem, knobs, sm_count, lists)]
-    if knobs.splits > 1:
-        scratch = len(listing.scratch)
-        stages[1] = attention_stage(partial_attention(problem, scratch), knobs, sm_count, lists)
+    stages = [] if lists is None else [Stage(text=lists.function.text()), lists.stage(0)]
+    values = None
+    if problem.value.dtype == "float32":
+        buffer = Scratch(len(joined(stages).scratch))
+        values = Transposed(
+            problem.value, problem.batch, problem.key_length, problem.key_heads, problem.value_head_size, buffer
+        )
+        stages.append(values.stage())
+    scratch = len(joined(stages).scratch)
+    split = knobs.splits > 1
+    whole_or_part = partial_attention(problem, scratch) if split else problem
+    stages.append(attention_stage(whole_or_part, knobs, sm_count, lists, values))
+    if split:
         stages.append(combine_stage(problem, knobs.splits, scratch))
     return joined(stages).plan("sm_90a")
 
 
-def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int, lists: BlockLists | None) -> Stage:
+def attention_stage(
+    problem: Attention, knobs: AttentionSm90Knobs, sm_count: int, lists: BlockLists | None, values: Transposed | None
+) -> Stage:
     """Attention to keys, or to each split of them; then each has results, one after the other."""
     band, places = counted_band(problem.mask), numbers_of_batch(problem)
     types = {"T": ctype(problem.query.dtype), "Out": ctype(problem.out.dtype)}
@@ -78,7 +91,9 @@ def attention_stage(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int
     found = [
         vectors(problem, "query", problem.query, knobs.tile_m // knobs.heads, knobs.heads),
         vectors(problem, "key", problem.key, knobs.tile_n),
-        vectors(problem, "value", problem.value, knobs.tile_n),
+        vectors(problem, "value", problem.value, knobs.tile_n)
+        if values is None
+        else map_parameter("value", "value", values.map(value_size(problem))),
         Parameter(f"{ctype(problem.out.dtype)}*", "out", "out", problem.out.buffer),
         *numbers(
             "long long",
@@ -127,9 +142,14 @@ def multiplies(problem: Attention, knobs: AttentionSm90Knobs) -> list[tuple[str,
     return list(dict.fromkeys([of_scores, ("_RS", value_size(problem))]))
 
 
+def vector_size(problem: Attention, name: str) -> int:
+    """Elements of a query, key, value or result's cotangent."""
+    return problem.value_head_size if name in ("value", "d_out") else problem.head_size
+
+
 def vectors(problem: Attention, name: str, heads: Heads, box: int, together: int = 1) -> Parameter:
     """The tensor map of queries, keys, values or results' cotangents, by `box` of them, of each of so many heads."""
-    size = problem.value_head_size if name in ("value", "d_out") else problem.head_size
+    size = vector_size(problem, name)
     queries = name in ("query", "d_out")
     length, count = (problem.query_length, problem.query_heads) if queries else (problem.key_length, problem.key_heads)
     dimensions = (size, length, count, problem.batch if heads.batch_stride else 1)
@@ -155,15 +175,16 @@ def _chunks(
     strides: tuple[int, ...],
     box: tuple[int, int],
 ) -> TensorMap:
-    """The map of lines of 16-bit elements, of which a box is a chunk of so many. Strides count elements."""
+    """The map of lines of elements that are multiplied, of which a box is a chunk of so many. Strides count those."""
+    itemsize = np.dtype(dtype).itemsize
     # A dimension of one element may have any stride; TMA wants multiples of 16 bytes, and the array's may be none.
     sized = zip(dimensions[1:], strides, strict=True)
     return TensorMap(
         buffer=buffer,
-        dtype=MAP_DTYPE[dtype],
+        dtype=element_type(dtype, multiplied=True),
         dimensions=dimensions,
-        strides=tuple(2 * stride if extent > 1 else DEPTH_BYTES for extent, stride in sized),
-        box=(CHUNK, *box, 1),
+        strides=tuple(itemsize * stride if extent > 1 else DEPTH_BYTES for extent, stride in sized),
+        box=(DEPTH_BYTES // itemsize, *box, 1),
         element_strides=(1, 1, 1, 1),
         swizzle=SWIZZLE[DEPTH_BYTES],
         l2_promotion=PROMOTE_128,

@@ -79,7 +79,7 @@ class ConvolutionUnit(Unit):
         lines = depth(product) if product.a_transposed else knobs.tile_m
         return TensorMap(
             buffer=product.a.buffer,
-            dtype=element_type(product.a, multiplied=True),
+            dtype=element_type(product.a.dtype, multiplied=True),
             dimensions=(product.a.columns, *(axis.image for axis in gemm.axes), gemm.images),
             strides=tuple(strides),
             box=(gemm.line // product.a.itemsize, lines // knobs.cluster_n),
@@ -103,7 +103,7 @@ class ConvolutionUnit(Unit):
         box = (CHUNK, min(line, lines) // knobs.cluster_m, 1) if along_n else (line, lines // knobs.cluster_m, 1)
         return TensorMap(
             buffer=matrix.buffer,
-            dtype=element_type(matrix, multiplied=True),
+            dtype=element_type(matrix.dtype, multiplied=True),
             dimensions=dimensions,
             strides=(matrix.row_stride * matrix.itemsize, tap * matrix.itemsize),
             box=box,

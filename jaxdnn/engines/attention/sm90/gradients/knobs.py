@@ -8,12 +8,13 @@ from math import ceil
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.sm90.knobs import TILE_QUEUE, TILE_WIDTHS, VALUE_SIZES, value_size
 from jaxdnn.engines.base import check_least
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
+from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 QUERY_TILES = (64, 128)
 KEY_TILE = 64
 KEY_GRADIENT_THREADS = 384
 CLUSTERS = (1, 2)
+BLOCK_WIDTHS = (32, *TILE_WIDTHS)
 # Registers of a thread for accumulators, what it multiplies by and rows' numbers; what is left takes addresses.
 QUERY_REGISTERS, KEY_REGISTERS = 200, 208
 
@@ -52,8 +53,8 @@ class AttentionSm90GradientKnobs:
         check_least(self, 2, "key_stages")  # those of a block are needed until the next one's have been multiplied
         allowed = {
             "query_tile": QUERY_TILES,
-            "key_block": TILE_WIDTHS,
-            "query_block": TILE_WIDTHS,
+            "key_block": BLOCK_WIDTHS,
+            "query_block": BLOCK_WIDTHS,
             "cluster": CLUSTERS,
         }
         for name, values in allowed.items():
@@ -74,7 +75,13 @@ def gradient_size(problem: Attention) -> int:
 
 def chunks(problem: Attention) -> tuple[int, int]:
     """Boxes of a query, and of a value."""
-    return ceil(gradient_size(problem) / CHUNK), ceil(value_size(problem) / CHUNK)
+    chunk = DEPTH_BYTES // problem.query.itemsize
+    return ceil(gradient_size(problem) / chunk), ceil(value_size(problem) / chunk)
+
+
+def feature_lines(problem: Attention, size: int, block: int) -> int:
+    """Lines that the features of so many vectors take besides those: of float32, what is summed comes by features."""
+    return size * ceil(block * 4 / DEPTH_BYTES) if problem.query.dtype == "float32" else 0
 
 
 def query_shared_memory(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
@@ -82,34 +89,47 @@ def query_shared_memory(problem: Attention, knobs: AttentionSm90GradientKnobs) -
     key, value = chunks(problem)
     stages = knobs.key_stages * key + knobs.value_stages * value
     lines = knobs.query_tile * (key + value) + knobs.key_block * stages
+    lines += knobs.key_stages * feature_lines(problem, gradient_size(problem), knobs.key_block)
     return DEPTH_BYTES * lines + 16 * (1 + knobs.key_stages + knobs.value_stages) + TILE_QUEUE
 
 
 def key_shared_memory(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
     """The same of the other kernel."""
     lines = sum(chunks(problem)) * (KEY_TILE + knobs.query_stages * knobs.query_block)
+    sizes = gradient_size(problem) + value_size(problem)
+    lines += knobs.query_stages * feature_lines(problem, sizes, knobs.query_block)
     probabilities = knobs.query_stages * KEY_TILE * knobs.query_block * problem.query.itemsize
     return DEPTH_BYTES * lines + probabilities + 16 * (2 + 2 * knobs.query_stages) + TILE_QUEUE
 
 
 def query_registers(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
     """Of a thread, for accumulators and what it multiplies by."""
-    return knobs.key_block + gradient_size(problem) // 2
+    return knobs.key_block + _more_weights(problem, knobs.key_block) + gradient_size(problem) // 2
 
 
 def key_registers(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
     """The same of the other kernel."""
-    return knobs.query_block + max(gradient_size(problem), value_size(problem)) // 2
+    sums = max(gradient_size(problem), value_size(problem)) // 2
+    return knobs.query_block + _more_weights(problem, knobs.query_block) + sums
+
+
+def _more_weights(problem: Attention, block: int) -> int:
+    """Registers that weights of float32 take beyond those of 16 bits."""
+    return block // 4 if problem.query.dtype == "float32" else 0
 
 
 def query_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the gradient of queries, or None."""
+    if problem.query.dtype == "float32" and knobs.key_block % 32:
+        return f"{knobs.key_block} keys of float32 are no whole lines of 128 bytes"
     held = query_registers(problem, knobs)
     return _reason(held, QUERY_REGISTERS, query_shared_memory(problem, knobs), limit)
 
 
 def key_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the gradients of keys and values, or None."""
+    if problem.query.dtype == "float32" and knobs.query_block % 32:
+        return f"{knobs.query_block} queries of float32 are no whole lines of 128 bytes"
     held = key_registers(problem, knobs)
     return _reason(held, KEY_REGISTERS, key_shared_memory(problem, knobs), limit)
 

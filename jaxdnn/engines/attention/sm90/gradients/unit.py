@@ -34,9 +34,20 @@ from jaxdnn.engines.attention.sm90.gradients.knobs import (
 from jaxdnn.engines.attention.sm90.knobs import value_size
 from jaxdnn.engines.attention.sm90.loaded.unit import loaded_stages
 from jaxdnn.engines.attention.sm90.loaded.unit import tile_n as loaded_width
-from jaxdnn.engines.attention.sm90.unit import TILE_COUNTERS, dropped, vectors
+from jaxdnn.engines.attention.sm90.unit import TILE_COUNTERS, dropped, vector_size, vectors
+from jaxdnn.engines.attention.transposed import Transposed
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, includes, joined, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    includes,
+    joined,
+    map_parameter,
+    numbers,
+    struct_text,
+)
 from jaxdnn.plan import Counter, Launch, Plan, Scalar, Scratch
 
 _ROWS = Scratch(0)
@@ -51,6 +62,13 @@ def gradient_plan(problem: Attention, knobs: AttentionSm90GradientKnobs, sm_coun
     """What one call does: numbers of rows, then the kernels of those gradients that are asked for."""
     assert problem.backward is not None
     return _Statement(problem, problem.backward, knobs, sm_count).plan()
+
+
+def feature_maps(problem: Attention, features: dict[str, Transposed]) -> list[Parameter]:
+    """The maps of what comes by features."""
+    sizes = {"query": gradient_size(problem), "key": gradient_size(problem), "d_out": value_size(problem)}
+    named = ((f"{name}_features", found.map(sizes[name])) for name, found in features.items())
+    return [map_parameter(name, name, tensor_map) for name, tensor_map in named]
 
 
 class _Statement:
@@ -76,7 +94,8 @@ class _Statement:
             stages.append(of_queries.stage(len(joined(stages).scratch)))
         lists = None if of_queries is None else (of_queries, 1)
         if backward.d_query is not None:
-            stages.append(self.query_gradient(backward.d_query, lists))
+            features = self.features(stages, ("key",))
+            stages.append(self.query_gradient(backward.d_query, lists, features))
             widths.add(knobs.key_block)
             sums.add(gradient_size(problem))
         if backward.d_key is not None or backward.d_value is not None:
@@ -85,8 +104,10 @@ class _Statement:
             if of_keys is not None:
                 of_keys = replace(of_keys, name="_by_key")
                 stages.append(of_keys.stage(first))
+            features = self.features(stages, ("query", "d_out"))
             shares = shared_gradients(problem, knobs.shares, len(joined(stages).scratch))
-            stages += [self.key_gradient(None if of_keys is None else (of_keys, first), shares), *shares.stages]
+            of_keys = None if of_keys is None else (of_keys, first)
+            stages += [self.key_gradient(of_keys, shares, features), *shares.stages]
             widths.add(knobs.query_block)
             sums |= {gradient_size(problem), value_size(problem)}
         if backward.d_sinks is not None:
@@ -109,6 +130,23 @@ class _Statement:
         text += [f"\n{function.text()}" for function in functions]
         unit = includes(whole.headers) + "\n" + "".join(text) + whole.text
         return Plan(unit, "sm_90a", whole.launches, whole.scratch)
+
+    def features(self, stages: list[Stage], names: tuple[str, ...]) -> dict[str, Transposed]:
+        """What comes by features, of float32, whose stages are added."""
+        problem, found = self.problem, dict[str, Transposed]()
+        if problem.query.dtype != "float32":
+            return found
+        vectors = {"query": problem.query, "d_out": self.d_out, "key": problem.key}
+        for name in names:
+            length, heads, size = (
+                (problem.key_length, problem.key_heads, problem.head_size)
+                if name == "key"
+                else (problem.query_length, problem.query_heads, vector_size(problem, name))
+            )
+            buffer = Scratch(len(joined(stages).scratch))
+            found[name] = Transposed(vectors[name], problem.batch, length, heads, size, buffer, f"_{name}")
+            stages.append(found[name].stage())
+        return found
 
     def row_numbers(self) -> Stage:
         """Both kernels need these."""
@@ -147,7 +185,9 @@ class _Statement:
         text = f"\n{text}\n{entry_text(kernel, call, str(threads), found)}"
         return Stage((f"attention/sm90/backward_{name}.cuh",), text, (launch,))
 
-    def query_gradient(self, d_query: Heads, lists: tuple[BlockLists, int] | None) -> Stage:
+    def query_gradient(
+        self, d_query: Heads, lists: tuple[BlockLists, int] | None, features: dict[str, Transposed]
+    ) -> Stage:
         """The kernel whose tiles are of queries; `lists` come with their first scratch buffer."""
         problem, knobs = self.problem, self.knobs
         functions = {name: one for name, one in self.functions.items() if one is not None}
@@ -161,6 +201,7 @@ class _Statement:
         found = [
             *self.parameters(knobs.query_tile, knobs.key_block, knobs.query_swizzle),
             *self.function_parameters(functions, lists),
+            *feature_maps(problem, features),
             *heads_parameters("d_query", d_query),
             *numbers(group=problem.group),
         ]
@@ -172,7 +213,9 @@ class _Statement:
             (knobs.query_threads, query_shared_memory(problem, knobs)),
         )
 
-    def key_gradient(self, lists: tuple[BlockLists, int] | None, shares: Shares) -> Stage:
+    def key_gradient(
+        self, lists: tuple[BlockLists, int] | None, shares: Shares, features: dict[str, Transposed]
+    ) -> Stage:
         """The kernel whose tiles are of keys."""
         problem, knobs = self.problem, self.knobs
         functions = {
@@ -185,6 +228,7 @@ class _Statement:
         found = [
             *self.parameters(knobs.query_block, KEY_TILE, knobs.key_swizzle),
             *self.function_parameters(functions, lists),
+            *feature_maps(problem, features),
             *heads_parameters("d_key", shares.d_key),
             *heads_parameters("d_value", shares.d_value),
             *numbers(key_heads=problem.key_heads, group=problem.group // knobs.shares),

@@ -61,7 +61,7 @@ class FewChannelsUnit(Unit):
         line = product.a.row_stride * product.a.itemsize
         return TensorMap(
             buffer=product.a.buffer,
-            dtype=element_type(product.a, multiplied=True),
+            dtype=element_type(product.a.dtype, multiplied=True),
             dimensions=(width.image * lines.channels, *(axis.image for axis in outer), lines.images),
             strides=tuple(line * prod(axis.image for axis in outer[:i]) for i in range(len(outer) + 1)),
             box=(lines.pitch, *(axis.filter for axis in outer), 1),
@@ -75,7 +75,7 @@ class FewChannelsUnit(Unit):
         row = matrix.row_stride * matrix.itemsize
         return TensorMap(
             buffer=matrix.buffer,
-            dtype=element_type(matrix, multiplied=True),
+            dtype=element_type(matrix.dtype, multiplied=True),
             dimensions=(matrix.columns, lines.elements, lines.lines, product.batch if matrix.batch_stride else 1),
             strides=(row, row * lines.elements, row * matrix.rows),
             box=(CHUNK, lines.padded, lines.filter_lines, 1),
@@ -91,7 +91,7 @@ class FewChannelsUnit(Unit):
         count = matrix.rows // width * (product.batch if matrix.batch_stride else 1)
         return TensorMap(
             buffer=matrix.buffer,
-            dtype=element_type(matrix, multiplied=True),
+            dtype=element_type(matrix.dtype, multiplied=True),
             dimensions=(matrix.columns, width, count),
             strides=(row, row * width),
             box=(CHUNK, SEGMENT, 1),

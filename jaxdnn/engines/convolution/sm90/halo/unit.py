@@ -47,7 +47,7 @@ class HaloUnit(ConvolutionUnit):
         places, row = [axis.result for axis in self.patches.axes], result.row_stride * result.itemsize
         return TensorMap(
             buffer=result.buffer,
-            dtype=element_type(result),
+            dtype=element_type(result.dtype),
             dimensions=(result.columns, *places, batch * self.patches.images),
             strides=tuple(row * prod(places[:i]) for i in range(len(places) + 1)),
             box=(columns, BLOCK, WARP_ROWS // BLOCK, 1, 1),

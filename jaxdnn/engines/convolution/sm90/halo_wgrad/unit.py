@@ -80,7 +80,7 @@ def _image_map(patches: WgradPatches, knobs: WgradKnobs) -> TensorMap:
     pixel = matrix.row_stride * matrix.itemsize
     return TensorMap(
         buffer=matrix.buffer,
-        dtype=element_type(matrix),
+        dtype=element_type(matrix.dtype),
         dimensions=(matrix.columns, *sizes, patches.gemm.images),
         strides=tuple(accumulate(sizes, mul, initial=pixel)),
         box=(knobs.patch // matrix.itemsize, *patches.sides(knobs), 1, knobs.images),
@@ -102,7 +102,7 @@ def _output_map(patches: WgradPatches, knobs: WgradKnobs, last: int) -> TensorMa
     offset = sum(place * stride for place, stride in zip(begin, strides, strict=False))
     return TensorMap(
         buffer=replace(matrix.buffer, offset=matrix.buffer.offset + offset),
-        dtype=element_type(matrix),
+        dtype=element_type(matrix.dtype),
         dimensions=(matrix.columns, *(size - place for size, place in zip(sizes, begin, strict=True)), images),
         strides=strides,
         box=(CHUNK, knobs.width, knobs.height, 1, knobs.images),

@@ -3,6 +3,7 @@
 
 #include "launch.h"
 #include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {
@@ -12,6 +13,7 @@ namespace jaxdnn {
 struct TensorMap {
   unsigned char* data;
   long long itemsize, swizzle;  // bytes of a row of shared memory whose chunks of 16 are exchanged
+  long long rounds;             // float32 to tf32
   long long sizes[5], strides[5], box[5];
   long long spatial;  // dimensions of places; 0 unless im2col
   long long steps[3], lower[3], upper[3];
@@ -91,6 +93,10 @@ void load_multicast(unsigned destination, const TensorMap* map, unsigned barrier
       visits(map, [&](unsigned at, const unsigned char* data) {
         unsigned char* const to = block->dynamic.data() + at;
         data ? std::memcpy(to, data, map.itemsize) : std::memset(to, 0, map.itemsize);
+        if (map.rounds) {
+          float& value = *reinterpret_cast<float*>(to);
+          value = cvt_rna_tf32_f32(value);
+        }
         bytes += map.itemsize;
       });
       mbarrier(*block, barrier).bytes -= bytes;

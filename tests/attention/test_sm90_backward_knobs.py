@@ -1,0 +1,141 @@
+"""Which knobs attention's gradients on Hopper get, and what of them comes in tiles."""
+
+from dataclasses import replace
+
+import pytest
+
+from checking.attention.calls import CAUSAL, bias
+from checking.attention.gradients import SCALE, Gradients, scaled
+from jaxdnn import device
+from jaxdnn.engines.attention.score_tile import ScoreTile
+from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs
+from jaxdnn.engines.attention.sm90.engine import AttentionSm90
+from jaxdnn.engines.attention.summed import summed
+
+ENGINE = AttentionSm90()
+H100 = device._NAMED[90]
+CALLS = {
+    "bias": Gradients((150, 304, 64, 64), (4, 2), 2, **bias(1, 4, 150, 304)),
+    "one bias": Gradients((200, 136, 64, 64), batch=2, **bias(1, 1, 200, 136), logits_soft_cap=2.0),
+    "no rows of 16 bytes": Gradients((150, 300, 64, 64), (4, 2), 2, **bias(1, 4, 150, 300)),
+    "128": Gradients((4096, 4096, 128, 128), (8, 8), **bias(1, 8, 4096, 4096), **CAUSAL),
+    "of a bias": Gradients((200, 264, 64, 64), (4, 2), 3, by="qkvf", **bias(1, 4, 200, 264), **CAUSAL),
+    "of each bias": Gradients((130, 136, 64, 64), batch=2, by="qkvf", **bias(2, 2, 130, 136)),
+    "of no rows of 16 bytes": Gradients((150, 300, 64, 64), (4, 2), 3, by="qkvf", **bias(1, 4, 150, 300)),
+    "of a scale": Gradients(
+        (200, 264, 64, 64), batch=2, score_mod=scaled, score_mod_operands=SCALE, by="f", **bias(1, 2, 200, 264)
+    ),
+    "of 128": Gradients((4096, 4096, 128, 128), (8, 8), by="qkvf", **bias(1, 8, 4096, 4096), **CAUSAL),
+    "of keys": Gradients((170, 200, 64, 64), batch=3, by="qkvf", **bias(3, 1, 1, 200), **CAUSAL),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "batch", "parts"),
+    [
+        ((65_536, 65_536, 128, 128), (8, 8), 1, 2),
+        ((65_536, 65_536, 128, 128), (32, 32), 1, 8),
+        ((65_536, 65_536, 128, 128), (32, 2), 1, 1),  # of few tiles
+        ((4096, 4096, 128, 128), (16, 16), 4, 1),
+        ((1024, 1024, 64, 64), (32, 32), 16, 1),
+    ],
+)
+def test_large_sums_are_of_parts_of_the_heads(shape, heads, batch, parts):
+    problem = Gradients(shape, heads, batch).problem
+    knobs = next(ENGINE.configurations(problem, H100))
+    assert knobs.parts == parts
+    rows, *steps = ENGINE.build(knobs, problem, H100).launches
+    assert len(steps) == 2 * parts
+    mains = steps[::2]
+    assert len({launch.arguments for launch in mains}) == parts
+    assert {launch.kernel for launch in mains} == {"attention_sm90_backward"}
+    assert rows.kernel == "attention_sm90_backward_rows"
+
+
+@pytest.mark.parametrize(
+    ("name", "tiled"),
+    [("no rows of 16 bytes", False), ("bias", True), ("one bias", True), ("128", False)],
+)
+def test_what_comes_in_tiles(name, tiled):
+    """A bias whose rows begin where TMA wants them, if there is room for it beside queries in shared memory."""
+    problem = CALLS[name].problem
+    knobs = next(ENGINE.configurations(problem, H100))
+    assert isinstance(knobs, AttentionSm90BackwardKnobs)
+    assert knobs.score_tiles == tiled
+    if not tiled:
+        with pytest.raises(ValueError, match=r"multiples of 16 bytes|bytes of shared memory"):
+            ENGINE.build(replace(knobs, score_tiles=True), problem, H100)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "once", "cluster"),
+    [
+        ("of a bias", 2, True, 2),
+        ("of each bias", 2, True, 2),
+        ("of no rows of 16 bytes", 0, False, 2),
+        ("of a scale", 2, False, 1),
+        ("of 128", 1, True, 2),
+        ("of keys", 0, False, 1),
+    ],
+)
+def test_what_gradients_of_a_bias_load(name, stages, once, cluster):
+    """A tile of it once for all scores that add to it, if it is what the gradient is of."""
+    problem = CALLS[name].problem
+    plan = ENGINE.build(next(ENGINE.configurations(problem, H100)), problem, H100)
+    *_, launch = (one for one in plan.launches if "loaded_gradient" in one.kernel)
+    config = plan.unit[plan.unit.index(f"struct Loaded{launch.kernel[-1]}Config") :]
+    config = config[: config.index("};")]
+    assert (f"kLoadedStages = {stages}" in config) == (stages > 0)
+    assert ("kLoadedOnce = true" in config) == once
+    assert launch.cluster == (cluster, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "head_stride", "batch_stride", "same"),
+    [
+        ("of a bias", 8, 0, True),
+        ("of a bias", 0, 8, False),
+        ("of each bias", 8, 8, True),
+        ("of a scale", 0, 0, True),
+        ("of a scale", 8, 0, False),
+    ],
+)
+def test_which_tiles_all_members_of_a_sum_read(name, head_stride, batch_stride, same):
+    problem = CALLS[name].problem
+    place = problem.backward.load_gradients[-1].place
+    tile = ScoreTile(0, place.buffer, "bfloat16", 8, head_stride, batch_stride)
+    found = summed(place, problem.batch * problem.query_heads)
+    assert found.share(tile, problem.query_heads) == same
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "batch", "keywords", "heads"),
+    [
+        (1024, 128, 16, CAUSAL, 16),
+        (4096, 128, 4, CAUSAL, 8),
+        (4096, 128, 4, {}, 4),
+        (16_384, 128, 1, {}, 2),
+        (1024, 64, 16, CAUSAL, 64),
+        (4096, 64, 4, CAUSAL, 16),
+        (4096, 64, 4, {}, 16),
+        (512, 64, 32, bias(1, 2048 // 64, 512, 512), 32),
+    ],
+)
+def test_heads_that_are_worked_through_together(length, size, batch, keywords, heads):
+    """A round of tiles of 128 keys with blocks of 64 queries, four with blocks of 128."""
+    problem = Gradients((length, length, size, size), (2048 // size, 2048 // size), batch, **keywords).problem
+    assert next(ENGINE.configurations(problem, H100)).swizzle == heads
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "batch", "shares"),
+    [
+        ((4963, 4963, 128, 128), (8, 2), 1, 4),
+        ((2048, 2048, 128, 128), (32, 8), 8, 1),  # enough tiles
+        ((4096, 4096, 128, 128), (8, 8), 1, 1),  # nothing to share
+        ((65_536, 65_536, 128, 128), (32, 2), 1, 1),  # more memory than it is worth
+    ],
+)
+def test_few_tiles_share_heads(shape, heads, batch, shares):
+    knobs = next(ENGINE.configurations(Gradients(shape, heads, batch, **CAUSAL).problem, H100))
+    assert knobs.shares == shares
