@@ -39,6 +39,13 @@ PAIRS = [
 COMBINED = MASKS | {f"{one} and {other}": MASKS[one] | MASKS[other] for one, other in PAIRS}
 
 
+@pytest.fixture(autouse=True)
+def exact():
+    """As JAX's own do on GPUs, where float32 is multiplied as tf32 without that."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def arrays(dtype, key_heads, seed=0):
     random = np.random.default_rng(seed)
     shapes = (B, S, N, H), (B, T, key_heads, H), (B, T, key_heads, H)

@@ -78,7 +78,8 @@ DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stage
 PACKED = 0.9
 ALONE = 1 / 0.8
 COMBINE_BYTES = 10_000_000  # what memory delivers during a launch, of 2.5 us
-BLOCKS = (128, 112, 96, 80, 64, 32)  # that gradients stream: wide multiplies read shared memory less often
+BLOCKS = (128, 112, 96, 80, 64)  # that gradients stream: wide multiplies read shared memory less often
+FLOAT32_BLOCKS = (*BLOCKS, 32)  # whose features are streamed, too
 
 
 def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
@@ -214,9 +215,10 @@ def gradient_candidates(problem: Attention, target: Target) -> Iterator[Attentio
         cluster=2 if problem.key_length > KEY_TILE and target.sm_count > 1 else 1,
         key_swizzle=gradient_swizzle(problem, target),
     )
+    blocks = FLOAT32_BLOCKS if problem.query.dtype == "float32" else BLOCKS
     of_queries = [
         one
-        for block in BLOCKS
+        for block in blocks
         for stages in (2, 1)
         if not query_knobs_reason(
             problem, one := replace(first, key_block=block, value_stages=stages), target.shared_memory
@@ -224,7 +226,7 @@ def gradient_candidates(problem: Attention, target: Target) -> Iterator[Attentio
     ]
     of_keys = [
         one
-        for block in BLOCKS
+        for block in blocks
         if not key_knobs_reason(problem, one := replace(first, query_block=block), target.shared_memory)
     ]
     taken = function_registers(problem)
