@@ -59,10 +59,15 @@ _TENSOR = (
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=4, resident=4), 0.58),
     Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=4, resident=6), 0.42),
 )
-# 16-bit elements that have to be copied one by one wait in registers too.
+# 16-bit elements of unaligned rows wait in registers too, as the words that they lie in.
 _UNALIGNED_TENSOR = (
-    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=3), 0.33),
-    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2, resident=3), 0.2),
+    Shape(SimtKnobs(tile_n=64, thread_m=64, thread_n=32, depth=32, stages=2), 0.5),
+    Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64, depth=32, stages=2), 0.5),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=64, stages=2, resident=3), 0.4),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=3), 0.38),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=16, depth=64, stages=2, resident=2), 0.4),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=64, stages=2, resident=3), 0.3),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=2, resident=4), 0.2),
 )
 
 

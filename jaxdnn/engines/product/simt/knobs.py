@@ -84,6 +84,12 @@ def transposes(unit: Unit, along: bool) -> bool:
     return unit is FMA and not along
 
 
+def together(unit: Unit, matrix: Matrix, along: bool) -> int:
+    """Neighbours that a thread handles together: of unaligned 16-bit rows as many as of aligned ones."""
+    aligned = vector(unit, matrix, along)
+    return COPY_BYTES // matrix.itemsize if unit is TENSOR and aligned == 1 else aligned
+
+
 def vector(unit: Unit, matrix: Matrix, along: bool) -> int:
     """Neighbours that one copy takes, where all rows are so aligned."""
     most = COPY_BYTES // matrix.itemsize
@@ -111,9 +117,9 @@ def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | No
         (product.b[0], not product.b_transposed, knobs.tile_n // accumulators),
     )
     for name, (matrix, along, extent) in zip("ab", sides, strict=True):
-        together = vector(unit, matrix, along)
-        run = (extent if along else knobs.depth) // together
-        if run == 0 or threads % run or (extent * knobs.depth) % (threads * together):
+        neighbours = together(unit, matrix, along)
+        run = (extent if along else knobs.depth) // neighbours
+        if run == 0 or threads % run or (extent * knobs.depth) % (threads * neighbours):
             return f"{threads} threads can't share tiles of {extent} x {knobs.depth} of {name} evenly"
     if knobs.depth % (2 * unit.step):
         return f"depth is {knobs.depth}; expected a multiple of {2 * unit.step}"
