@@ -1,53 +1,100 @@
-"""Which unaligned products XLA serves sooner than copies of their operands are made: `unaligned_reason`.
+"""Who serves products of which rows are not aligned as TMA wants them: `unaligned_reason`.
 
-Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
+Such an operand is copied before the kernel for Hopper multiplies it, which takes a launch; the kernel for any GPU and
+XLA's take operands as they lie. Numbers in brackets are those of the notes on sm90 in
+benchmarks/results/product_kernels.md.
 """
+
+from math import ceil
+from typing import Literal
 
 from jaxdnn.device import Target
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, candidates, moved, seconds
+from jaxdnn.engines.product.simt import heuristic as simt
+from jaxdnn.engines.product.sm90 import heuristic as sm90
+from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved
 from jaxdnn.engines.product.sm90.knobs import packed
-from jaxdnn.engines.product.tma import tma_reason
+from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
-MANY = 2 * 2**20  # bytes of operands to copy and of results that TMA can't store, which are worth a thought
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
-# Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once [18].
+COPY = 3e-6  # and a copy, before which the product can't start
+# Short products are not held by the power limit that the model of sm90's time was fitted under [20].
+SHORT, SHORT_SPEED = 40e-6, 1.3
+# Bytes of copies that stay in the L2 cache until they are read.
+RESIDENT = 25e6
+# Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once; few take less
+# [18, 20].
 STORE = {2: (25e-6, 0.85e12), 4: (8e-6, 1.7e12)}
+FEW_STORE_RATE = 0.1e12
 # XLA's kernels for tensor cores, of such products: flops a second, bytes a second of such results, and the time with an
 # epilogue, but for its traffic, relative to none [14, 18].
 XLA_RATE = 200e12
 XLA_STORE_RATE = 0.8e12
 XLA_EPILOGUE = 1.25
+# Seconds that these take for 128 bytes of K, one after the other, of aligned rows and of others [20].
+XLA_STAGE = {True: 0.15e-6, False: 0.6e-6}
 
 
-def unaligned_reason(product: Product, target: Target) -> str | None:
-    """Why XLA, whose kernels take operands and results as they lie, serves a product sooner than copies of the operands
-    are made and results stored without TMA, or None.
-    """
-    _, copies = packed(product)
+def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
+    """Why others than the engine serve a product that is not aligned in less time, or None."""
     copied = copied_bytes(product)
-    unaligned = [result for result in product.stored if tma_reason(result, "a result")]
-    scattered = sum(size(result, product.batch) for result in unaligned)
-    if copied + scattered < MANY or product.a.itemsize < 2:
+    scattered = sum(size(result, product.batch) for result in unaligned_results(product))
+    if copied + scattered == 0 or product.a.itemsize < 2:
         return None
-    knobs = next(candidates(product, target), None)
-    if knobs is None:
+    times = {"xla": xla_seconds(product, target, scattered), "simt": simt_seconds(product, target)}
+    if engine == "sm90":
+        times["sm90"] = sm90_seconds(product, target, copied)
+    fastest = min(times, key=times.__getitem__)
+    if times[fastest] == times[engine]:
         return None
-    multiplying = seconds(product, knobs, target.sm_count)
-    storing = 0.0
-    for result in unaligned:
-        start, rate = STORE[2 if result.row_stride * result.itemsize % 4 else 4]
-        storing += start + size(result, product.batch) / rate
-    ours = multiplying + LAUNCH * len(copies) + 2 * copied / MEMORY_RATE + storing
-    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
-    xla = max(multiplying, flops / XLA_RATE, moved(product) / MEMORY_RATE) + scattered / XLA_STORE_RATE
-    xla += LAUNCH * (len(product.b) - 1)
-    if not product.is_plain:
-        xla = XLA_EPILOGUE * xla + 2 * sum(size(result, product.batch) for result in product.stored) / MEMORY_RATE
-    if ours < xla + LAUNCH:
-        return None
-    sizes = f"operands, {copied / 2**20:.0f} MiB, and storing unaligned results, {scattered / 2**20:.0f} MiB"
+    if fastest == "simt":
+        return (
+            "the kernel for any GPU, which takes operands as they lie, takes less time than copies and a second kernel"
+        )
+    sizes = f"operands, {copied / 2**20:.1f} MiB, and storing unaligned results, {scattered / 2**20:.1f} MiB"
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
+
+
+def sm90_seconds(product: Product, target: Target, copied: int) -> float:
+    """An estimate of the time with copies."""
+    storing = 0.0
+    for result in unaligned_results(product):
+        start, rate = STORE[2 if result.row_stride * result.itemsize % 4 else 4]
+        stored = size(result, product.batch)
+        storing += min(start, stored / FEW_STORE_RATE) + stored / rate
+    copying = COPY * len(packed(product)[1]) + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE
+    return multiplying(product, target) + copying + storing
+
+
+def simt_seconds(product: Product, target: Target) -> float:
+    """An estimate of the time of the kernel for any GPU."""
+    found = simt.timed(product, target)
+    return max(min(found.values(), default=float("inf")), moved(product) / MEMORY_RATE)
+
+
+def xla_seconds(product: Product, target: Target, scattered: int) -> float:
+    """An estimate of the time of XLA's kernels."""
+    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
+    aligned = all(tma_reason(matrix, "an operand") is None for matrix in (product.a, *product.b))
+    stages = ceil(product.k * product.a.itemsize / DEPTH_BYTES)
+    computing = max(multiplying(product, target), flops / XLA_RATE, stages * XLA_STAGE[aligned])
+    time = max(computing, moved(product) / MEMORY_RATE) + scattered / XLA_STORE_RATE + LAUNCH * (len(product.b) - 1)
+    if product.is_plain:
+        return time
+    stored = sum(size(result, product.batch) for result in product.stored)
+    return XLA_EPILOGUE * time + LAUNCH + 2 * stored / MEMORY_RATE
+
+
+def multiplying(product: Product, target: Target) -> float:
+    """What the kernel for Hopper takes when all is aligned."""
+    knobs = next(sm90.candidates(product, target), None)
+    seconds = float("inf") if knobs is None else sm90.seconds(product, knobs, target.sm_count)
+    return seconds / SHORT_SPEED if seconds < SHORT else seconds
+
+
+def unaligned_results(product: Product) -> list[Matrix]:
+    """Those that TMA can't store."""
+    return [result for result in product.stored if tma_reason(result, "a result")]
 
 
 def copied_bytes(product: Product) -> int:

@@ -33,15 +33,15 @@ __device__ __forceinline__ void simt_epilogue(const Multiply& multiply, unsigned
     multiply.template put<kPitch>(subtile, staged);
     __syncthreads();
 #pragma unroll 1
-    for (int pass = 0; pass < kPasses; pass += kAtOnce) {
+    for (int own = threadIdx.x; own < kElements; own += kAtOnce * kThreads) {
       Coordinate coordinates[kAtOnce];
       bool inside[kAtOnce];
       Accumulator accumulators[kAtOnce][Config::kAccumulators];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int i = (pass + j) * kThreads + threadIdx.x;
+        const int i = own + j * kThreads;
         coordinates[j] = {first.row + Multiply::row(subtile, i / kWidth), first.column + i % kWidth, first.batch};
-        inside[j] = i < kElements && coordinates[j].row < rows && coordinates[j].column < columns;
+        inside[j] = (j == 0 || i < kElements) && coordinates[j].row < rows && coordinates[j].column < columns;
         if (!inside[j]) continue;
 #pragma unroll
         for (int s = 0; s < Config::kAccumulators; ++s) {

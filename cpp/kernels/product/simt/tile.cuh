@@ -57,36 +57,48 @@ struct SimtLayout {
   }
 };
 
-/// Eight neighbours of 16 bits, wherever they begin: as the words that they lie in, until they are used.
+/// Eight neighbours of 16 bits, wherever they begin: as the two aligned chunks of 16 bytes that they lie in, until they
+/// are used. Neighbouring threads share chunks, which the second one finds in the L1 cache.
 template <class T>
 struct UnalignedVector {
-  unsigned words[5];
-  bool odd;  // they begin in the middle of a word
+  unsigned words[8];
+  unsigned first;  // element of the first chunk
 
-  /// The first `count`, in memory that begins and ends with a word.
+  /// The first `count`. Arrays begin with a chunk, and nothing else lies in their last one.
   __device__ __forceinline__ void load(const char* source, int count) {
     const unsigned long long address = reinterpret_cast<unsigned long long>(source);
-    odd = address & 2;
+    first = address / sizeof(T) % 8;
 #pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      words[i] = 0;
-      if (count > 0 && 2 * i < count + odd)
-        ptx::ld_global<4>(words + i, reinterpret_cast<const char*>(address & ~3ull) + 4 * i);
+    for (int chunk = 0; chunk < 2; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[4 * chunk + i] = 0;
+      if (count > 0 && 8 * chunk < static_cast<int>(first) + count) {
+        ptx::ld_global<16>(words + 4 * chunk, reinterpret_cast<const char*>(address / 16 * 16) + 16 * chunk);
+      }
     }
   }
 
-  /// What follows the first `count` in a word that was loaded is not zero.
+  /// What follows the first `count` in the chunks is not zero.
   __device__ __forceinline__ Vector<T, 8> aligned() const {
+    unsigned shifted[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) shifted[i] = words[i];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) shifted[i] = first & 4 ? shifted[i + 2] : shifted[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) shifted[i] = first & 2 ? shifted[i + 1] : shifted[i];
     Vector<T, 8> vector;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) vector.words[i] = __byte_perm(words[i], words[i + 1], odd ? 0x5432 : 0x3210);
+    for (int i = 0; i < 4; ++i) {
+      vector.words[i] = __byte_perm(shifted[i], shifted[i + 1], first & 1 ? 0x5432 : 0x3210);
+    }
     return vector;
   }
 };
 
-/// 16-bit elements whose rows begin anywhere, and which are not converted, pass through registers eight at a time.
+/// 16-bit elements whose rows begin anywhere, or with any word, pass through registers eight at a time.
 template <class T, class Element, int kVector>
-constexpr bool simt_realigns = is_same<T, Element> && sizeof(T) == 2 && kVector == 1;
+constexpr bool simt_realigns = is_same<T, Element> && sizeof(T) == 2 && kVector <= 2;
 template <class T, class Element, int kVector>
 constexpr int simt_together = simt_realigns<T, Element, kVector> ? 8 : kVector;
 

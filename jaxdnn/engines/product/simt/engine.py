@@ -49,7 +49,7 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
         rounds = accumulator == "float32" and (pair != ("float32", "float32") or not problem.exact)
         if rounds and problem.m * problem.n * problem.k * problem.batch >= _MANY:
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
-        if rounds and target.compute_capability == 90 and (reason := unaligned_reason(problem, target)):
+        if rounds and target.compute_capability == 90 and (reason := unaligned_reason(problem, target, "simt")):
             return reason
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
