@@ -149,7 +149,7 @@ def opcodes(cubin, kernel):
 @pytest.mark.parametrize("name", CASES)
 def test_configurations_compile(name):
     product = CASES[name].product()
-    assert ENGINE.reason(product, H100) is None
+    assert ENGINE.problem_reason(product, H100) is None
     offered = list(ENGINE.configurations(product, H100))
     # What differs in numbers alone is the same code.
     found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), swizzle=8) for knobs in offered))

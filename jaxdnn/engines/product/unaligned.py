@@ -5,10 +5,11 @@ XLA's take operands as they lie. Numbers in brackets are those of the notes on s
 benchmarks/results/product_kernels.md.
 """
 
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt import heuristic as simt
 from jaxdnn.engines.product.sm90 import heuristic as sm90
@@ -41,16 +42,14 @@ def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "
     scattered = sum(size(result, product.batch) for result in unaligned_results(product))
     if copied + scattered == 0 or product.a.itemsize < 2:
         return None
-    times = {"xla": xla_seconds(product, target, scattered), "simt": simt_seconds(product, target)}
+    times = {"xla": LAUNCH + xla_seconds(product, target, scattered), "simt": simt_seconds(product, target)}
     if engine == "sm90":
         times["sm90"] = sm90_seconds(product, target, copied)
     fastest = min(times, key=times.__getitem__)
     if times[fastest] == times[engine]:
         return None
     if fastest == "simt":
-        return (
-            "the kernel for any GPU, which takes operands as they lie, takes less time than copies and a second kernel"
-        )
+        return "copies of its operands would take longer than the kernel for any GPU, which takes them as they lie"
     sizes = f"operands, {copied / 2**20:.1f} MiB, and storing unaligned results, {scattered / 2**20:.1f} MiB"
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
 
@@ -67,9 +66,11 @@ def sm90_seconds(product: Product, target: Target, copied: int) -> float:
 
 
 def simt_seconds(product: Product, target: Target) -> float:
-    """An estimate of the time of the kernel for any GPU."""
+    """An estimate of the time of the kernel for any GPU; infinite if it does not serve the product."""
     found = simt.timed(product, target)
-    return max(min(found.values(), default=float("inf")), moved(product) / MEMORY_RATE)
+    if product.m * product.n * product.k * product.batch >= simt.MANY or element_reason(product, found):
+        return inf
+    return max(min(found.values()), moved(product) / MEMORY_RATE)
 
 
 def xla_seconds(product: Product, target: Target, scattered: int) -> float:
@@ -88,7 +89,7 @@ def xla_seconds(product: Product, target: Target, scattered: int) -> float:
 def multiplying(product: Product, target: Target) -> float:
     """What the kernel for Hopper takes when all is aligned."""
     knobs = next(sm90.candidates(product, target), None)
-    seconds = float("inf") if knobs is None else sm90.seconds(product, knobs, target.sm_count)
+    seconds = inf if knobs is None else sm90.seconds(product, knobs, target.sm_count)
     return seconds / SHORT_SPEED if seconds < SHORT else seconds
 
 
