@@ -18,22 +18,24 @@ from jaxdnn.engines.product.sm90.knobs import packed
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
-COPY = 3e-6  # and a copy, before which the product can't start
+COPY = 4e-6  # and a copy, before which the product can't start
 # Short products are not held by the power limit that the model of sm90's time was fitted under [20].
 SHORT, SHORT_SPEED = 40e-6, 1.3
 # Bytes of copies that stay in the L2 cache until they are read.
 RESIDENT = 25e6
 # Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once; few take less
 # [18, 20].
-STORE = {2: (25e-6, 0.85e12), 4: (8e-6, 1.7e12)}
+STORE = {2: (15e-6, 0.5e12), 4: (8e-6, 1.7e12)}
 FEW_STORE_RATE = 0.1e12
-# XLA's kernels for tensor cores, of such products: flops a second, bytes a second of such results, and the time with an
-# epilogue, but for its traffic, relative to none [14, 18].
-XLA_RATE = 200e12
-XLA_STORE_RATE = 0.8e12
+# XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands whose rows are a multiple of so
+# many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none
+# [14, 18, 20].
+XLA_ALIGNED = 8
+XLA_RATE = {True: 400e12, False: 200e12}
+XLA_STORE_RATE = 2e12
 XLA_EPILOGUE = 1.25
 # Seconds that these take for 128 bytes of K, one after the other, of aligned rows and of others [20].
-XLA_STAGE = {True: 0.15e-6, False: 0.6e-6}
+XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
 
 
 def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
@@ -76,21 +78,24 @@ def simt_seconds(product: Product, target: Target) -> float:
 def xla_seconds(product: Product, target: Target, scattered: int) -> float:
     """An estimate of the time of XLA's kernels."""
     flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
-    aligned = all(tma_reason(matrix, "an operand") is None for matrix in (product.a, *product.b))
-    stages = ceil(product.k * product.a.itemsize / DEPTH_BYTES)
-    computing = max(multiplying(product, target), flops / XLA_RATE, stages * XLA_STAGE[aligned])
-    time = max(computing, moved(product) / MEMORY_RATE) + scattered / XLA_STORE_RATE + LAUNCH * (len(product.b) - 1)
+    itemsize, operands = product.a.itemsize, (product.a, *product.b)
+    aligned = all(tma_reason(matrix, "an operand") is None for matrix in operands)
+    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)] * 2 / itemsize
+    stages = ceil(product.k * itemsize / DEPTH_BYTES)
+    computing = max(multiplying(product, target), flops / rate, moved(product) / MEMORY_RATE)
+    storing = scattered / XLA_STORE_RATE
+    waiting = stages * XLA_STAGE[aligned] + storing
     if product.is_plain:
-        return time
+        return max(computing + storing, waiting)
     stored = sum(size(result, product.batch) for result in product.stored)
-    return XLA_EPILOGUE * time + LAUNCH + 2 * stored / MEMORY_RATE
+    return max(XLA_EPILOGUE * (computing + storing), waiting) + LAUNCH + 2 * stored / MEMORY_RATE
 
 
 def multiplying(product: Product, target: Target) -> float:
     """What the kernel for Hopper takes when all is aligned."""
     knobs = next(sm90.candidates(product, target), None)
     seconds = inf if knobs is None else sm90.seconds(product, knobs, target.sm_count)
-    return seconds / SHORT_SPEED if seconds < SHORT else seconds
+    return max(seconds / SHORT_SPEED, moved(product) / MEMORY_RATE) if seconds < SHORT else seconds
 
 
 def unaligned_results(product: Product) -> list[Matrix]:

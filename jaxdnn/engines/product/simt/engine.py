@@ -32,6 +32,16 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
     notes = ("deterministic", "exact float32, int32 and float64 arithmetic")
 
     def reason(self, problem: Product, target: Target) -> str | None:
+        if reason := self.problem_reason(problem, target):
+            return reason
+        if problem.accumulator != "float32" or (problem.exact and problem.a.dtype == problem.b[0].dtype == "float32"):
+            return None
+        if problem.m * problem.n * problem.k * problem.batch >= MANY:
+            return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
+        return unaligned_reason(problem, target, "simt") if target.compute_capability == 90 else None
+
+    def problem_reason(self, problem: Product, target: Target) -> str | None:
+        """Why the kernel can't serve the product, however long it would take, or None."""
         if target.compute_capability < 80:
             return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
         pair, accumulator = (problem.a.dtype, problem.b[0].dtype), problem.accumulator
@@ -42,11 +52,6 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
         }
         if not served.get(accumulator, False):
             return f"it does not multiply {pair[0]} by {pair[1]} into {accumulator}"
-        rounds = accumulator == "float32" and (pair != ("float32", "float32") or not problem.exact)
-        if rounds and problem.m * problem.n * problem.k * problem.batch >= MANY:
-            return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
-        if rounds and target.compute_capability == 90 and (reason := unaligned_reason(problem, target, "simt")):
-            return reason
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
         return element_reason(problem, self.configurations(problem, target))

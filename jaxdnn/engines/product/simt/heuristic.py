@@ -27,7 +27,7 @@ WARPS = 8  # of a multiprocessor that keep it busy
 FEW_WARPS = 0.65  # with fewer, speed falls as this power [2]
 # Seconds that a stage of 16-bit elements takes at least, of aligned rows and of others; and of an element in the
 # epilogue, with functions and without [6].
-STAGE = {False: 0.25e-6, True: 0.6e-6}
+STAGE = {False: 0.25e-6, True: 1.25e-6}
 EPILOGUE = {False: 1e-9, True: 0.5e-9}
 MANY = 2**30  # multiplications from which on cuBLAS makes up for an epilogue of its own [5]
 SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
