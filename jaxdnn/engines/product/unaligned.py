@@ -44,9 +44,10 @@ def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "
     scattered = sum(size(result, product.batch) for result in unaligned_results(product))
     if copied + scattered == 0 or product.a.itemsize < 2:
         return None
-    times = {"xla": LAUNCH + xla_seconds(product, target, scattered), "simt": simt_seconds(product, target)}
+    aligned = multiplying(product, target)
+    times = {"xla": LAUNCH + xla_seconds(product, aligned, scattered), "simt": simt_seconds(product, target)}
     if engine == "sm90":
-        times["sm90"] = sm90_seconds(product, target, copied)
+        times["sm90"] = sm90_seconds(product, aligned, copied)
     fastest = min(times, key=times.__getitem__)
     if times[fastest] == times[engine]:
         return None
@@ -56,15 +57,15 @@ def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
 
 
-def sm90_seconds(product: Product, target: Target, copied: int) -> float:
-    """An estimate of the time with copies."""
+def sm90_seconds(product: Product, aligned: float, copied: int) -> float:
+    """An estimate of the time with copies, of a product that takes so long when all is aligned."""
     storing = 0.0
     for result in unaligned_results(product):
         start, rate = STORE[2 if result.row_stride * result.itemsize % 4 else 4]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
     copying = COPY * len(packed(product)[1]) + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE
-    return multiplying(product, target) + copying + storing
+    return aligned + copying + storing
 
 
 def simt_seconds(product: Product, target: Target) -> float:
@@ -75,16 +76,16 @@ def simt_seconds(product: Product, target: Target) -> float:
     return max(min(found.values()), moved(product) / MEMORY_RATE)
 
 
-def xla_seconds(product: Product, target: Target, scattered: int) -> float:
-    """An estimate of the time of XLA's kernels."""
+def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
+    """An estimate of the time of XLA's kernels, which are no faster than ours when all is aligned."""
     flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
     itemsize, operands = product.a.itemsize, (product.a, *product.b)
-    aligned = all(tma_reason(matrix, "an operand") is None for matrix in operands)
+    whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
     rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)] * 2 / itemsize
     stages = ceil(product.k * itemsize / DEPTH_BYTES)
-    computing = max(multiplying(product, target), flops / rate, moved(product) / MEMORY_RATE)
+    computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
     storing = scattered / XLA_STORE_RATE
-    waiting = stages * XLA_STAGE[aligned] + storing
+    waiting = stages * XLA_STAGE[whole] + storing
     if product.is_plain:
         return max(computing + storing, waiting)
     stored = sum(size(result, product.batch) for result in product.stored)
