@@ -34,7 +34,8 @@ XLA_ALIGNED = 8
 XLA_RATE = {True: 400e12, False: 200e12}
 XLA_STORE_RATE = 2e12
 XLA_EPILOGUE = 1.25
-# Seconds that these take for 128 bytes of K, one after the other, of aligned rows and of others [20].
+# Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20].
+XLA_START = 2e-6
 XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
 
 
@@ -85,7 +86,7 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     stages = ceil(product.k * itemsize / DEPTH_BYTES)
     computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
     storing = scattered / XLA_STORE_RATE
-    waiting = stages * XLA_STAGE[whole] + storing
+    waiting = max(XLA_START, stages * XLA_STAGE[whole]) + storing
     if product.is_plain:
         return max(computing + storing, waiting)
     stored = sum(size(result, product.batch) for result in product.stored)
