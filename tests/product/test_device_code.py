@@ -46,6 +46,19 @@ PRODUCTS = {
         ProductCase(40, 33, 45, "float16", a_transposed=True, b_transposed=True),
         SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2),
     ),
+    # Rows that begin in the middle of a word, and neighbours that cross the ends of M, N and K.
+    "bfloat16 odd": (
+        ProductCase(37, 41, 75, "bfloat16", batch=3, shared="b"),
+        SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=64, stages=2),
+    ),
+    "bfloat16 odd tt": (
+        ProductCase(51, 37, 33, "bfloat16", a_transposed=True, b_transposed=True, batch=2, shared="a"),
+        SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2),
+    ),
+    "float16 odd gated": (
+        ProductCase(33, 45, 67, "float16", epilogue=gated, accumulators=2),
+        SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2),
+    ),
 }
 
 

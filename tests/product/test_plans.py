@@ -214,7 +214,8 @@ def check_multiplication(launch, plan, product):
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_plan_stays_within_its_buffers(name):
     product = PRODUCTS[name]
-    served = [engine for engine in ENGINES.values() if not engine.reason(product, H100)]
+    reasons = {engine: getattr(engine, "problem_reason", engine.reason) for engine in ENGINES.values()}
+    served = [engine for engine, reason in reasons.items() if not reason(product, H100)]
     assert ENGINES["sm90"] in served or "all reductions" in name
     for plan in (one for engine in served for one in plans(engine, product)):
         buffers = sizes(product, plan)

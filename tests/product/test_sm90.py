@@ -149,7 +149,7 @@ def opcodes(cubin, kernel):
 @pytest.mark.parametrize("name", CASES)
 def test_configurations_compile(name):
     product = CASES[name].product()
-    assert ENGINE.reason(product, H100) is None
+    assert ENGINE.problem_reason(product, H100) is None
     offered = list(ENGINE.configurations(product, H100))
     # What differs in numbers alone is the same code.
     found = list(dict.fromkeys(replace(knobs, split_k=min(knobs.split_k, 2), swizzle=8) for knobs in offered))
@@ -235,7 +235,7 @@ def test_sizes_are_not_in_the_code():
         (case(8, 8, 8, batch=2**28).product(), H100, None),
         (case(8, 8, 8, batch=2**30).product(), H100, "more tiles"),
         # Copies take most of the time; the multiplies do; there is little to copy.
-        (case(64, 48_436, 4096).product(), H100, "378 MiB, and storing unaligned results"),
+        (case(64, 48_436, 4096).product(), H100, "378.4 MiB, and storing unaligned results"),
         (case(314, 9739, 3968).product(), H100, None),
         (case(704, 32, 426, batch=32).product(), H100, "would take longer"),
         (case(704, 32, 426, batch=16, shared="b").product(), H100, "would take longer"),

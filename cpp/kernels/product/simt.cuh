@@ -10,8 +10,9 @@
 //                    copies are started a few at a time, between the multiplies. Factors are loaded one step ahead, so
 //                    the one __syncthreads of a stage comes before its last step: after it the next stage's copies are
 //                    there, and this stage is free
-//   epilogue         the accumulators go through shared memory in subtiles of some rows, so that each thread handles
-//                    one element at a time, neighbours in neighbouring columns, and the epilogue's code is there once
+//   epilogue         the accumulators go through shared memory in subtiles of some rows, so that each thread handles a
+//                    few elements at a time, neighbours in neighbouring columns, and the epilogue's code is there a few
+//                    times at most
 //   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles in their place
 //
 // Bytes: A once for each kTileN columns of the result and B once for each kTileM rows, mostly from L2; of a split, 4

@@ -1,53 +1,108 @@
-"""Which unaligned products XLA serves sooner than copies of their operands are made: `unaligned_reason`.
+"""Who serves products of which rows are not aligned as TMA wants them: `unaligned_reason`.
 
-Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
+Such an operand is copied before the kernel for Hopper multiplies it, which takes a launch; the kernel for any GPU and
+XLA's take operands as they lie. Numbers in brackets are those of the notes on sm90 in
+benchmarks/results/product_kernels.md.
 """
 
+from math import ceil, inf
+from typing import Literal
+
 from jaxdnn.device import Target
+from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, candidates, moved, seconds
+from jaxdnn.engines.product.simt import heuristic as simt
+from jaxdnn.engines.product.sm90 import heuristic as sm90
+from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved
 from jaxdnn.engines.product.sm90.knobs import packed
-from jaxdnn.engines.product.tma import tma_reason
+from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
-MANY = 2 * 2**20  # bytes of operands to copy and of results that TMA can't store, which are worth a thought
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
-# Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once [18].
-STORE = {2: (25e-6, 0.85e12), 4: (8e-6, 1.7e12)}
-# XLA's kernels for tensor cores, of such products: flops a second, bytes a second of such results, and the time with an
-# epilogue, but for its traffic, relative to none [14, 18].
-XLA_RATE = 200e12
-XLA_STORE_RATE = 0.8e12
+COPY = 4e-6  # and a copy, before which the product can't start
+# Short products are not held by the power limit that the model of sm90's time was fitted under [20].
+SHORT, SHORT_SPEED = 40e-6, 1.3
+# Bytes of copies that stay in the L2 cache until they are read.
+RESIDENT = 25e6
+# Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once; few take less
+# [18, 20].
+STORE = {2: (15e-6, 0.5e12), 4: (8e-6, 1.7e12)}
+FEW_STORE_RATE = 0.1e12
+# XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands whose rows are a multiple of so
+# many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none
+# [14, 18, 20].
+XLA_ALIGNED = 8
+XLA_RATE = {True: 400e12, False: 200e12}
+XLA_STORE_RATE = 2e12
 XLA_EPILOGUE = 1.25
+# Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20].
+XLA_START = 2e-6
+XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
 
 
-def unaligned_reason(product: Product, target: Target) -> str | None:
-    """Why XLA, whose kernels take operands and results as they lie, serves a product sooner than copies of the operands
-    are made and results stored without TMA, or None.
-    """
-    _, copies = packed(product)
+def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
+    """Why others than the engine serve a product that is not aligned in less time, or None."""
     copied = copied_bytes(product)
-    unaligned = [result for result in product.stored if tma_reason(result, "a result")]
-    scattered = sum(size(result, product.batch) for result in unaligned)
-    if copied + scattered < MANY or product.a.itemsize < 2:
+    scattered = sum(size(result, product.batch) for result in unaligned_results(product))
+    if copied + scattered == 0 or product.a.itemsize < 2:
         return None
-    knobs = next(candidates(product, target), None)
-    if knobs is None:
+    aligned = multiplying(product, target)
+    times = {"xla": LAUNCH + xla_seconds(product, aligned, scattered), "simt": simt_seconds(product, target)}
+    if engine == "sm90":
+        times["sm90"] = sm90_seconds(product, aligned, copied)
+    fastest = min(times, key=times.__getitem__)
+    if times[fastest] == times[engine]:
         return None
-    multiplying = seconds(product, knobs, target.sm_count)
-    storing = 0.0
-    for result in unaligned:
-        start, rate = STORE[2 if result.row_stride * result.itemsize % 4 else 4]
-        storing += start + size(result, product.batch) / rate
-    ours = multiplying + LAUNCH * len(copies) + 2 * copied / MEMORY_RATE + storing
-    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
-    xla = max(multiplying, flops / XLA_RATE, moved(product) / MEMORY_RATE) + scattered / XLA_STORE_RATE
-    xla += LAUNCH * (len(product.b) - 1)
-    if not product.is_plain:
-        xla = XLA_EPILOGUE * xla + 2 * sum(size(result, product.batch) for result in product.stored) / MEMORY_RATE
-    if ours < xla + LAUNCH:
-        return None
-    sizes = f"operands, {copied / 2**20:.0f} MiB, and storing unaligned results, {scattered / 2**20:.0f} MiB"
+    if fastest == "simt":
+        return "copies of its operands would take longer than the kernel for any GPU, which takes them as they lie"
+    sizes = f"operands, {copied / 2**20:.1f} MiB, and storing unaligned results, {scattered / 2**20:.1f} MiB"
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
+
+
+def sm90_seconds(product: Product, aligned: float, copied: int) -> float:
+    """An estimate of the time with copies, of a product that takes so long when all is aligned."""
+    storing = 0.0
+    for result in unaligned_results(product):
+        start, rate = STORE[2 if result.row_stride * result.itemsize % 4 else 4]
+        stored = size(result, product.batch)
+        storing += min(start, stored / FEW_STORE_RATE) + stored / rate
+    copying = COPY * len(packed(product)[1]) + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE
+    return aligned + copying + storing
+
+
+def simt_seconds(product: Product, target: Target) -> float:
+    """An estimate of the time of the kernel for any GPU; infinite if it does not serve the product."""
+    found = simt.timed(product, target)
+    if product.m * product.n * product.k * product.batch >= simt.MANY or element_reason(product, found):
+        return inf
+    return max(min(found.values()), moved(product) / MEMORY_RATE)
+
+
+def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
+    """An estimate of the time of XLA's kernels, which are no faster than ours when all is aligned."""
+    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
+    itemsize, operands = product.a.itemsize, (product.a, *product.b)
+    whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
+    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)] * 2 / itemsize
+    stages = ceil(product.k * itemsize / DEPTH_BYTES)
+    computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
+    storing = scattered / XLA_STORE_RATE
+    waiting = max(XLA_START, stages * XLA_STAGE[whole]) + storing
+    if product.is_plain:
+        return max(computing + storing, waiting)
+    stored = sum(size(result, product.batch) for result in product.stored)
+    return max(XLA_EPILOGUE * (computing + storing), waiting) + LAUNCH + 2 * stored / MEMORY_RATE
+
+
+def multiplying(product: Product, target: Target) -> float:
+    """What the kernel for Hopper takes when all is aligned."""
+    knobs = next(sm90.candidates(product, target), None)
+    seconds = inf if knobs is None else sm90.seconds(product, knobs, target.sm_count)
+    return max(seconds / SHORT_SPEED, moved(product) / MEMORY_RATE) if seconds < SHORT else seconds
+
+
+def unaligned_results(product: Product) -> list[Matrix]:
+    """Those that TMA can't store."""
+    return [result for result in product.stored if tma_reason(result, "a result")]
 
 
 def copied_bytes(product: Product) -> int:

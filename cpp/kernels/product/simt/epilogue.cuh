@@ -1,7 +1,7 @@
 // The epilogue of a tile whose accumulators lie in registers as product/simt/multiply.cuh has them.
 //
-// They go through shared memory in subtiles of some rows, so that each thread handles one element at a time, neighbours
-// in neighbouring columns, and the epilogue's code is there once.
+// They go through shared memory in subtiles of some rows, so that each thread handles a few elements at a time,
+// neighbours in neighbouring columns, and the epilogue's code is there a few times at most.
 #pragma once
 
 #include "core/epilogue_element.cuh"
@@ -22,6 +22,10 @@ __device__ __forceinline__ void simt_epilogue(const Multiply& multiply, unsigned
                                               const Coordinate& first, int rows, int columns) {
   using Accumulator = typename Config::Accumulator;
   constexpr int kPitch = simt_subtile_pitch<Config>;
+  constexpr int kElements = Multiply::kSubtileRows * kWidth, kPasses = (kElements + kThreads - 1) / kThreads;
+  // Those of one thread wait for each other's loads and functions; beside accumulators of other types there are no
+  // registers for several.
+  constexpr int kAtOnce = !Config::kHalf ? 1 : kPasses % 4 == 0 ? 4 : kPasses % 2 == 0 ? 2 : 1;
   Accumulator* const staged = reinterpret_cast<Accumulator*>(shared_memory);
 #pragma unroll 1
   for (int subtile = 0; subtile < Multiply::kSubtiles; ++subtile) {
@@ -29,15 +33,22 @@ __device__ __forceinline__ void simt_epilogue(const Multiply& multiply, unsigned
     multiply.template put<kPitch>(subtile, staged);
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < Multiply::kSubtileRows * kWidth; i += kThreads) {
-      const int row = first.row + Multiply::row(subtile, i / kWidth), column = first.column + i % kWidth;
-      if (row >= rows || column >= columns) continue;
-      Accumulator accumulators[Config::kAccumulators];
+    for (int own = threadIdx.x; own < kElements; own += kAtOnce * kThreads) {
+      Coordinate coordinates[kAtOnce];
+      bool inside[kAtOnce];
+      Accumulator accumulators[kAtOnce][Config::kAccumulators];
 #pragma unroll
-      for (int s = 0; s < Config::kAccumulators; ++s) {
-        accumulators[s] = staged[i / kWidth * kPitch + s * kWidth + i % kWidth];
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = own + j * kThreads;
+        coordinates[j] = {first.row + Multiply::row(subtile, i / kWidth), first.column + i % kWidth, first.batch};
+        inside[j] = (j == 0 || i < kElements) && coordinates[j].row < rows && coordinates[j].column < columns;
+        if (!inside[j]) continue;
+#pragma unroll
+        for (int s = 0; s < Config::kAccumulators; ++s) {
+          accumulators[j][s] = staged[i / kWidth * kPitch + s * kWidth + i % kWidth];
+        }
       }
-      apply_epilogue<Config>(operands, results, {row, column, first.batch}, accumulators);
+      apply_epilogue<Config>(operands, results, coordinates, inside, accumulators);
     }
   }
 }

@@ -57,16 +57,64 @@ struct SimtLayout {
   }
 };
 
+/// Eight neighbours of 16 bits, wherever they begin: as the two aligned chunks of 16 bytes that they lie in, until they
+/// are used. Neighbouring threads share chunks, which the second one finds in the L1 cache.
+template <class T>
+struct UnalignedVector {
+  unsigned words[8];
+  unsigned first;  // element of the first chunk
+
+  /// The first `count`. Arrays begin with a chunk, and nothing else lies in their last one.
+  __device__ __forceinline__ void load(const char* source, int count) {
+    const unsigned long long address = reinterpret_cast<unsigned long long>(source);
+    first = address / sizeof(T) % 8;
+#pragma unroll
+    for (int chunk = 0; chunk < 2; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[4 * chunk + i] = 0;
+      if (count > 0 && 8 * chunk < static_cast<int>(first) + count) {
+        ptx::ld_global<16>(words + 4 * chunk, reinterpret_cast<const char*>(address / 16 * 16) + 16 * chunk);
+      }
+    }
+  }
+
+  /// What follows the first `count` in the chunks is not zero.
+  __device__ __forceinline__ Vector<T, 8> aligned() const {
+    unsigned shifted[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) shifted[i] = words[i];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) shifted[i] = first & 4 ? shifted[i + 2] : shifted[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) shifted[i] = first & 2 ? shifted[i + 1] : shifted[i];
+    Vector<T, 8> vector;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      vector.words[i] = __byte_perm(shifted[i], shifted[i + 1], first & 1 ? 0x5432 : 0x3210);
+    }
+    return vector;
+  }
+};
+
+/// 16-bit elements whose rows begin anywhere, or with any word, pass through registers eight at a time.
+template <class T, class Element, int kVector>
+constexpr bool simt_realigns = is_same<T, Element> && sizeof(T) == 2 && kVector <= 2;
+template <class T, class Element, int kVector>
+constexpr int simt_together = simt_realigns<T, Element, kVector> ? 8 : kVector;
+
 /// One thread's share of the copies of a matrix's tiles. Elements that need no conversion are copied without passing
 /// through registers, if they stay neighbours or are copied one by one; the others wait there while the tile before
 /// them is multiplied.
 ///
-/// Rows past the end of M or N repeat the last one: their accumulators are never stored. Past the end of K there are
-/// zeros.
+/// Rows past the end of M or N repeat the last one, or are anything: their accumulators are never stored. Past the end
+/// of K there are zeros.
 template <class T, class Element, int kExtent, int kAllExtents, int kDepth, int kThreads, bool kAlong, int kVector,
           class Offset>
-struct SimtTile : SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, kVector> {
-  using Layout = SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, kVector>;
+struct SimtTile
+    : SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, simt_together<T, Element, kVector>> {
+  static constexpr bool kRealigns = simt_realigns<T, Element, kVector>;
+  static constexpr int kTogether = simt_together<T, Element, kVector>;
+  using Layout = SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, kTogether>;
   using Layout::kPasses, Layout::kPassRows, Layout::kPassStep, Layout::kTransposes, Layout::offset_of, Layout::run;
   static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
   static constexpr bool kAsync = is_same<T, Element> && kBytes >= 4 && !(kTransposes && kVector > 1);
@@ -75,15 +123,17 @@ struct SimtTile : SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads,
   long long step;  // bytes from one tile to the next
   int first_row;   // in memory's order, of this thread's first copy
   int offset;      // of it in a tile
+  int inside;      // neighbours of a copy that are in the matrix
 
-  Vector<T, kVector> waiting[kAsync ? 1 : kPasses];
+  Select<kRealigns, UnalignedVector<T>, Vector<T, kVector>> waiting[kAsync ? 1 : kPasses];
 
   /// `matrix` is the first element; memory's rows lie `stride` apart. The tile starts at `first` of `extent`, `k` of K.
   __device__ __forceinline__ SimtTile(const T* matrix, long long stride, int first, int extent, int k) {
     first_row = Layout::first_row();
     source = reinterpret_cast<const char*>(matrix + (kAlong ? k * stride + first : first * stride + k));
     step = static_cast<long long>(sizeof(T)) * kDepth * (kAlong ? stride : 1);
-    const int last = extent - first - (kAlong ? kVector : 1);
+    const int last = extent - first - (kAlong && !kRealigns ? kVector : 1);
+    inside = extent - first - run();
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int row = first_row + i * kPassRows;
@@ -109,7 +159,10 @@ struct SimtTile : SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads,
       if (i * parts / kPasses != part) continue;
       const int row = kAlong ? first_row + i * kPassRows : run();
       const char* const from = source + offsets[i];
-      if constexpr (kAsync) {
+      if constexpr (kRealigns) {
+        if constexpr (!kAlong) inside = depth - run();
+        waiting[i].load(from, row < depth ? (inside < kTogether ? inside : kTogether) : 0);
+      } else if constexpr (kAsync) {
         const unsigned to = ptx::cvta_to_shared(tile + offset) + i * kPassStep * static_cast<int>(sizeof(Element));
         const unsigned bytes = row < depth ? kBytes : 0;
         ptx::cp_async<kBytes>(to, from, bytes);
@@ -129,7 +182,14 @@ struct SimtTile : SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads,
 
   /// Puts what waits in registers into the tile.
   __device__ __forceinline__ void finish(Element* tile) const {
-    if constexpr (!kAsync) {
+    if constexpr (kRealigns) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        Vector<T, kTogether> aligned = waiting[i].aligned();
+        if constexpr (!kAlong) aligned.trim(0, inside);
+        *reinterpret_cast<Vector<T, kTogether>*>(tile + offset + i * kPassStep) = aligned;
+      }
+    } else if constexpr (!kAsync) {
       Layout::put(waiting, tile, offset);
     }
   }

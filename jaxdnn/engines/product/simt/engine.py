@@ -11,7 +11,7 @@ from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.simt.heuristic import candidates
+from jaxdnn.engines.product.simt.heuristic import MANY, candidates
 from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
 from jaxdnn.engines.product.split_k import identity_epilogue, split_stage
@@ -21,10 +21,6 @@ from jaxdnn.plan import Plan
 
 LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
 NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
-
-# Multiplications from which on cuBLAS makes up for an epilogue of its own: [5] of the notes on simt in
-# benchmarks/results/product_kernels.md.
-_MANY = 2**30
 
 
 class Simt(ProblemEngine[Product, SimtKnobs]):
@@ -36,6 +32,16 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
     notes = ("deterministic", "exact float32, int32 and float64 arithmetic")
 
     def reason(self, problem: Product, target: Target) -> str | None:
+        if reason := self.problem_reason(problem, target):
+            return reason
+        if problem.accumulator != "float32" or (problem.exact and problem.a.dtype == problem.b[0].dtype == "float32"):
+            return None
+        if problem.m * problem.n * problem.k * problem.batch >= MANY:
+            return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
+        return unaligned_reason(problem, target, "simt") if target.compute_capability == 90 else None
+
+    def problem_reason(self, problem: Product, target: Target) -> str | None:
+        """Why the kernel can't serve the product, however long it would take, or None."""
         if target.compute_capability < 80:
             return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
         pair, accumulator = (problem.a.dtype, problem.b[0].dtype), problem.accumulator
@@ -46,11 +52,6 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
         }
         if not served.get(accumulator, False):
             return f"it does not multiply {pair[0]} by {pair[1]} into {accumulator}"
-        rounds = accumulator == "float32" and (pair != ("float32", "float32") or not problem.exact)
-        if rounds and problem.m * problem.n * problem.k * problem.batch >= _MANY:
-            return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
-        if rounds and target.compute_capability == 90 and (reason := unaligned_reason(problem, target)):
-            return reason
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
         return element_reason(problem, self.configurations(problem, target))

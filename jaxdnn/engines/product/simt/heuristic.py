@@ -9,13 +9,27 @@ from dataclasses import dataclass, replace
 
 from jaxdnn.device import Target
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.simt.knobs import DOUBLE, TENSOR, SimtKnobs, blocks, knobs_reason, unit_of, vector
+from jaxdnn.engines.product.simt.knobs import (
+    DOUBLE,
+    REALIGNED,
+    TENSOR,
+    SimtKnobs,
+    blocks,
+    knobs_reason,
+    unit_of,
+    vector,
+)
 
 # A rate is of the first tile, 4096 x 4096 x 4096 [1].
 RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a second
 TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
 FEW_WARPS = 0.65  # with fewer, speed falls as this power [2]
+# Seconds that a stage of 16-bit elements takes at least, of aligned rows and of others; and of an element in the
+# epilogue, with functions and without [6].
+STAGE = {False: 0.25e-6, True: 1.25e-6}
+EPILOGUE = {False: 1e-9, True: 0.5e-9}
+MANY = 2**30  # multiplications from which on cuBLAS makes up for an epilogue of its own [5]
 SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
 
@@ -59,41 +73,54 @@ _TENSOR = (
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=4, resident=4), 0.58),
     Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=4, resident=6), 0.42),
 )
-# 16-bit elements that have to be copied one by one wait in registers too.
+# 16-bit elements of unaligned rows wait in registers too. More warps load more of them at once, which is what products
+# that are small enough for this kernel wait for [6].
 _UNALIGNED_TENSOR = (
+    Shape(SimtKnobs(tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=1), 0.4),
+    Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=16, depth=64, stages=2, resident=1), 0.4),
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=3), 0.33),
-    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2, resident=3), 0.2),
+    Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=16, depth=64, stages=2), 0.3),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=2, resident=4), 0.2),
 )
 
 
 def shapes(product: Product) -> tuple[Shape, ...]:
     """Tiles for the product's dtypes, layout and alignment."""
-    unit = unit_of(product)
-    sides = ((product.a, product.a_transposed), *((b, not product.b_transposed) for b in product.b))
-    together = min(vector(unit, matrix, along) for matrix, along in sides)
+    unit, aligned = unit_of(product), together(product)
     if unit is DOUBLE:
         # 512 threads have 128 registers each, none of them for an epilogue, a transposed A or many addresses [4].
-        spare = product.is_plain and len(product.b) == 1 and not product.a_transposed and together > 1
+        spare = product.is_plain and len(product.b) == 1 and not product.a_transposed and aligned > 1
         return _DOUBLE if spare else _DOUBLE[1:]
     if unit is TENSOR:
-        # Copies of few elements each have many addresses, for which the largest tile leaves no registers.
-        return _UNALIGNED_TENSOR if together == 1 else _TENSOR if together > 2 else _TENSOR[1:]
+        return _UNALIGNED_TENSOR if aligned <= REALIGNED else _TENSOR
     if product.a.itemsize < 4:
         return _CONVERTED
-    if together == 1:
+    if aligned == 1:
         return _UNALIGNED
     return _A_TRANSPOSED if product.a_transposed else _B_TRANSPOSED if product.b_transposed else _ALIGNED
 
 
+def together(product: Product) -> int:
+    """Neighbours that every copy may take."""
+    sides = ((product.a, product.a_transposed), *((b, not product.b_transposed) for b in product.b))
+    return min(vector(unit_of(product), matrix, along) for matrix, along in sides)
+
+
 def candidates(product: Product, target: Target) -> Iterator[SimtKnobs]:
     """Knobs that work for the product, by the time that is expected of them."""
+    found = timed(product, target)
+    return iter(sorted(found, key=found.__getitem__))
+
+
+def timed(product: Product, target: Target) -> dict[SimtKnobs, float]:
+    """Knobs that work for the product, each with the time that is expected of it."""
     found: dict[SimtKnobs, float] = {}
     for shape in shapes(product):
         for split in splits(product, shape.knobs, target.sm_count * shape.knobs.resident):
             knobs = replace(shape.knobs, split_k=split)
             if knobs_reason(product, knobs, target) is None:
                 found[knobs] = seconds(product, knobs, shape.speed, target.sm_count)
-    return iter(sorted(found, key=found.__getitem__))
+    return found
 
 
 def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
@@ -112,6 +139,10 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     rate = (TENSOR_RATE if unit is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** FEW_WARPS
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
+    if unit is TENSOR:
+        stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
+        time = max(time, stages * STAGE[together(product) <= REALIGNED])
+        time += EPILOGUE[product.is_plain] * each * knobs.tile_m * knobs.tile_n / len(product.b)
     if knobs.split_k > 1:
         accumulators = product.m * product.n * product.batch * len(product.b) * 4
         time += SPLIT_LAUNCH + 2 * accumulators * knobs.split_k / SPLIT_RATE

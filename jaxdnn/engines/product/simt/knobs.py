@@ -9,6 +9,9 @@ from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
 
 COPY_BYTES = 16  # that one instruction may copy
+REALIGNED = (
+    2  # 16-bit elements that rows are aligned to at most, which wait in registers as the chunks that they lie in
+)
 TRANSPOSED = 4  # elements that one thread transposes together: stages of 8 rows are then free of bank conflicts
 HALF = ("bfloat16", "float16")
 
@@ -84,6 +87,12 @@ def transposes(unit: Unit, along: bool) -> bool:
     return unit is FMA and not along
 
 
+def neighbours(unit: Unit, matrix: Matrix, along: bool) -> int:
+    """Neighbours that a thread handles together: of unaligned 16-bit rows as many as of aligned ones."""
+    aligned = vector(unit, matrix, along)
+    return COPY_BYTES // matrix.itemsize if unit is TENSOR and aligned <= REALIGNED else aligned
+
+
 def vector(unit: Unit, matrix: Matrix, along: bool) -> int:
     """Neighbours that one copy takes, where all rows are so aligned."""
     most = COPY_BYTES // matrix.itemsize
@@ -111,7 +120,7 @@ def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | No
         (product.b[0], not product.b_transposed, knobs.tile_n // accumulators),
     )
     for name, (matrix, along, extent) in zip("ab", sides, strict=True):
-        together = vector(unit, matrix, along)
+        together = neighbours(unit, matrix, along)
         run = (extent if along else knobs.depth) // together
         if run == 0 or threads % run or (extent * knobs.depth) % (threads * together):
             return f"{threads} threads can't share tiles of {extent} x {knobs.depth} of {name} evenly"

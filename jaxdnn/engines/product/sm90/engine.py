@@ -38,7 +38,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
     notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
     def reason(self, problem: Product, target: Target) -> str | None:
-        return self.problem_reason(problem, target) or unaligned_reason(problem, target)
+        return self.problem_reason(problem, target) or unaligned_reason(problem, target, "sm90")
 
     def problem_reason(self, problem: Product, target: Target) -> str | None:
         """Why the kernel can't serve the product, however long it would take, or None."""

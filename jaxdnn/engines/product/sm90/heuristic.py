@@ -39,7 +39,8 @@ MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks do
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
-EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum, or to compute something of it
+EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
+FUNCTION = 2  # times as long, to compute something of it [20]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
@@ -283,7 +284,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     turns = ceil(rounds(product, knobs, sm_count))
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
-    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
+    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else FUNCTION)
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
@@ -291,8 +292,10 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
         tile /= CLUSTER_LATENCY
+    # Nothing is multiplied while the last tile's functions are computed.
+    last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
     # Neither of the two hides behind the other entirely, where they are alike.
-    time = ((turns * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
+    time = ((turns * tile + last) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
