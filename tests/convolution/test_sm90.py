@@ -128,6 +128,7 @@ def test_no_launch_has_more_arguments_than_it_may():
         ),
         (only(LARGE["sound"], "filter"), "so few channels in a group"),
         (only(LARGE["down"], "image"), "most places of the image meet no window"),
+        (only(convolution((64, 225, 225, 3), (3, 3, 3, 64), BF16)), "aligned copies of its operands, 19 MiB"),
     ],
 )
 def test_reasons(problem, said):
