@@ -1,0 +1,292 @@
+// output = epilogue(a depthwise convolution), or its gradient in the image with stride 1, on the tensor cores: of a
+// channel and a row of the window, 16 strips are multiplied by the band that the row's taps are.
+//
+//                                          x   0 1 2 3 ... 7         the band of a row of three taps, w0 w1 w2:
+//     sums [strip, x] +=                x' 0   w0                    place x of a strip meets place x' = x + tap of the
+//         image [strip, x'] * band [x', x]   1   w1 w0                 source, from the strip's first one on. Outside of
+//                                            2   w2 w1 w0              the band are zeros
+//                                          ... 
+//
+// A row of the source is multiplied by the bands of all rows of the window, each into the sums of another row of the
+// result. These move on by a row with each step, which costs nothing, since a multiply adds to what another register
+// held: slot 0 begins with zeros, and the last slot has all taps.
+//
+//        source row      0  1  2  3  4 ...             kStride = 1, 3 taps: slot s of step m is row m - s of the result
+//        slot 0          0  1  2  3  4
+//        slot 1             0  1  2  3
+//        slot 2                0  1  2 -> results
+//
+//   grid             slabs of channels x parts of the rows of all strips
+//   a warp           the bands of kSlab / kWarps channels, in registers, and their sums
+//   a step           1. the next step's rows go to one half of the planes, and copies of a later one start
+//                    2. this step's rows, in the other half, are multiplied; what is finished goes to planes
+//                    3. __syncthreads
+//                    4. these planes, transposed, go to memory, 16 bytes a thread. The next step's are others
+//   shared memory    | ring of kStages | planes of the source, twice | planes of the result, twice |
+//
+// Zero times what is no number is none, and would reach all places of a strip. So sums that are no numbers are summed
+// again, tap by tap, from memory: results are infinite, or no number, where they have to be.
+//
+// Bytes: image and result, once each, but for kWarmUp rows that parts share; and lines of the source that neighbouring
+// ranges share. Flops: 128 places of a channel are one multiply of 16 x 8 x 16 for each row of the window and 16 places
+// of its reach. 7 x 7 of 128 x 56 x 56 x 96: 33 us of memory, 16 us of multiplies.
+#pragma once
+
+#include "convolution/depthwise/strips.cuh"
+#include "core/epilogue_element.cuh"
+#include "core/vector.cuh"
+#include "ptx/warp.cuh"
+
+namespace jaxdnn {
+
+/// Config has: T; Result, Operands, Epilogue, Registers of the epilogue; kTapsX, kTapsY, kStrideX, kStrideY, kDilationX;
+/// kAcross and kImages of a step's strips; kWarps, kStages.
+template <class ConfigOf>
+struct DepthwiseFprop {
+  using Config = ConfigOf;
+  using T = typename Config::T;
+  static constexpr int kAcross = Config::kAcross, kImages = Config::kImages, kWarps = Config::kWarps;
+  static constexpr int kStages = Config::kStages, kThreads = 32 * kWarps, kChannels = kSlab / kWarps;  // of a warp
+  static_assert(kAcross * kImages <= kStrips && kChannels % 2 == 0, "strips of a multiply, and pairs of channels");
+
+  static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
+  static constexpr int kDepth = (kReach + 15) / 16;  // multiplies along K
+  static constexpr int kSlots = (Config::kTapsY + Config::kStrideY - 1) / Config::kStrideY, kWarmUp = kSlots - 1;
+  using Rows = StripRows<DepthwiseFprop, T, Config::kStrideY, Config::kStrideX,
+                         (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
+
+  static constexpr int kResultPitch = (kStrips | 1) * kLineBytes, kResultBytes = kSlab * kResultPitch;
+  static constexpr int kPlanesAt = Rows::kRingBytes, kResultsAt = kPlanesAt + 2 * Rows::kPlanesBytes;
+  static constexpr int kSharedBytes = kResultsAt + 2 * kResultBytes;
+
+  StripArray<const T> source;
+  const T* filter = nullptr;  // at the first tap of both dimensions; strides count elements
+  int filter_row = 0, filter_column = 0, filter_channel = 0;
+  StripAxis x, y;
+  int images = 1, channels = 1, slabs = 1;
+  int rows = 1, classes = 1, ranges = 1;
+  int count = 1, part_rows = 1;  // rows of all strips, and of a part
+  OperandAddress operands[Config::Operands::kArray];
+  ResultAddress results[1];
+
+  __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
+};
+
+/// The bands of a warp's channels and the sums of its strips.
+template <class Call>
+struct DepthwiseSums {
+  using Config = typename Call::Config;
+  using T = typename Call::T;
+  using Walk = StripWalk<Call>;
+  using Result = TypeAt<0, typename Config::Results>;
+  static constexpr int kChannels = Call::kChannels, kSlots = Call::kSlots, kDepth = Call::kDepth;
+
+  const Call& call;
+  int first_plane;  // of the warp
+  unsigned bands[kChannels][Config::kTapsY][kDepth][2];
+  float sums[kChannels][kSlots][4] = {};
+  Register operands[kChannels][Config::Operands::kArray];
+
+  __device__ __forceinline__ explicit DepthwiseSums(const Call& call)
+      : call(call), first_plane(threadIdx.x / 32 * kChannels) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int depth = 0; depth < kDepth; ++depth) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // of both pairs of the thread's column
+        const int place = depth * 16 + i / 2 * 8 + lane % 4 * 2 + i % 2 - lane / 4 * Config::kStrideX;
+        const bool in_band = place >= 0 && place % Config::kDilationX == 0 &&
+                             place < Config::kTapsX * Config::kDilationX;
+#pragma unroll
+        for (int channel = 0; channel < kChannels; ++channel) {
+          const bool there = in_band && channel_of(channel) < call.channels;
+#pragma unroll
+          for (int row = 0; row < Config::kTapsY; ++row) {
+            const unsigned bits = there ? tap(channel_of(channel), row, place / Config::kDilationX).bits : 0;
+            unsigned& pair = bands[channel][row][depth][i / 2];
+            pair = i % 2 == 0 ? bits : pair | bits << 16;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int channel = 0; channel < kChannels; ++channel) {
+      if (channel_of(channel) < call.channels) {
+        load_elements<0, typename Config::Operands>(call.operands, {0, channel_of(channel), 0}, operands[channel]);
+      }
+    }
+  }
+
+  /// Multiplies the rows of a step, in `planes`.
+  __device__ __forceinline__ void multiply(unsigned planes) {
+    // Of ldmatrix lanes 0 to 7 have strips 0 to 7, the next ones the others, and then both the places that follow.
+    const int lane = threadIdx.x % 32, strip = lane % kStrips;
+    const int first = Call::Rows::line_of(strip < Call::kAcross * Call::kImages ? strip : 0) + lane / kStrips;
+    const unsigned from = planes + first_plane * Call::Rows::kPitch + first * kLineBytes;
+#pragma unroll
+    for (int channel = 0; channel < kChannels; ++channel) {
+#pragma unroll
+      for (int line = 0; line < Config::kStrideY; ++line) {
+#pragma unroll
+        for (int depth = 0; depth < kDepth; ++depth) {
+          unsigned a[4];
+          const int unit = line * (Call::Rows::kUnits / Config::kStrideY) + 2 * depth;
+          ptx::ldmatrix_x4<false>(a, from + channel * Call::Rows::kPitch + unit * kLineBytes);
+#pragma unroll
+          for (int slot = kSlots - 1; slot >= 0; --slot) {
+            const int row = slot * Config::kStrideY + line;
+            if (row >= Config::kTapsY) continue;
+            float(&own)[4] = sums[channel][slot];
+            if (line == 0 && depth == 0) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) own[i] = slot > 0 ? sums[channel][slot > 0 ? slot - 1 : 0][i] : 0.0f;
+            }
+            mma_m16n8k16<T>(own, a, bands[channel][row][depth]);
+          }
+        }
+      }
+    }
+  }
+
+  /// Leaves the results of the row that the step finishes in `planes`.
+  __device__ __forceinline__ void finish(const Walk& walk, unsigned planes) {
+    sum_again(walk);
+    const int lane = threadIdx.x % 32;
+    const unsigned to = planes + (first_plane + lane / kStrips) * Call::kResultPitch + lane % kStrips * kLineBytes;
+#pragma unroll
+    for (int channel = 0; channel < kChannels; channel += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = results(channel + i / 2, i % 2);
+      ptx::stmatrix_x4<false>(to + channel * Call::kResultPitch, words);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int channel_of(int channel) const {
+    return call.first_channel() + plane_channel(first_plane + channel);
+  }
+
+  __device__ __forceinline__ T tap(int channel, int row, int column) const {
+    return call.filter[row * call.filter_row + column * call.filter_column +
+                       static_cast<long long>(channel) * call.filter_channel];
+  }
+
+  /// The epilogue of two neighbouring places of the thread's first strip, or its second one.
+  __device__ __forceinline__ unsigned results(int channel, int strip) const {
+    float values[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum[1] = {sums[channel][kSlots - 1][strip * 2 + i]};
+      Register result[1];
+      Config::Epilogue::apply(sum, operands[channel], ElementContext{{0, 0, 0}, call.operands}, result);
+      values[i] = static_cast<float>(static_cast<TypeAt<0, typename Config::Registers>>(result[0]));
+    }
+    Vector<Result, 2> pair;
+    pair.pack(values);
+    return pair.words[0];
+  }
+
+  /// Sums those again that are no numbers.
+  __device__ __forceinline__ void sum_again(const Walk& walk) {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < 4 * kChannels; ++i) zero += 0.0f * sums[i / 4][kSlots - 1][i % 4];
+    if (!ptx::vote_sync_any(zero != 0.0f)) return;
+#pragma unroll 1
+    for (int i = 0; i < 4 * kChannels; ++i) {
+      const float again = sum_of(walk, channel_of(i / 4), i % 4);
+#pragma unroll
+      for (int k = 0; k < 4 * kChannels; ++k) {
+        float& sum = sums[k / 4][kSlots - 1][k % 4];
+        if (k == i && !(0.0f * sum == 0.0f)) sum = again;
+      }
+    }
+    ptx::bar_warp_sync();
+  }
+
+  /// The sum of the thread's element `i` of a channel.
+  __device__ __forceinline__ float sum_of(const Walk& walk, int channel, int i) const {
+    const int strip = threadIdx.x % 32 / 4 + i / 2 * 8, image = walk.image(strip);
+    if (strip >= Call::kAcross * Call::kImages || !walk.has(image) || channel >= call.channels) return 0;
+    const int first_row = walk.finished() * Config::kStrideY - call.y.low;
+    const int first_column = (walk.place(strip) + threadIdx.x % 4 * 2 + i % 2) * Config::kStrideX - call.x.low;
+    const T* const source = call.source.data + image * call.source.image + channel;
+    float sum = 0;
+#pragma unroll 1
+    for (int tap_of = 0; tap_of < Config::kTapsY * Config::kTapsX; ++tap_of) {
+      const int row = tap_of / Config::kTapsX, column = tap_of % Config::kTapsX;
+      const int at_row = first_row + row * call.classes, at_column = first_column + column * Config::kDilationX;
+      if (static_cast<unsigned>(at_row) < static_cast<unsigned>(call.y.source) &&
+          static_cast<unsigned>(at_column) < static_cast<unsigned>(call.x.source)) {
+        const T value = source[at_row * call.source.row + static_cast<long long>(at_column) * call.source.column];
+        sum += widen(value) * widen(tap(channel, row, column));
+      }
+    }
+    return sum;
+  }
+};
+
+/// Stores the planes of rows that are finished.
+template <class Call>
+struct DepthwiseStores {
+  using Result = TypeAt<0, typename Call::Config::Results>;
+  static constexpr int kAll = Call::kAcross * Call::kImages, kOwn = (kAll + Call::kWarps - 1) / Call::kWarps;
+
+  const Call& call;
+
+  __device__ __forceinline__ void store(const StripWalk<Call>& walk, unsigned planes) const {
+    const int row = walk.finished(), lane = threadIdx.x % 32, channel = call.first_channel() + lane % 4 * 8;
+    if (row >= call.y.result) return;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int strip = threadIdx.x / 32 + i * Call::kWarps, image = walk.image(strip);
+      if (kAll % Call::kWarps != 0 && strip >= kAll) continue;
+      unsigned words[4];
+      ptx::ldmatrix_x4<true>(words, planes + lane * Call::kResultPitch + strip * kLineBytes);
+      const int column = walk.place(strip) + lane / 4;
+      if (walk.has(image) && column < call.x.result && channel < call.channels) {
+        const long long place = (static_cast<long long>(image) * call.y.result + row) * call.x.result + column;
+        Result* const to = static_cast<Result*>(call.results[0].data) + place * call.results[0].row_stride + channel;
+        ptx::st_global<kLineBytes>(to, words);
+      }
+    }
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& call) {
+  using Call = DepthwiseFprop<Config>;
+  using Rows = typename Call::Rows;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const unsigned shared = ptx::cvta_to_shared(shared_memory);
+  const unsigned planes = shared + Call::kPlanesAt, results = shared + Call::kResultsAt;
+
+  const int first = static_cast<int>(blockIdx.x) / call.slabs * call.part_rows, left = call.count - first;
+  StripWalk<Call> walk(call, first, left < call.part_rows ? left : call.part_rows);
+  Rows rows(call.source, call.x, call.y, walk, shared);
+#pragma unroll 1
+  for (int stage = 0; stage < Call::kStages; ++stage) rows.copy(stage);
+  DepthwiseSums<Call> sums(call);
+
+  int stage = 0, half = 0;
+  const auto bring = [&](int to) {
+    ptx::cp_async_wait_group<Call::kStages - 1>();
+    rows.transpose(stage, planes + to * Rows::kPlanesBytes);
+    rows.copy(stage);
+    stage = stage + 1 == Call::kStages ? 0 : stage + 1;
+  };
+  bring(0);
+  __syncthreads();
+#pragma unroll 1
+  for (; walk.on(); walk.advance()) {
+    bring(half ^ 1);
+    sums.multiply(planes + half * Rows::kPlanesBytes);
+    if (walk.finishes()) sums.finish(walk, results + half * Call::kResultBytes);
+    __syncthreads();
+    if (walk.finishes()) DepthwiseStores<Call>{call}.store(walk, results + half * Call::kResultBytes);
+    half ^= 1;
+  }
+}
+
+}  // namespace jaxdnn

@@ -1,0 +1,42 @@
+"""Depthwise convolutions on the tensor cores of a Hopper GPU (cpp/kernels/convolution/depthwise/)."""
+
+from collections.abc import Iterator
+
+from jaxdnn.device import Target
+from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.convolution.depthwise.heuristic import candidates
+from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips, knobs_reason, strips_reason
+from jaxdnn.engines.convolution.depthwise.unit import fprop
+from jaxdnn.engines.convolution.matrices import product_of_groups
+from jaxdnn.engines.convolution.problem import Convolution
+from jaxdnn.engines.product.element_epilogue import element_epilogue
+from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.plan import Plan
+
+
+class ConvolutionDepthwise(ProblemEngine[Convolution, DepthwiseKnobs]):
+    """Depthwise convolutions by multiplies with the bands that a window's rows are."""
+
+    name = "depthwise"
+    platform = "cuda"
+    problem = Convolution
+    notes = ("tensor cores", "deterministic")
+
+    def reason(self, problem: Convolution, target: Target) -> str | None:
+        if target.compute_capability != 90:
+            return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
+        if reason := strips_reason(problem):
+            return reason
+        if next(self.configurations(problem, target), None) is None:
+            return "its window has more taps than a thread's registers hold bands of"
+        return element_reason(product_of_groups(problem), [DepthwiseKnobs()])
+
+    def configurations(self, problem: Convolution, target: Target) -> Iterator[DepthwiseKnobs]:
+        return candidates(Strips(problem), target)
+
+    def build(self, config: DepthwiseKnobs, problem: Convolution, target: Target) -> Plan:
+        form = Strips(problem)
+        if reason := strips_reason(problem) or knobs_reason(form, config, target):
+            raise ValueError(f"{self.name}: {config} does not fit: {reason}")
+        epilogue, _ = element_epilogue(product_of_groups(problem), 0)
+        return fprop(form, config, epilogue).plan("sm_90a")

@@ -1,0 +1,208 @@
+"""Which convolutions the kernel can have, as strips of places, and with which knobs.
+
+The kernel is cpp/kernels/convolution/depthwise/.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from jaxdnn.device import Target
+from jaxdnn.engines.base import check_least
+from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
+from jaxdnn.engines.product.problem import Matrix
+
+# What convolution/depthwise/strips.cuh has too.
+SLAB = 32  # channels of a block
+STRIPS = 16  # of a step
+STRIP = 8  # places of a strip
+LINE_BYTES = 16  # of a plane of shared memory
+_MULTIPLY = 16  # places of the source that one reads
+_WARPS = (4, 8, 16)  # of a block
+_DIMENSIONS = 2
+_VECTOR = 8  # channels that are copied at once
+_LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
+_REGISTERS = 65_536
+_MOST_OF_THREAD = 255
+_OTHER_REGISTERS = 36  # besides sums and bands
+_STEP = 8  # that registers are given out in
+
+
+@dataclass(frozen=True)
+class DepthwiseKnobs:
+    """How a depthwise convolution is cut; cpp/kernels/convolution/depthwise/strips.cuh draws it.
+
+    Attributes:
+      across, images: strips of a line that a step has, and images of which it has them.
+      warps: of a block; each has as many channels.
+      stages: steps whose rows are in flight.
+      parts: into how many the rows of all strips are cut, each of which is a block's.
+      resident: blocks of a multiprocessor that a thread's registers leave room for.
+    """
+
+    across: int = 7
+    images: int = 2
+    warps: int = 16
+    stages: int = 8
+    parts: int = 1
+    resident: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "across", "images", "parts", "resident")
+        check_least(self, 2, "stages")
+        if self.warps not in _WARPS:
+            raise ValueError(f"DepthwiseKnobs: warps is {self.warps}; expected one of {_WARPS}")
+        if self.across * self.images > STRIPS:
+            raise ValueError(
+                f"DepthwiseKnobs: {self.across} strips of {self.images} images are more than the {STRIPS} of a step"
+            )
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def channels(self) -> int:
+        """Of a warp."""
+        return SLAB // self.warps
+
+
+@dataclass(frozen=True)
+class Strips:
+    """A convolution whose windows slide over a source, in two dimensions."""
+
+    problem: Convolution
+
+    @cached_property
+    def windows(self) -> tuple[Window, Window]:
+        """Of rows, and of the places of a row."""
+        windows = self.problem.windows
+        if self.problem.result == "image":
+            windows = tuple(window.transposed for window in windows)
+        y, x = (Window(1, 1, 1), *windows)[-_DIMENSIONS:]
+        return y, x
+
+    @property
+    def source(self) -> Tensor:
+        """The array that windows slide over."""
+        return self.problem.b if self.problem.result == "image" else self.problem.a
+
+    @property
+    def filter(self) -> Tensor:
+        return self.problem.a if self.problem.result == "image" else self.problem.b
+
+    @property
+    def slabs(self) -> int:
+        return ceil(self.problem.groups / SLAB)
+
+    @property
+    def depth(self) -> int:
+        """Multiplies along the places of the source that a strip meets."""
+        x = self.windows[1]
+        return ceil(((STRIP - 1) * x.stride + (x.filter - 1) * x.dilation + 1) / _MULTIPLY)
+
+    @property
+    def slots(self) -> int:
+        """Rows of the result that a row of the source belongs to."""
+        y = self.windows[0]
+        return ceil(y.filter / y.stride)
+
+    @property
+    def classes(self) -> int:
+        """Of rows, which share none of the source's."""
+        y = self.windows[0]
+        return y.dilation if y.filter > 1 else 1
+
+    @property
+    def rows(self) -> int:
+        """Of a class."""
+        return ceil(self.windows[0].output / self.classes)
+
+    def ranges(self, knobs: DepthwiseKnobs) -> int:
+        """Of strips, of a line."""
+        return ceil(self.windows[1].output / (STRIP * knobs.across))
+
+    def count(self, knobs: DepthwiseKnobs) -> int:
+        """Rows of all strips."""
+        return ceil(self.problem.n / knobs.images) * self.classes * self.ranges(knobs) * self.rows
+
+    def blocks(self, knobs: DepthwiseKnobs) -> int:
+        """Lines of 8 places of an image that a step copies, of one row."""
+        return (knobs.across - 1) * self.windows[1].stride + 2 * self.depth
+
+    def units(self, knobs: DepthwiseKnobs) -> int:
+        """Of a step, each of which is a warp's copy."""
+        return self.windows[0].stride * knobs.images * self.blocks(knobs)
+
+    def registers(self, knobs: DepthwiseKnobs) -> int:
+        """Of a thread, about."""
+        own = knobs.channels * (4 * self.slots + 2 * self.depth * self.windows[0].filter)
+        copied = 4 * ceil(self.units(knobs) / knobs.warps)
+        return ceil((own + copied + _OTHER_REGISTERS) / _STEP) * _STEP
+
+    def shared_memory(self, knobs: DepthwiseKnobs) -> int:
+        """Bytes, as the kernel's own `kSharedBytes` says."""
+        units = self.units(knobs)
+        ring = knobs.stages * ceil(units / knobs.warps) * knobs.threads * LINE_BYTES
+        return ring + 2 * SLAB * ((units | 1) + (STRIPS | 1)) * LINE_BYTES
+
+
+def strips_reason(problem: Convolution) -> str | None:
+    """Why the kernel can't have the convolution, or None."""
+    if problem.c * problem.k > 1:
+        return f"its groups have {problem.c} x {problem.k} channels, and it is for depthwise convolutions"
+    if problem.result == "filter":
+        return "it computes outputs, and gradients of images"
+    if len(problem.windows) not in (1, _DIMENSIONS):
+        return f"it has 1 or {_DIMENSIONS} spatial dimensions, and the convolution {len(problem.windows)}"
+    if problem.batch > 1:
+        return "each of several convolutions has a filter of its own, and a walk goes through images of one"
+    form = Strips(problem)
+    if any(window.base_dilation > 1 for window in form.windows):
+        return "what its windows slide over is dilated, and most of a band's rows would meet zeros"
+    lengths = [length for window in form.windows for length in (window.image, window.filter, window.output)]
+    if not min(problem.n, problem.groups, *lengths):
+        return "an axis has no elements"
+    if max(problem.rows, problem.n * form.windows[0].image * form.windows[1].image) >= _LARGEST:
+        return "there are more places than its 32-bit index counts"
+    return _array_reason(problem.a.dtype, problem.b.dtype, form.source) or _epilogue_reason(problem)
+
+
+def _array_reason(a: str, b: str, source: Tensor) -> str | None:
+    if a != b or a not in ("bfloat16", "float16"):
+        return f"it multiplies 16-bit floats of one type, and these are {a} and {b}"
+    strides = (source.n_stride, *source.spatial_strides, source.buffer.offset // 2)
+    if source.group_stride != 1 or any(stride % _VECTOR for stride in strides):
+        return f"channels are no vectors of {_VECTOR} that are aligned"
+    return None
+
+
+def _epilogue_reason(problem: Convolution) -> str | None:
+    if len(problem.results) > 1 or not _stored(problem.results[0]):
+        return "its epilogue has one result, of 16-bit floats whose places are aligned"
+    if any(one.broadcast not in ("scalar", "row") or one.gathered for one in problem.operands):
+        return "its epilogue reads what varies with the channel alone"
+    if problem.program.indexed:
+        return "its epilogue is not told which element it computes"
+    return None
+
+
+def _stored(result: object) -> bool:
+    return (
+        isinstance(result, Matrix)
+        and result.dtype in ("bfloat16", "float16")
+        and not result.row_stride % _VECTOR
+        and not result.buffer.offset % LINE_BYTES
+    )
+
+
+def knobs_reason(form: Strips, knobs: DepthwiseKnobs, target: Target) -> str | None:
+    """Why the knobs don't fit the convolution, or None."""
+    if knobs.parts > (count := form.count(knobs)):
+        return f"parts is {knobs.parts}, and there are {count} rows of strips"
+    most = min(_MOST_OF_THREAD, _REGISTERS // (knobs.threads * knobs.resident))
+    if (needed := form.registers(knobs)) > most:
+        return f"a thread needs about {needed} registers for {knobs.channels} channels, and has {most}"
+    if (needed := form.shared_memory(knobs)) > target.shared_memory:
+        return f"it would use {needed} bytes of shared memory, and a block has {target.shared_memory}"
+    return None
