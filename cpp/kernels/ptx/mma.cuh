@@ -73,8 +73,8 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&words)[4], unsigned addre
 template <bool kTransposed>
 __device__ __forceinline__ void stmatrix_x4(unsigned address, const unsigned (&words)[4]) {
   if constexpr (kTransposed) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
   } else {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),

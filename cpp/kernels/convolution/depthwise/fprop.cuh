@@ -3,9 +3,10 @@
 //
 //                                          x   0 1 2 3 ... 7         the band of a row of three taps, w0 w1 w2:
 //     sums [strip, x] +=                x' 0   w0                    place x of a strip meets place x' = x + tap of the
-//         image [strip, x'] * band [x', x]   1   w1 w0                 source, from the strip's first one on. Outside of
+//         image [strip, x'] * band [x', x]   1   w1 w0                 source, from the strip's first one on. Outside
+//         of
 //                                            2   w2 w1 w0              the band are zeros
-//                                          ... 
+//                                          ...
 //
 // A row of the source is multiplied by the bands of all rows of the window, each into the sums of another row of the
 // result. These move on by a row with each step, which costs nothing, since a multiply adds to what another register
@@ -39,8 +40,8 @@
 
 namespace jaxdnn {
 
-/// Config has: T; Result, Operands, Epilogue, Registers of the epilogue; kTapsX, kTapsY, kStrideX, kStrideY, kDilationX;
-/// kAcross and kImages of a step's strips; kWarps, kStages.
+/// Config has: T; Result, Operands, Epilogue, Registers of the epilogue; kTapsX, kTapsY, kStrideX, kStrideY,
+/// kDilationX; kAcross and kImages of a step's strips; kWarps, kStages.
 template <class ConfigOf>
 struct DepthwiseFprop {
   using Config = ConfigOf;
@@ -52,8 +53,8 @@ struct DepthwiseFprop {
   static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
   static constexpr int kDepth = (kReach + 15) / 16;  // multiplies along K
   static constexpr int kSlots = (Config::kTapsY + Config::kStrideY - 1) / Config::kStrideY, kWarmUp = kSlots - 1;
-  using Rows = StripRows<DepthwiseFprop, T, Config::kStrideY, Config::kStrideX,
-                         (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
+  using Rows =
+      StripRows<DepthwiseFprop, T, Config::kStrideY, Config::kStrideX, (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
 
   static constexpr int kResultPitch = (kStrips | 1) * kLineBytes, kResultBytes = kSlab * kResultPitch;
   static constexpr int kPlanesAt = Rows::kRingBytes, kResultsAt = kPlanesAt + 2 * Rows::kPlanesBytes;
@@ -68,6 +69,7 @@ struct DepthwiseFprop {
   int count = 1, part_rows = 1;  // rows of all strips, and of a part
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[1];
+  int result_step = 0;  // elements from one row of a class to the next
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
 };
@@ -81,22 +83,29 @@ struct DepthwiseSums {
   using Result = TypeAt<0, typename Config::Results>;
   static constexpr int kChannels = Call::kChannels, kSlots = Call::kSlots, kDepth = Call::kDepth;
 
+  using Finished = float[kChannels][4];
+
   const Call& call;
-  int first_plane;  // of the warp
+  unsigned from, to;  // the planes of the source, and of the result, where the thread's own part begins
   unsigned bands[kChannels][Config::kTapsY][kDepth][2];
-  float sums[kChannels][kSlots][4] = {};
+  float sums[kChannels][kSlots > 1 ? kSlots - 1 : 1][4] = {};
   Register operands[kChannels][Config::Operands::kArray];
 
-  __device__ __forceinline__ explicit DepthwiseSums(const Call& call)
-      : call(call), first_plane(threadIdx.x / 32 * kChannels) {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ DepthwiseSums(const Call& call, unsigned planes, unsigned results) : call(call) {
+    // Of ldmatrix lanes 0 to 7 have strips 0 to 7, the next ones the others, and then both the places that follow.
+    const int lane = threadIdx.x % 32, strip = lane % kStrips, idle = strip >= Call::kAcross * Call::kImages;
+    from = planes + first_plane() * Call::Rows::kPitch +
+           (Call::Rows::line_of(idle ? 0 : strip) + lane / kStrips) * kLineBytes;
+    to = results + (first_plane() + lane / kStrips) * Call::kResultPitch + strip * kLineBytes;
+    keep_address(from);
+    keep_address(to);
 #pragma unroll
     for (int depth = 0; depth < kDepth; ++depth) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // of both pairs of the thread's column
         const int place = depth * 16 + i / 2 * 8 + lane % 4 * 2 + i % 2 - lane / 4 * Config::kStrideX;
-        const bool in_band = place >= 0 && place % Config::kDilationX == 0 &&
-                             place < Config::kTapsX * Config::kDilationX;
+        const bool in_band =
+            place >= 0 && place % Config::kDilationX == 0 && place < Config::kTapsX * Config::kDilationX;
 #pragma unroll
         for (int channel = 0; channel < kChannels; ++channel) {
           const bool there = in_band && channel_of(channel) < call.channels;
@@ -117,12 +126,8 @@ struct DepthwiseSums {
     }
   }
 
-  /// Multiplies the rows of a step, in `planes`.
-  __device__ __forceinline__ void multiply(unsigned planes) {
-    // Of ldmatrix lanes 0 to 7 have strips 0 to 7, the next ones the others, and then both the places that follow.
-    const int lane = threadIdx.x % 32, strip = lane % kStrips;
-    const int first = Call::Rows::line_of(strip < Call::kAcross * Call::kImages ? strip : 0) + lane / kStrips;
-    const unsigned from = planes + first_plane * Call::Rows::kPitch + first * kLineBytes;
+  /// Multiplies the rows of a step, in one half of the planes.
+  __device__ __forceinline__ void multiply(int half, Finished& finished) {
 #pragma unroll
     for (int channel = 0; channel < kChannels; ++channel) {
 #pragma unroll
@@ -131,12 +136,13 @@ struct DepthwiseSums {
         for (int depth = 0; depth < kDepth; ++depth) {
           unsigned a[4];
           const int unit = line * (Call::Rows::kUnits / Config::kStrideY) + 2 * depth;
-          ptx::ldmatrix_x4<false>(a, from + channel * Call::Rows::kPitch + unit * kLineBytes);
+          ptx::ldmatrix_x4<false>(
+              a, from + half * Call::Rows::kPlanesBytes + channel * Call::Rows::kPitch + unit * kLineBytes);
 #pragma unroll
           for (int slot = kSlots - 1; slot >= 0; --slot) {
             const int row = slot * Config::kStrideY + line;
             if (row >= Config::kTapsY) continue;
-            float(&own)[4] = sums[channel][slot];
+            float (&own)[4] = slot == Call::kWarmUp ? finished[channel] : sums[channel][slot];
             if (line == 0 && depth == 0) {
 #pragma unroll
               for (int i = 0; i < 4; ++i) own[i] = slot > 0 ? sums[channel][slot > 0 ? slot - 1 : 0][i] : 0.0f;
@@ -148,23 +154,22 @@ struct DepthwiseSums {
     }
   }
 
-  /// Leaves the results of the row that the step finishes in `planes`.
-  __device__ __forceinline__ void finish(const Walk& walk, unsigned planes) {
-    sum_again(walk);
-    const int lane = threadIdx.x % 32;
-    const unsigned to = planes + (first_plane + lane / kStrips) * Call::kResultPitch + lane % kStrips * kLineBytes;
+  /// Leaves the results of the row that the step finishes in one half of their planes.
+  __device__ __forceinline__ void finish(const Walk& walk, int half, Finished& finished) const {
+    sum_again(walk, finished);
 #pragma unroll
     for (int channel = 0; channel < kChannels; channel += 2) {
       unsigned words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = results(channel + i / 2, i % 2);
-      ptx::stmatrix_x4<false>(to + channel * Call::kResultPitch, words);
+      for (int i = 0; i < 4; ++i) words[i] = results(channel + i / 2, finished[channel + i / 2] + i % 2 * 2);
+      ptx::stmatrix_x4<false>(to + half * Call::kResultBytes + channel * Call::kResultPitch, words);
     }
   }
 
  private:
+  static __device__ __forceinline__ int first_plane() { return threadIdx.x / 32 * kChannels; }  // of the warp
   __device__ __forceinline__ int channel_of(int channel) const {
-    return call.first_channel() + plane_channel(first_plane + channel);
+    return call.first_channel() + plane_channel(first_plane() + channel);
   }
 
   __device__ __forceinline__ T tap(int channel, int row, int column) const {
@@ -172,12 +177,12 @@ struct DepthwiseSums {
                        static_cast<long long>(channel) * call.filter_channel];
   }
 
-  /// The epilogue of two neighbouring places of the thread's first strip, or its second one.
-  __device__ __forceinline__ unsigned results(int channel, int strip) const {
+  /// The epilogue of two neighbouring places.
+  __device__ __forceinline__ unsigned results(int channel, const float* finished) const {
     float values[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float sum[1] = {sums[channel][kSlots - 1][strip * 2 + i]};
+      const float sum[1] = {finished[i]};
       Register result[1];
       Config::Epilogue::apply(sum, operands[channel], ElementContext{{0, 0, 0}, call.operands}, result);
       values[i] = static_cast<float>(static_cast<TypeAt<0, typename Config::Registers>>(result[0]));
@@ -188,17 +193,19 @@ struct DepthwiseSums {
   }
 
   /// Sums those again that are no numbers.
-  __device__ __forceinline__ void sum_again(const Walk& walk) {
-    float zero = 0;
+  __device__ __forceinline__ void sum_again(const Walk& walk, Finished& finished) const {
+    float zeros[kChannels] = {}, zero = 0;
 #pragma unroll
-    for (int i = 0; i < 4 * kChannels; ++i) zero += 0.0f * sums[i / 4][kSlots - 1][i % 4];
+    for (int i = 0; i < 4 * kChannels; ++i) zeros[i / 4] += 0.0f * finished[i / 4][i % 4];
+#pragma unroll
+    for (int channel = 0; channel < kChannels; ++channel) zero += zeros[channel];
     if (!ptx::vote_sync_any(zero != 0.0f)) return;
 #pragma unroll 1
     for (int i = 0; i < 4 * kChannels; ++i) {
       const float again = sum_of(walk, channel_of(i / 4), i % 4);
 #pragma unroll
       for (int k = 0; k < 4 * kChannels; ++k) {
-        float& sum = sums[k / 4][kSlots - 1][k % 4];
+        float& sum = finished[k / 4][k % 4];
         if (k == i && !(0.0f * sum == 0.0f)) sum = again;
       }
     }
@@ -230,26 +237,44 @@ struct DepthwiseSums {
 /// Stores the planes of rows that are finished.
 template <class Call>
 struct DepthwiseStores {
+  using Walk = StripWalk<Call>;
   using Result = TypeAt<0, typename Call::Config::Results>;
   static constexpr int kAll = Call::kAcross * Call::kImages, kOwn = (kAll + Call::kWarps - 1) / Call::kWarps;
 
   const Call& call;
+  unsigned planes;  // where the thread's own part begins
+  Result* to[kOwn];
+  bool inside[kOwn];
 
-  __device__ __forceinline__ void store(const StripWalk<Call>& walk, unsigned planes) const {
-    const int row = walk.finished(), lane = threadIdx.x % 32, channel = call.first_channel() + lane % 4 * 8;
-    if (row >= call.y.result) return;
+  __device__ __forceinline__ DepthwiseStores(const Call& call, const Walk& walk, unsigned results) : call(call) {
+    planes = results + threadIdx.x % 32 * Call::kResultPitch + threadIdx.x / 32 * kLineBytes;
+    keep_address(planes);
+    start(walk);
+  }
+
+  /// Before the first step of other strips.
+  __device__ __forceinline__ void start(const Walk& walk) {
+    const int lane = threadIdx.x % 32, channel = call.first_channel() + lane % 4 * 8;
+    const int row = walk.row * call.classes + walk.row_class;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const int strip = threadIdx.x / 32 + i * Call::kWarps, image = walk.image(strip);
-      if (kAll % Call::kWarps != 0 && strip >= kAll) continue;
+      const int strip = threadIdx.x / 32 + i * Call::kWarps;
+      const int image = walk.image(strip), column = walk.place(strip) + lane / 4;
+      inside[i] = strip < kAll && walk.has(image) && column < call.x.result && channel < call.channels;
+      const long long place = (static_cast<long long>(image) * call.y.result + row) * call.x.result + column;
+      to[i] = static_cast<Result*>(call.results[0].data) + place * call.results[0].row_stride + channel;
+    }
+  }
+
+  /// A row, from one half of the planes.
+  __device__ __forceinline__ void store(const Walk& walk, int half) {
+    const bool there = walk.finished() < call.y.result;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
       unsigned words[4];
-      ptx::ldmatrix_x4<true>(words, planes + lane * Call::kResultPitch + strip * kLineBytes);
-      const int column = walk.place(strip) + lane / 4;
-      if (walk.has(image) && column < call.x.result && channel < call.channels) {
-        const long long place = (static_cast<long long>(image) * call.y.result + row) * call.x.result + column;
-        Result* const to = static_cast<Result*>(call.results[0].data) + place * call.results[0].row_stride + channel;
-        ptx::st_global<kLineBytes>(to, words);
-      }
+      ptx::ldmatrix_x4<true>(words, planes + half * Call::kResultBytes + i * Call::kWarps * kLineBytes);
+      if (there && inside[i]) ptx::st_global<kLineBytes>(to[i], words);
+      to[i] += call.result_step;
     }
   }
 };
@@ -257,34 +282,37 @@ struct DepthwiseStores {
 template <class Config>
 __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& call) {
   using Call = DepthwiseFprop<Config>;
-  using Rows = typename Call::Rows;
+  using Sums = DepthwiseSums<Call>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const unsigned shared = ptx::cvta_to_shared(shared_memory);
   const unsigned planes = shared + Call::kPlanesAt, results = shared + Call::kResultsAt;
 
   const int first = static_cast<int>(blockIdx.x) / call.slabs * call.part_rows, left = call.count - first;
   StripWalk<Call> walk(call, first, left < call.part_rows ? left : call.part_rows);
-  Rows rows(call.source, call.x, call.y, walk, shared);
+  typename Call::Rows rows(call.source, call.x, call.y, walk, shared, planes);
 #pragma unroll 1
   for (int stage = 0; stage < Call::kStages; ++stage) rows.copy(stage);
-  DepthwiseSums<Call> sums(call);
+  Sums sums(call, planes, results);
+  DepthwiseStores<Call> stores(call, walk, results);
 
   int stage = 0, half = 0;
   const auto bring = [&](int to) {
     ptx::cp_async_wait_group<Call::kStages - 1>();
-    rows.transpose(stage, planes + to * Rows::kPlanesBytes);
+    rows.transpose(stage, to);
     rows.copy(stage);
     stage = stage + 1 == Call::kStages ? 0 : stage + 1;
   };
   bring(0);
   __syncthreads();
 #pragma unroll 1
-  for (; walk.on(); walk.advance()) {
+  while (walk.on()) {
+    typename Sums::Finished finished;
     bring(half ^ 1);
-    sums.multiply(planes + half * Rows::kPlanesBytes);
-    if (walk.finishes()) sums.finish(walk, results + half * Call::kResultBytes);
+    sums.multiply(half, finished);
+    if (walk.finishes()) sums.finish(walk, half, finished);
     __syncthreads();
-    if (walk.finishes()) DepthwiseStores<Call>{call}.store(walk, results + half * Call::kResultBytes);
+    if (walk.finishes()) stores.store(walk, half);
+    if (walk.advance()) stores.start(walk);
     half ^= 1;
   }
 }

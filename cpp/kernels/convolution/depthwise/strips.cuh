@@ -6,8 +6,9 @@
 //
 //   kAcross strips of a line, of each of kImages images; what is left of 16 is idle
 //
-//     image 0   | strip 0 | strip 1 | ... | strip kAcross - 1 |        a step goes one row down, and a strip with it; the
-//     image 1   | strip kAcross | ...                         |        walk takes strips at the image's end to the next
+//     image 0   | strip 0 | strip 1 | ... | strip kAcross - 1 |        a step goes one row down, and a strip with it;
+//     the image 1   | strip kAcross | ...                         |        walk takes strips at the image's end to the
+//     next
 //
 // Rows of the result whose windows share no row of the source are classes, as if they were images.
 //
@@ -42,9 +43,13 @@ struct StripAxis {
 template <class T>
 struct StripArray {
   T* data = nullptr;
-  long long image = 0, row = 0;
-  int column = 0;
+  long long image = 0;
+  int row = 0, column = 0;
+  int step = 0;  // from a step's rows to the next one's
 };
+
+/// Keeps the compiler from computing an address again each time, where a register is cheaper.
+__device__ __forceinline__ void keep_address(unsigned& address) { asm volatile("" : "+r"(address)); }
 
 /// What all threads of a block know of its walk: the strips, and the row of them that the next step is.
 /// Call has: x and y; images; rows of a class, classes, and ranges of kAcross strips that a line has.
@@ -111,21 +116,22 @@ struct StripRows {
 
   const StripArray<const T>& array;
   const StripAxis &x, &y;
-  StripWalk<Call> walk;  // ahead of the others
-  unsigned ring;         // the thread's own place of the first stage
-  int first_row;         // of the source, of the next step
+  StripWalk<Call> walk;   // ahead of the others
+  unsigned ring, planes;  // where the thread's own part of them begins
+  int first_row;          // of the source, of the next step
   const T* from[kOwn];
   bool inside[kOwn];
 
   __device__ __forceinline__ StripRows(const StripArray<const T>& array, const StripAxis& x, const StripAxis& y,
-                                       const StripWalk<Call>& walk, unsigned ring)
-      : array(array), x(x), y(y), walk(walk), ring(ring + threadIdx.x * kLineBytes) {
+                                       const StripWalk<Call>& walk, unsigned ring_at, unsigned planes_at)
+      : array(array), x(x), y(y), walk(walk) {
+    ring = ring_at + threadIdx.x * kLineBytes;
+    planes = planes_at + threadIdx.x % 32 * kPitch + threadIdx.x / 32 * kLineBytes;
+    keep_address(ring);
+    keep_address(planes);
     start();
   }
 
-  /// Line of a step of the warp's own unit number `i`; and its place among an image's.
-  static __device__ __forceinline__ int unit(int i) { return threadIdx.x / 32 + i * Call::kWarps; }
-  static __device__ __forceinline__ int line(int i) { return kLines == 1 ? 0 : unit(i) / (Call::kImages * kBlocks); }
   /// Where strip `strip` begins in a plane.
   static __device__ __forceinline__ int line_of(int strip) {
     return strip / Call::kAcross * kBlocks + strip % Call::kAcross * kStride;
@@ -136,47 +142,49 @@ struct StripRows {
     if (walk.on()) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const int row = first_row + line(i) * walk.call.classes;
-        const bool there = inside[i] && static_cast<unsigned>(row) < static_cast<unsigned>(y.source);
-        if (kUnits % Call::kWarps == 0 || unit(i) < kUnits) {
-          ptx::cp_async<kLineBytes>(slot(stage, i), from[i], there ? kLineBytes : 0);
-        }
-        from[i] += step() * array.row;
+        const bool there = inside[i] && static_cast<unsigned>(row(i)) < static_cast<unsigned>(y.source);
+        if (has(i)) ptx::cp_async<kLineBytes>(slot(stage, i), from[i], there ? kLineBytes : 0);
+        from[i] += array.step;
       }
-      first_row += step();
+      first_row += kLines * walk.call.classes;
       if (walk.advance()) start();
     }
     ptx::cp_async_commit_group();
   }
 
-  /// Brings the thread's part of a stage to `planes`.
-  __device__ __forceinline__ void transpose(int stage, unsigned planes) const {
+  /// Brings the thread's part of a stage to one half of the planes.
+  __device__ __forceinline__ void transpose(int stage, int half) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (kUnits % Call::kWarps != 0 && unit(i) >= kUnits) continue;
+      if (!has(i)) continue;
       unsigned words[4];
       ptx::ld_shared<kLineBytes>(words, slot(stage, i));
-      ptx::stmatrix_x4<true>(planes + threadIdx.x % 32 * kPitch + unit(i) * kLineBytes, words);
+      ptx::stmatrix_x4<true>(planes + half * kPlanesBytes + i * Call::kWarps * kLineBytes, words);
     }
   }
 
  private:
-  __device__ __forceinline__ int step() const { return kLines * walk.call.classes; }
+  /// The warp's own unit number `i`, whether there is one, and its row of the source.
+  static __device__ __forceinline__ int unit(int i) { return threadIdx.x / 32 + i * Call::kWarps; }
+  static __device__ __forceinline__ bool has(int i) { return (i + 1) * Call::kWarps <= kUnits || unit(i) < kUnits; }
+  __device__ __forceinline__ int row(int i) const {
+    return first_row + (kLines == 1 ? 0 : unit(i) / (Call::kImages * kBlocks) * walk.call.classes);
+  }
+
   __device__ __forceinline__ unsigned slot(int stage, int i) const {
     return ring + stage * kStageBytes + i * Call::kThreads * kLineBytes;
   }
 
   __device__ __forceinline__ void start() {
     const int lane = threadIdx.x % 32, channel = walk.call.first_channel() + lane % 4 * 8;
-    first_row = walk.row_class * kLines + walk.row * step() - y.low;
+    first_row = (walk.row_class + walk.row * walk.call.classes) * kLines - y.low;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int image = walk.group * Call::kImages + unit(i) / kBlocks % Call::kImages;
-      const int column =
-          (walk.range * Call::kAcross * kStride + unit(i) % kBlocks) * kStripPlaces + lane / 4 - x.low;
+      const int column = (walk.range * Call::kAcross * kStride + unit(i) % kBlocks) * kStripPlaces + lane / 4 - x.low;
       inside[i] = walk.has(image) && static_cast<unsigned>(column) < static_cast<unsigned>(x.source) &&
                   channel < walk.call.channels;
-      from[i] = array.data + image * array.image + (first_row + line(i) * walk.call.classes) * array.row +
+      from[i] = array.data + image * array.image + static_cast<long long>(row(i)) * array.row +
                 static_cast<long long>(column) * array.column + channel;
     }
   }

@@ -6,7 +6,15 @@ from itertools import product as combinations
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.convolution.depthwise.knobs import LINE_BYTES, SLAB, STRIP, STRIPS, DepthwiseKnobs, Strips, knobs_reason
+from jaxdnn.engines.convolution.depthwise.knobs import (
+    LINE_BYTES,
+    SLAB,
+    STRIP,
+    STRIPS,
+    DepthwiseKnobs,
+    Strips,
+    knobs_reason,
+)
 
 _SHAPES = ((16, 1), (8, 2), (8, 1))  # warps, and blocks of a multiprocessor
 _STAGES = (12, 8, 6, 4)  # the first ones that fit

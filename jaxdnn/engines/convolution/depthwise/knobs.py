@@ -92,6 +92,12 @@ class Strips:
         return self.problem.a if self.problem.result == "image" else self.problem.b
 
     @property
+    def result(self) -> Matrix:
+        (result,) = self.problem.results
+        assert isinstance(result, Matrix)
+        return result
+
+    @property
     def slabs(self) -> int:
         return ceil(self.problem.groups / SLAB)
 

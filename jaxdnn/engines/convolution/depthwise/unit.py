@@ -44,14 +44,16 @@ def _parameters(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
     source, row, column, count = form.source, *_strides(form.source.spatial_strides), form.count(knobs)
     found = [
         Parameter(f"const {ctype(source.dtype)}*", "source", "source.data", source.buffer),
-        *_fields("source", numbers("long long", image=source.n_stride, row=row) + numbers(column=column)),
+        *_fields("source", numbers("long long", image=source.n_stride)),
+        *_fields("source", numbers(row=row, column=column, step=y.stride * form.classes * row)),
         *_filter(form),
     ]
     for name, window in (("x", x), ("y", y)):
         found += _fields(name, numbers(source=window.image, result=window.output, low=window.low))
     found += numbers(images=form.problem.n, channels=form.problem.groups, slabs=form.slabs)
     found += numbers(rows=form.rows, classes=form.classes, ranges=form.ranges(knobs))
-    return found + numbers(count=count, part_rows=ceil(count / knobs.parts))
+    found += numbers(count=count, part_rows=ceil(count / knobs.parts))
+    return found + numbers(result_step=form.classes * x.output * form.result.row_stride)
 
 
 def _filter(form: Strips) -> list[Parameter]:
