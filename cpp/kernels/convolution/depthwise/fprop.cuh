@@ -289,9 +289,17 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
 
   const int first = static_cast<int>(blockIdx.x) / call.slabs * call.part_rows, left = call.count - first;
   StripWalk<Call> walk(call, first, left < call.part_rows ? left : call.part_rows);
-  typename Call::Rows rows(call.source, call.x, call.y, walk, shared, planes);
+  StripWalk<Call> ahead = walk;
+  typename Call::Rows rows(call.source, call.x, call.y, ahead, shared, planes);
+  const auto copy = [&](int stage) {
+    if (ahead.on()) {
+      rows.copy(call, stage);
+      if (ahead.advance()) rows.start(ahead);
+    }
+    ptx::cp_async_commit_group();
+  };
 #pragma unroll 1
-  for (int stage = 0; stage < Call::kStages; ++stage) rows.copy(stage);
+  for (int stage = 0; stage < Call::kStages; ++stage) copy(stage);
   Sums sums(call, planes, results);
   DepthwiseStores<Call> stores(call, walk, results);
 
@@ -299,7 +307,7 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
   const auto bring = [&](int to) {
     ptx::cp_async_wait_group<Call::kStages - 1>();
     rows.transpose(stage, to);
-    rows.copy(stage);
+    copy(stage);
     stage = stage + 1 == Call::kStages ? 0 : stage + 1;
   };
   bring(0);

@@ -71,6 +71,9 @@ struct StripWalk {
 
   __device__ __forceinline__ bool on() const { return row < end; }
 
+  /// Whether the step begins a row of the result, and not only goes on with others.
+  __device__ __forceinline__ bool begins() const { return row < end - Call::kWarmUp; }
+
   /// Whether the step finishes a row of the result, which is this one.
   __device__ __forceinline__ bool finishes() const { return row - begin >= Call::kWarmUp; }
   __device__ __forceinline__ int finished() const { return (row - Call::kWarmUp) * call.classes + row_class; }
@@ -116,7 +119,6 @@ struct StripRows {
 
   const StripArray<const T>& array;
   const StripAxis &x, &y;
-  StripWalk<Call> walk;   // ahead of the others
   unsigned ring, planes;  // where the thread's own part of them begins
   int first_row;          // of the source, of the next step
   const T* from[kOwn];
@@ -124,12 +126,12 @@ struct StripRows {
 
   __device__ __forceinline__ StripRows(const StripArray<const T>& array, const StripAxis& x, const StripAxis& y,
                                        const StripWalk<Call>& walk, unsigned ring_at, unsigned planes_at)
-      : array(array), x(x), y(y), walk(walk) {
+      : array(array), x(x), y(y) {
     ring = ring_at + threadIdx.x * kLineBytes;
     planes = planes_at + threadIdx.x % 32 * kPitch + threadIdx.x / 32 * kLineBytes;
     keep_address(ring);
     keep_address(planes);
-    start();
+    start(walk);
   }
 
   /// Where strip `strip` begins in a plane.
@@ -137,19 +139,30 @@ struct StripRows {
     return strip / Call::kAcross * kBlocks + strip % Call::kAcross * kStride;
   }
 
-  /// Starts the thread's copies of the next step into a stage.
-  __device__ __forceinline__ void copy(int stage) {
-    if (walk.on()) {
+  /// Before the first copies of other strips.
+  __device__ __forceinline__ void start(const StripWalk<Call>& walk) {
+    const int lane = threadIdx.x % 32, channel = walk.call.first_channel() + lane % 4 * 8;
+    first_row = (walk.row_class + walk.row * walk.call.classes) * kLines - y.low;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const bool there = inside[i] && static_cast<unsigned>(row(i)) < static_cast<unsigned>(y.source);
-        if (has(i)) ptx::cp_async<kLineBytes>(slot(stage, i), from[i], there ? kLineBytes : 0);
-        from[i] += array.step;
-      }
-      first_row += kLines * walk.call.classes;
-      if (walk.advance()) start();
+    for (int i = 0; i < kOwn; ++i) {
+      const int image = walk.group * Call::kImages + unit(i) / kBlocks % Call::kImages;
+      const int column = (walk.range * Call::kAcross * kStride + unit(i) % kBlocks) * kStripPlaces + lane / 4 - x.low;
+      inside[i] = walk.has(image) && static_cast<unsigned>(column) < static_cast<unsigned>(x.source) &&
+                  channel < walk.call.channels;
+      from[i] = array.data + image * array.image + static_cast<long long>(row(walk.call, i)) * array.row +
+                static_cast<long long>(column) * array.column + channel;
     }
-    ptx::cp_async_commit_group();
+  }
+
+  /// Starts the thread's copies of a step's rows into a stage, of zeros where there are none.
+  __device__ __forceinline__ void copy(const Call& call, int stage, bool there = true) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool own = there && inside[i] && static_cast<unsigned>(row(call, i)) < static_cast<unsigned>(y.source);
+      if (has(i)) ptx::cp_async<kLineBytes>(slot(stage, i), from[i], own ? kLineBytes : 0);
+      from[i] += array.step;
+    }
+    first_row += kLines * call.classes;
   }
 
   /// Brings the thread's part of a stage to one half of the planes.
@@ -167,26 +180,12 @@ struct StripRows {
   /// The warp's own unit number `i`, whether there is one, and its row of the source.
   static __device__ __forceinline__ int unit(int i) { return threadIdx.x / 32 + i * Call::kWarps; }
   static __device__ __forceinline__ bool has(int i) { return (i + 1) * Call::kWarps <= kUnits || unit(i) < kUnits; }
-  __device__ __forceinline__ int row(int i) const {
-    return first_row + (kLines == 1 ? 0 : unit(i) / (Call::kImages * kBlocks) * walk.call.classes);
+  __device__ __forceinline__ int row(const Call& call, int i) const {
+    return first_row + (kLines == 1 ? 0 : unit(i) / (Call::kImages * kBlocks) * call.classes);
   }
 
   __device__ __forceinline__ unsigned slot(int stage, int i) const {
     return ring + stage * kStageBytes + i * Call::kThreads * kLineBytes;
-  }
-
-  __device__ __forceinline__ void start() {
-    const int lane = threadIdx.x % 32, channel = walk.call.first_channel() + lane % 4 * 8;
-    first_row = (walk.row_class + walk.row * walk.call.classes) * kLines - y.low;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int image = walk.group * Call::kImages + unit(i) / kBlocks % Call::kImages;
-      const int column = (walk.range * Call::kAcross * kStride + unit(i) % kBlocks) * kStripPlaces + lane / 4 - x.low;
-      inside[i] = walk.has(image) && static_cast<unsigned>(column) < static_cast<unsigned>(x.source) &&
-                  channel < walk.call.channels;
-      from[i] = array.data + image * array.image + static_cast<long long>(row(i)) * array.row +
-                static_cast<long long>(column) * array.column + channel;
-    }
   }
 };
 

@@ -6,11 +6,13 @@ from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.convolution.depthwise.heuristic import candidates
 from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips, knobs_reason, strips_reason
-from jaxdnn.engines.convolution.depthwise.unit import fprop
+from jaxdnn.engines.convolution.depthwise.unit import fprop, wgrad
 from jaxdnn.engines.convolution.matrices import product_of_groups
 from jaxdnn.engines.convolution.problem import Convolution
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.split_k import split_stage
+from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
 
 
@@ -38,5 +40,8 @@ class ConvolutionDepthwise(ProblemEngine[Convolution, DepthwiseKnobs]):
         form = Strips(problem)
         if reason := strips_reason(problem) or knobs_reason(form, config, target):
             raise ValueError(f"{self.name}: {config} does not fit: {reason}")
-        epilogue, _ = element_epilogue(product_of_groups(problem), 0)
-        return fprop(form, config, epilogue).plan("sm_90a")
+        product = product_of_groups(problem)
+        if not form.to_filter:
+            return fprop(form, config, element_epilogue(product, 0)[0]).plan("sm_90a")
+        epilogue, after = element_epilogue(product, 1)
+        return joined([wgrad(form, config), split_stage(product, epilogue, config.parts), after]).plan("sm_90a")

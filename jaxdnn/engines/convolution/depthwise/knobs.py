@@ -24,7 +24,9 @@ _VECTOR = 8  # channels that are copied at once
 _LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
 _REGISTERS = 65_536
 _MOST_OF_THREAD = 255
-_OTHER_REGISTERS = 36  # besides sums and bands
+_MOVED_REGISTERS = 4  # of an address, and what a thread knows of it
+_OTHER_REGISTERS = 33
+_HALVES = ("bfloat16", "float16")
 _STEP = 8  # that registers are given out in
 
 
@@ -88,8 +90,13 @@ class Strips:
         return self.problem.b if self.problem.result == "image" else self.problem.a
 
     @property
-    def filter(self) -> Tensor:
+    def other(self) -> Tensor:
+        """The filter; or of its gradient, the output."""
         return self.problem.a if self.problem.result == "image" else self.problem.b
+
+    @property
+    def to_filter(self) -> bool:
+        return self.problem.result == "filter"
 
     @property
     def result(self) -> Matrix:
@@ -140,25 +147,35 @@ class Strips:
         """Of a step, each of which is a warp's copy."""
         return self.windows[0].stride * knobs.images * self.blocks(knobs)
 
+    def output_units(self, knobs: DepthwiseKnobs) -> int:
+        """Likewise of the output, to a filter's gradient."""
+        return knobs.images * knobs.across if self.to_filter else 0
+
     def registers(self, knobs: DepthwiseKnobs) -> int:
-        """Of a thread, about."""
-        own = knobs.channels * (4 * self.slots + 2 * self.depth * self.windows[0].filter)
-        copied = 4 * ceil(self.units(knobs) / knobs.warps)
-        return ceil((own + copied + _OTHER_REGISTERS) / _STEP) * _STEP
+        """Of a thread, about: the sums, and bands or rows of the output; and addresses."""
+        wide, narrow = self.slots, self.depth * self.windows[0].filter
+        if self.to_filter:
+            wide, narrow = narrow, wide
+        moved = sum(ceil(units / knobs.warps) for units in (self.units(knobs), knobs.across * knobs.images))
+        own = knobs.channels * (4 * wide + 2 * narrow) + _MOVED_REGISTERS * moved + _OTHER_REGISTERS
+        return ceil(own / _STEP) * _STEP
 
     def shared_memory(self, knobs: DepthwiseKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        units = self.units(knobs)
-        ring = knobs.stages * ceil(units / knobs.warps) * knobs.threads * LINE_BYTES
-        return ring + 2 * SLAB * ((units | 1) + (STRIPS | 1)) * LINE_BYTES
+        units, outputs = self.units(knobs), self.output_units(knobs)
+        ring = knobs.stages * (ceil(units / knobs.warps) + ceil(outputs / knobs.warps)) * knobs.threads
+        lines = ring + 2 * SLAB * ((units | 1) + ((outputs if self.to_filter else STRIPS) | 1))
+        if not self.to_filter:
+            return lines * LINE_BYTES
+        taps = self.windows[0].filter * self.windows[1].filter
+        diagonals = knobs.warps * _MULTIPLY * self.depth * STRIP + taps * SLAB
+        return max(lines * LINE_BYTES, diagonals * 4)
 
 
 def strips_reason(problem: Convolution) -> str | None:
     """Why the kernel can't have the convolution, or None."""
     if problem.c * problem.k > 1:
         return f"its groups have {problem.c} x {problem.k} channels, and it is for depthwise convolutions"
-    if problem.result == "filter":
-        return "it computes outputs, and gradients of images"
     if len(problem.windows) not in (1, _DIMENSIONS):
         return f"it has 1 or {_DIMENSIONS} spatial dimensions, and the convolution {len(problem.windows)}"
     if problem.batch > 1:
@@ -171,16 +188,16 @@ def strips_reason(problem: Convolution) -> str | None:
         return "an axis has no elements"
     if max(problem.rows, problem.n * form.windows[0].image * form.windows[1].image) >= _LARGEST:
         return "there are more places than its 32-bit index counts"
-    return _array_reason(problem.a.dtype, problem.b.dtype, form.source) or _epilogue_reason(problem)
-
-
-def _array_reason(a: str, b: str, source: Tensor) -> str | None:
-    if a != b or a not in ("bfloat16", "float16"):
-        return f"it multiplies 16-bit floats of one type, and these are {a} and {b}"
-    strides = (source.n_stride, *source.spatial_strides, source.buffer.offset // 2)
-    if source.group_stride != 1 or any(stride % _VECTOR for stride in strides):
+    if problem.a.dtype != problem.b.dtype or problem.a.dtype not in _HALVES:
+        return f"it multiplies 16-bit floats of one type, and these are {problem.a.dtype} and {problem.b.dtype}"
+    if not all(map(_aligned, [form.source, form.other] if form.to_filter else [form.source])):
         return f"channels are no vectors of {_VECTOR} that are aligned"
-    return None
+    return None if form.to_filter else _epilogue_reason(problem)
+
+
+def _aligned(tensor: Tensor) -> bool:
+    strides = (tensor.n_stride, *tensor.spatial_strides, tensor.buffer.offset // 2)
+    return tensor.group_stride == 1 and not any(stride % _VECTOR for stride in strides)
 
 
 def _epilogue_reason(problem: Convolution) -> str | None:
@@ -196,7 +213,7 @@ def _epilogue_reason(problem: Convolution) -> str | None:
 def _stored(result: object) -> bool:
     return (
         isinstance(result, Matrix)
-        and result.dtype in ("bfloat16", "float16")
+        and result.dtype in _HALVES
         and not result.row_stride % _VECTOR
         and not result.buffer.offset % LINE_BYTES
     )

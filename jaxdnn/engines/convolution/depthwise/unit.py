@@ -1,19 +1,49 @@
-"""The unit and the launch of a depthwise convolution on the tensor cores."""
+"""The unit and the launches of a depthwise convolution on the tensor cores."""
 
 from dataclasses import replace
 from math import ceil
 
 from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips
+from jaxdnn.engines.convolution.problem import Tensor
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
-from jaxdnn.plan import Launch
-
-_KERNEL = "depthwise_fprop"
-
+from jaxdnn.plan import Launch, Operand, Result, Scratch
 
 def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel of outputs, and of gradients in the image."""
     y, x = form.windows
+    buffer, row, column = _first_tap(form, form.other)
+    found = [
+        *_walk(form, knobs),
+        Parameter(f"const {ctype(form.other.dtype)}*", "filter", "filter", buffer),
+        *numbers(filter_row=row, filter_column=column, filter_channel=form.other.group_stride),
+        *numbers(result_step=form.classes * x.output * form.result.row_stride),
+        *epilogue.parameters(),
+    ]
+    return _stage("depthwise_fprop", epilogue, form, knobs, found)
+
+
+def wgrad(form: Strips, knobs: DepthwiseKnobs) -> Stage:
+    """The sums of parts of all places, in the first scratch buffer."""
+    y, x = form.windows
+    first = [window.filter - 1 if window.flipped else 0 for window in form.windows]
+    steps = [-1 if window.flipped else 1 for window in form.windows]
+    found = [
+        *_walk(form, knobs),
+        *_array("output", form.other, form.classes),
+        *_fields("output_x", numbers(source=x.output)),
+        *_fields("output_y", numbers(source=y.output)),
+        *numbers(filter_first=first[0] * x.filter + first[1], filter_row=steps[0] * x.filter, filter_column=steps[1]),
+        Parameter("float*", "accumulators", "accumulators", Scratch(0)),
+    ]
+    return _stage("depthwise_wgrad", None, form, knobs, found)
+
+
+def _stage(
+    kernel: str, epilogue: ElementEpilogue | None, form: Strips, knobs: DepthwiseKnobs, found: list[Parameter]
+) -> Stage:
+    y, x = form.windows
+    types = {"T": ctype(form.source.dtype), **(epilogue.types() if epilogue else {})}
     constants = {
         "TapsX": x.filter,
         "TapsY": y.filter,
@@ -25,49 +55,49 @@ def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Sta
         "Warps": knobs.warps,
         "Stages": knobs.stages,
     }
-    call, shared = "jaxdnn::DepthwiseFprop<Config>", form.shared_memory(knobs)
-    found = _parameters(form, knobs) + epilogue.parameters()
+    name = kernel.removeprefix("depthwise_")
+    call, shared = f"jaxdnn::Depthwise{name.capitalize()}<Config>", form.shared_memory(knobs)
     text = (
-        f"\n{epilogue.text()}\n"
-        + struct_text("Config", {**epilogue.types(), "T": ctype(form.source.dtype)}, constants)
+        f"\n{epilogue.text() if epilogue else ''}\n{struct_text('Config', types, constants)}"
         + f"static_assert({call}::kSharedBytes == {shared}, "
         + '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text(_KERNEL, call, f"{knobs.threads}, {knobs.resident}", found)
+        + entry_text(kernel, call, f"{knobs.threads}, {knobs.resident}", found)
     )
     grid = (form.slabs * knobs.parts, 1, 1)
-    launch = Launch(_KERNEL, arguments(found), grid, (knobs.threads, 1, 1), shared_memory=shared)
-    return Stage(("convolution/depthwise/fprop.cuh",), text, (launch,))
+    launch = Launch(kernel, arguments(found), grid, (knobs.threads, 1, 1), shared_memory=shared)
+    return Stage((f"convolution/depthwise/{name}.cuh",), text, (launch,))
 
 
-def _parameters(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
+def _walk(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
+    """What both kernels have: the source, and how blocks walk along it."""
     y, x = form.windows
-    source, row, column, count = form.source, *_strides(form.source.spatial_strides), form.count(knobs)
-    found = [
-        Parameter(f"const {ctype(source.dtype)}*", "source", "source.data", source.buffer),
-        *_fields("source", numbers("long long", image=source.n_stride)),
-        *_fields("source", numbers(row=row, column=column, step=y.stride * form.classes * row)),
-        *_filter(form),
-    ]
+    count = form.count(knobs)
+    found = _array("source", form.source, y.stride * form.classes)
     for name, window in (("x", x), ("y", y)):
         found += _fields(name, numbers(source=window.image, result=window.output, low=window.low))
     found += numbers(images=form.problem.n, channels=form.problem.groups, slabs=form.slabs)
     found += numbers(rows=form.rows, classes=form.classes, ranges=form.ranges(knobs))
-    found += numbers(count=count, part_rows=ceil(count / knobs.parts))
-    return found + numbers(result_step=form.classes * x.output * form.result.row_stride)
+    return found + numbers(count=count, part_rows=ceil(count / knobs.parts))
 
 
-def _filter(form: Strips) -> list[Parameter]:
-    """The filter from the first tap on: of a flipped dimension, its last place, from which it runs backwards."""
-    tensor, offset, steps = form.filter, 0, list[int]()
+def _array(name: str, tensor: Tensor, step: int) -> list[Parameter]:
+    """Of a walk whose steps are so many rows apart."""
+    row, column = _strides(tensor.spatial_strides)
+    return [
+        Parameter(f"const {ctype(tensor.dtype)}*", name, f"{name}.data", tensor.buffer),
+        *_fields(name, numbers("long long", image=tensor.n_stride)),
+        *_fields(name, numbers(row=row, column=column, step=step * row)),
+    ]
+
+
+def _first_tap(form: Strips, tensor: Tensor) -> tuple[Operand | Result | Scratch, int, int]:
+    """Where a filter's first tap lies, and the strides of the others: in a flipped dimension they run backwards."""
+    offset, steps = 0, list[int]()
     for stride, window in zip(_strides(tensor.spatial_strides), form.windows, strict=True):
         offset += (window.filter - 1) * stride * 2 if window.flipped else 0
         steps.append(-stride if window.flipped else stride)
-    buffer = replace(tensor.buffer, offset=tensor.buffer.offset + offset)
     row, column = steps
-    return [
-        Parameter(f"const {ctype(tensor.dtype)}*", "filter", "filter", buffer),
-        *numbers(filter_row=row, filter_column=column, filter_channel=tensor.group_stride),
-    ]
+    return replace(tensor.buffer, offset=tensor.buffer.offset + offset), row, column
 
 
 def _strides(spatial: tuple[int, ...]) -> tuple[int, int]:
