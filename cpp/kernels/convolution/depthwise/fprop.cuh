@@ -47,7 +47,9 @@ struct DepthwiseFprop {
   using Config = ConfigOf;
   using T = typename Config::T;
   static constexpr int kAcross = Config::kAcross, kImages = Config::kImages, kWarps = Config::kWarps;
-  static constexpr int kStages = Config::kStages, kThreads = 32 * kWarps, kChannels = kSlab / kWarps;  // of a warp
+  static constexpr int kSlab = Config::kSlab, kStages = Config::kStages, kThreads = 32 * kWarps;
+  static constexpr int kChannels = kSlab / kWarps;  // of a warp
+  static constexpr bool kLinear = Config::kLinear;
   static_assert(kAcross * kImages <= kStrips && kChannels % 2 == 0, "strips of a multiply, and pairs of channels");
 
   static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
@@ -57,8 +59,9 @@ struct DepthwiseFprop {
       StripRows<DepthwiseFprop, T, Config::kStrideY, Config::kStrideX, (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
 
   static constexpr int kResultPitch = (kStrips | 1) * kLineBytes, kResultBytes = kSlab * kResultPitch;
+  static constexpr int kResults = Config::Results::kCount, kHalfBytes = kResults * kResultBytes;
   static constexpr int kPlanesAt = Rows::kRingBytes, kResultsAt = kPlanesAt + 2 * Rows::kPlanesBytes;
-  static constexpr int kSharedBytes = kResultsAt + 2 * kResultBytes;
+  static constexpr int kSharedBytes = kResultsAt + 2 * kHalfBytes;
 
   StripArray<const T> source;
   const T* filter = nullptr;  // at the first tap of both dimensions; strides count elements
@@ -67,12 +70,28 @@ struct DepthwiseFprop {
   int images = 1, channels = 1, slabs = 1;
   int rows = 1, classes = 1, ranges = 1;
   int count = 1, part_rows = 1;  // rows of all strips, and of a part
+  int prefetch = 0;              // steps ahead of copies; 0 for none
   OperandAddress operands[Config::Operands::kArray];
-  ResultAddress results[1];
-  int result_step = 0;  // elements from one row of a class to the next
+  ResultAddress results[kResults];  // of 16 bits, and of the same strides
+  int result_step = 0;              // bytes from one row of a class to the next
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
 };
+
+/// Rounds a pair of each result.
+template <class Config, int kIndex = 0>
+__device__ __forceinline__ void pack_results(const Register (&results)[2][Config::Results::kCount],
+                                             unsigned (&words)[Config::Results::kCount]) {
+  if constexpr (kIndex < Config::Results::kCount) {
+    using Value = TypeAt<kIndex, typename Config::Registers>;
+    const float values[2] = {static_cast<float>(static_cast<Value>(results[0][kIndex])),
+                             static_cast<float>(static_cast<Value>(results[1][kIndex]))};
+    Vector<TypeAt<kIndex, typename Config::Results>, 2> pair;
+    pair.pack(values);
+    words[kIndex] = pair.words[0];
+    pack_results<Config, kIndex + 1>(results, words);
+  }
+}
 
 /// The bands of a warp's channels and the sums of its strips.
 template <class Call>
@@ -80,7 +99,6 @@ struct DepthwiseSums {
   using Config = typename Call::Config;
   using T = typename Call::T;
   using Walk = StripWalk<Call>;
-  using Result = TypeAt<0, typename Config::Results>;
   static constexpr int kChannels = Call::kChannels, kSlots = Call::kSlots, kDepth = Call::kDepth;
 
   using Finished = float[kChannels][4];
@@ -159,10 +177,19 @@ struct DepthwiseSums {
     sum_again(walk, finished);
 #pragma unroll
     for (int channel = 0; channel < kChannels; channel += 2) {
-      unsigned words[4];
+      unsigned words[Call::kResults][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = results(channel + i / 2, finished[channel + i / 2] + i % 2 * 2);
-      ptx::stmatrix_x4<false>(to + half * Call::kResultBytes + channel * Call::kResultPitch, words);
+      for (int i = 0; i < 4; ++i) {  // both strips of a channel, and of the next one
+        unsigned pairs[Call::kResults];
+        apply(channel + i / 2, finished[channel + i / 2] + i % 2 * 2, pairs);
+#pragma unroll
+        for (int k = 0; k < Call::kResults; ++k) words[k][i] = pairs[k];
+      }
+#pragma unroll
+      for (int k = 0; k < Call::kResults; ++k) {
+        ptx::stmatrix_x4<false>(to + half * Call::kHalfBytes + k * Call::kResultBytes + channel * Call::kResultPitch,
+                                words[k]);
+      }
     }
   }
 
@@ -178,18 +205,14 @@ struct DepthwiseSums {
   }
 
   /// The epilogue of two neighbouring places.
-  __device__ __forceinline__ unsigned results(int channel, const float* finished) const {
-    float values[2];
+  __device__ __forceinline__ void apply(int channel, const float* finished, unsigned (&pairs)[Call::kResults]) const {
+    Register results[2][Call::kResults];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum[1] = {finished[i]};
-      Register result[1];
-      Config::Epilogue::apply(sum, operands[channel], ElementContext{{0, 0, 0}, call.operands}, result);
-      values[i] = static_cast<float>(static_cast<TypeAt<0, typename Config::Registers>>(result[0]));
+      Config::Epilogue::apply(sum, operands[channel], ElementContext{{0, 0, 0}, call.operands}, results[i]);
     }
-    Vector<Result, 2> pair;
-    pair.pack(values);
-    return pair.words[0];
+    pack_results<Config>(results, pairs);
   }
 
   /// Sums those again that are no numbers.
@@ -238,61 +261,86 @@ struct DepthwiseSums {
 template <class Call>
 struct DepthwiseStores {
   using Walk = StripWalk<Call>;
-  using Result = TypeAt<0, typename Call::Config::Results>;
-  static constexpr int kAll = Call::kAcross * Call::kImages, kOwn = (kAll + Call::kWarps - 1) / Call::kWarps;
+  static constexpr int kAll = Call::kAcross * Call::kImages;
+  static constexpr int kGroups = Call::Rows::kGroups, kTeam = Call::Rows::kTeam, kOwn = (kAll + kTeam - 1) / kTeam;
+  using Words = unsigned[kOwn][Call::kResults][4];
 
   const Call& call;
-  unsigned planes;  // where the thread's own part begins
-  Result* to[kOwn];
-  bool inside[kOwn];
+  unsigned planes;     // where the thread's own part begins
+  int at;              // the row that is stored next, or in one dimension its first place
+  long long to[kOwn];  // bytes
+  bool inside[kOwn];   // but for what `at` says
 
   __device__ __forceinline__ DepthwiseStores(const Call& call, const Walk& walk, unsigned results) : call(call) {
-    planes = results + threadIdx.x % 32 * Call::kResultPitch + threadIdx.x / 32 * kLineBytes;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    planes = results + (warp % kGroups * kPlaneGroup + lane) * Call::kResultPitch + warp / kGroups * kLineBytes;
     keep_address(planes);
     start(walk);
   }
 
   /// Before the first step of other strips.
   __device__ __forceinline__ void start(const Walk& walk) {
-    const int lane = threadIdx.x % 32, channel = call.first_channel() + lane % 4 * 8;
-    const int row = walk.row * call.classes + walk.row_class;
+    const int lane = threadIdx.x % 32, group = threadIdx.x / 32 % kGroups;
+    const int channel = call.first_channel() + group * kPlaneGroup + lane % 4 * 8;
+    const int row = Call::kLinear ? 0 : walk.row * call.classes + walk.row_class;
+    at = Call::kLinear ? walk.place(0) + lane / 4 : row;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const int strip = threadIdx.x / 32 + i * Call::kWarps;
-      const int image = walk.image(strip), column = walk.place(strip) + lane / 4;
-      inside[i] = strip < kAll && walk.has(image) && column < call.x.result && channel < call.channels;
+      const int image = walk.image(strip(i)), column = walk.place(strip(i)) + lane / 4;
+      inside[i] =
+          strip(i) < kAll && walk.has(image) && channel < call.channels && (Call::kLinear || column < call.x.result);
       const long long place = (static_cast<long long>(image) * call.y.result + row) * call.x.result + column;
-      to[i] = static_cast<Result*>(call.results[0].data) + place * call.results[0].row_stride + channel;
+      to[i] = 2 * (place * call.results[0].row_stride + channel);
     }
   }
 
-  /// A row, from one half of the planes.
-  __device__ __forceinline__ void store(const Walk& walk, int half) {
-    const bool there = walk.finished() < call.y.result;
+  /// Reads what is stored next from one half of the planes.
+  __device__ __forceinline__ void read(int half, Words& words) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      unsigned words[4];
-      ptx::ldmatrix_x4<true>(words, planes + half * Call::kResultBytes + i * Call::kWarps * kLineBytes);
-      if (there && inside[i]) ptx::st_global<kLineBytes>(to[i], words);
-      to[i] += call.result_step;
+#pragma unroll
+      for (int k = 0; k < Call::kResults; ++k) {
+        ptx::ldmatrix_x4<true>(words[i][k],
+                               planes + half * Call::kHalfBytes + k * Call::kResultBytes + i * kTeam * kLineBytes);
+      }
     }
   }
+
+  __device__ __forceinline__ void write(const Words& words) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int own = at + (Call::kLinear ? strip(i) % Call::kAcross * kStripPlaces : 0);
+      if (inside[i] && own < (Call::kLinear ? call.x.result : call.y.result)) {
+#pragma unroll
+        for (int k = 0; k < Call::kResults; ++k) {
+          ptx::st_global<kLineBytes>(static_cast<char*>(call.results[k].data) + to[i], words[i][k]);
+        }
+      }
+      to[i] += call.result_step;
+    }
+    at += Call::kLinear ? Call::kAcross * kStripPlaces : call.classes;
+  }
+
+ private:
+  static __device__ __forceinline__ int strip(int i) { return threadIdx.x / 32 / kGroups + i * kTeam; }
 };
 
 template <class Config>
 __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& call) {
   using Call = DepthwiseFprop<Config>;
+  using Rows = typename Call::Rows;
   using Sums = DepthwiseSums<Call>;
+  using Stores = DepthwiseStores<Call>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const unsigned shared = ptx::cvta_to_shared(shared_memory);
   const unsigned planes = shared + Call::kPlanesAt, results = shared + Call::kResultsAt;
 
   const int first = static_cast<int>(blockIdx.x) / call.slabs * call.part_rows, left = call.count - first;
-  StripWalk<Call> walk(call, first, left < call.part_rows ? left : call.part_rows);
-  StripWalk<Call> ahead = walk;
-  typename Call::Rows rows(call.source, call.x, call.y, ahead, shared, planes);
+  StripWalk<Call> walk(call, first, left < call.part_rows ? left : call.part_rows), ahead = walk;
+  Rows rows(call.source, call.x, call.y, ahead, shared, planes);
   const auto copy = [&](int stage) {
     if (ahead.on()) {
+      if (call.prefetch > 0) rows.prefetch(ahead, call.prefetch);
       rows.copy(call, stage);
       if (ahead.advance()) rows.start(ahead);
     }
@@ -301,28 +349,40 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
 #pragma unroll 1
   for (int stage = 0; stage < Call::kStages; ++stage) copy(stage);
   Sums sums(call, planes, results);
-  DepthwiseStores<Call> stores(call, walk, results);
+  Stores stores(call, walk, results);
 
   int stage = 0, half = 0;
-  const auto bring = [&](int to) {
+  bool stored = true, restarts = false;  // whether there is no row that waits to be stored, the last one of its strips
+  typename Rows::Words copied;
+  const auto bring = [&](int to, const auto& meanwhile) {
     ptx::cp_async_wait_group<Call::kStages - 1>();
-    rows.transpose(stage, to);
+    rows.read(stage, copied);
+    meanwhile();
+    rows.write(copied, to);
     copy(stage);
     stage = stage + 1 == Call::kStages ? 0 : stage + 1;
   };
-  bring(0);
+  // What the step before has finished is stored while this one multiplies.
+  const auto store = [&](const auto& meanwhile) {
+    typename Stores::Words words;
+    stores.read(half ^ 1, words);
+    meanwhile();
+    if (!stored) stores.write(words);
+    if (restarts) stores.start(walk);
+  };
+  bring(0, [] {});
   __syncthreads();
 #pragma unroll 1
   while (walk.on()) {
     typename Sums::Finished finished;
-    bring(half ^ 1);
-    sums.multiply(half, finished);
-    if (walk.finishes()) sums.finish(walk, half, finished);
+    store([&] { bring(half ^ 1, [&] { sums.multiply(half, finished); }); });
+    stored = !walk.finishes();
+    if (!stored) sums.finish(walk, half, finished);
     __syncthreads();
-    if (walk.finishes()) stores.store(walk, half);
-    if (walk.advance()) stores.start(walk);
+    restarts = walk.advance();
     half ^= 1;
   }
+  store([] {});
 }
 
 }  // namespace jaxdnn

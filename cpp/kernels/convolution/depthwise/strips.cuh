@@ -28,11 +28,14 @@
 
 namespace jaxdnn {
 
-constexpr int kSlab = 32, kStrips = 16, kStripPlaces = 8;
-constexpr int kLineBytes = 16;  // of 8 places of a plane
+constexpr int kStrips = 16, kStripPlaces = 8;
+constexpr int kPlaneGroup = 32;  // planes that a warp's copy fills
+constexpr int kLineBytes = 16;   // of 8 places of a plane
 
 /// The channel of a slab that a plane has.
-__device__ __forceinline__ int plane_channel(int plane) { return plane % 8 / 2 * 8 + plane / 8 * 2 + plane % 2; }
+__device__ __forceinline__ int plane_channel(int plane) {
+  return plane / kPlaneGroup * kPlaneGroup + plane % 8 / 2 * 8 + plane % kPlaneGroup / 8 * 2 + plane % 2;
+}
 
 /// One dimension: the result's place o meets, at tap r, place o * kStride + r * dilation - low of the source.
 struct StripAxis {
@@ -45,7 +48,7 @@ struct StripArray {
   T* data = nullptr;
   long long image = 0;
   int row = 0, column = 0;
-  int step = 0;  // from a step's rows to the next one's
+  int step = 0;  // from a step's places to the next one's
 };
 
 /// Keeps the compiler from computing an address again each time, where a register is cheaper.
@@ -94,7 +97,7 @@ struct StripWalk {
 
   /// The result's first place of strip `strip`, and the image.
   __device__ __forceinline__ int place(int strip) const {
-    return (range * Call::kAcross + strip % Call::kAcross) * kStripPlaces;
+    return ((Call::kLinear ? row : range) * Call::kAcross + strip % Call::kAcross) * kStripPlaces;
   }
   __device__ __forceinline__ int image(int strip) const { return group * Call::kImages + strip / Call::kAcross; }
   __device__ __forceinline__ bool has(int image) const { return image < call.images; }
@@ -109,26 +112,30 @@ struct StripWalk {
 };
 
 /// Rows of an array on their way to planes, kLines of them a step, in kStages steps: of each image kBlocks lines of 8
-/// places, `kStride` of which begin strips. A unit is one of them, a warp's copy.
+/// places, `kStride` of which begin strips. A unit is one of them, of kPlaneGroup channels: a warp's copy.
 template <class Call, class T, int kLines, int kStride, int kBlocks>
 struct StripRows {
-  static constexpr int kUnits = kLines * Call::kImages * kBlocks;
-  static constexpr int kOwn = (kUnits + Call::kWarps - 1) / Call::kWarps;  // of a warp, at most
+  static constexpr int kUnits = kLines * Call::kImages * kBlocks;                            // of each group of planes
+  static constexpr int kGroups = Call::kSlab / kPlaneGroup, kTeam = Call::kWarps / kGroups;  // warps of a group
+  static constexpr int kOwn = (kUnits + kTeam - 1) / kTeam;                                  // of a warp, at most
   static constexpr int kStageBytes = kOwn * Call::kThreads * kLineBytes, kRingBytes = Call::kStages * kStageBytes;
-  static constexpr int kPitch = (kUnits | 1) * kLineBytes, kPlanesBytes = kSlab * kPitch;
+  static constexpr int kPitch = (kUnits | 1) * kLineBytes, kPlanesBytes = Call::kSlab * kPitch;
+  static_assert(kTeam * kGroups == Call::kWarps, "each group has as many warps");
+  using Words = unsigned[kOwn][4];
 
   const StripArray<const T>& array;
   const StripAxis &x, &y;
   unsigned ring, planes;  // where the thread's own part of them begins
-  int first_row;          // of the source, of the next step
+  int at;                 // of the next step: its first row of the array, or in one dimension its first place
   const T* from[kOwn];
-  bool inside[kOwn];
+  bool inside[kOwn];  // but for what `at` says
 
   __device__ __forceinline__ StripRows(const StripArray<const T>& array, const StripAxis& x, const StripAxis& y,
                                        const StripWalk<Call>& walk, unsigned ring_at, unsigned planes_at)
       : array(array), x(x), y(y) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring = ring_at + threadIdx.x * kLineBytes;
-    planes = planes_at + threadIdx.x % 32 * kPitch + threadIdx.x / 32 * kLineBytes;
+    planes = planes_at + (warp % kGroups * kPlaneGroup + lane) * kPitch + warp / kGroups * kLineBytes;
     keep_address(ring);
     keep_address(planes);
     start(walk);
@@ -141,47 +148,82 @@ struct StripRows {
 
   /// Before the first copies of other strips.
   __device__ __forceinline__ void start(const StripWalk<Call>& walk) {
-    const int lane = threadIdx.x % 32, channel = walk.call.first_channel() + lane % 4 * 8;
-    first_row = (walk.row_class + walk.row * walk.call.classes) * kLines - y.low;
+    const int lane = threadIdx.x % 32, group = threadIdx.x / 32 % kGroups;
+    const int channel = walk.call.first_channel() + group * kPlaneGroup + lane % 4 * 8;
+    const int row = (walk.row_class + walk.row * walk.call.classes) * kLines - y.low;
+    const int column = walk.place(0) * kStride + lane / 4 - x.low;
+    at = Call::kLinear ? column : row;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int image = walk.group * Call::kImages + unit(i) / kBlocks % Call::kImages;
-      const int column = (walk.range * Call::kAcross * kStride + unit(i) % kBlocks) * kStripPlaces + lane / 4 - x.low;
-      inside[i] = walk.has(image) && static_cast<unsigned>(column) < static_cast<unsigned>(x.source) &&
-                  channel < walk.call.channels;
-      from[i] = array.data + image * array.image + static_cast<long long>(row(walk.call, i)) * array.row +
-                static_cast<long long>(column) * array.column + channel;
+      const int own_row = Call::kLinear ? 0 : row + moved(walk.call, i), own_column = column + block(i) * kStripPlaces;
+      inside[i] = walk.has(image) && channel < walk.call.channels &&
+                  (Call::kLinear || static_cast<unsigned>(own_column) < static_cast<unsigned>(x.source));
+      from[i] = array.data + image * array.image + static_cast<long long>(own_row) * array.row +
+                static_cast<long long>(own_column) * array.column + channel;
     }
   }
 
   /// Starts the thread's copies of a step's rows into a stage, of zeros where there are none.
   __device__ __forceinline__ void copy(const Call& call, int stage, bool there = true) {
+    const unsigned end = Call::kLinear ? x.source : y.source;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const bool own = there && inside[i] && static_cast<unsigned>(row(call, i)) < static_cast<unsigned>(y.source);
+      const bool own = there && inside[i] && static_cast<unsigned>(at + moved(call, i)) < end;
       if (has(i)) ptx::cp_async<kLineBytes>(slot(stage, i), from[i], own ? kLineBytes : 0);
       from[i] += array.step;
     }
-    first_row += kLines * call.classes;
+    at += Call::kLinear ? Call::kAcross * kStride * kStripPlaces : kLines * call.classes;
   }
 
-  /// Brings the thread's part of a stage to one half of the planes.
-  __device__ __forceinline__ void transpose(int stage, int half) const {
+  /// Asks for the block's share of the rows that `distance` steps after the next one begins with. All slabs of a place
+  /// then come from memory together, and in long pieces.
+  __device__ __forceinline__ void prefetch(const StripWalk<Call>& walk, int distance) const {
+    const Call& call = walk.call;
+    const int image = walk.group * Call::kImages + threadIdx.x / kLines;
+    if (threadIdx.x >= kLines * Call::kImages || !walk.has(image)) return;
+    const T* row = array.data + image * array.image;
+    int first = 0, places = x.source;
+    if constexpr (Call::kLinear) {
+      constexpr int kPlaces = Call::kAcross * kStride * kStripPlaces;
+      first = (walk.row + distance) * kPlaces;
+      places = x.source - first < kPlaces ? x.source - first : kPlaces;
+    } else {
+      const int index = (walk.row_class + (walk.row + distance) * call.classes) * kLines - y.low +
+                        static_cast<int>(threadIdx.x) % kLines * call.classes;
+      if (static_cast<unsigned>(index) >= static_cast<unsigned>(y.source)) return;
+      row += static_cast<long long>(index) * array.row;
+    }
+    const int share = (places + call.slabs - 1) / call.slabs, own = static_cast<int>(blockIdx.x) % call.slabs * share;
+    const int count = places - own < share ? places - own : share;
+    if (count <= 0) return;
+    ptx::cp_async_bulk_prefetch_l2(row + static_cast<long long>(first + own) * array.column,
+                                   count * array.column * static_cast<int>(sizeof(T)));
+  }
+
+  /// Reads the thread's part of a stage, which goes to one half of the planes.
+  __device__ __forceinline__ void read(int stage, Words& words) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (!has(i)) continue;
-      unsigned words[4];
-      ptx::ld_shared<kLineBytes>(words, slot(stage, i));
-      ptx::stmatrix_x4<true>(planes + half * kPlanesBytes + i * Call::kWarps * kLineBytes, words);
+      if (has(i)) ptx::ld_shared<kLineBytes>(words[i], slot(stage, i));
+    }
+  }
+  __device__ __forceinline__ void write(const Words& words, int half) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (has(i)) ptx::stmatrix_x4<true>(planes + half * kPlanesBytes + i * kTeam * kLineBytes, words[i]);
     }
   }
 
  private:
-  /// The warp's own unit number `i`, whether there is one, and its row of the source.
-  static __device__ __forceinline__ int unit(int i) { return threadIdx.x / 32 + i * Call::kWarps; }
-  static __device__ __forceinline__ bool has(int i) { return (i + 1) * Call::kWarps <= kUnits || unit(i) < kUnits; }
-  __device__ __forceinline__ int row(const Call& call, int i) const {
-    return first_row + (kLines == 1 ? 0 : unit(i) / (Call::kImages * kBlocks) * call.classes);
+  /// The warp's own unit number `i`, whether there is one, which line of 8 places it is of an image's, and how much
+  /// further it is than what `at` says.
+  static __device__ __forceinline__ int unit(int i) { return threadIdx.x / 32 / kGroups + i * kTeam; }
+  static __device__ __forceinline__ bool has(int i) { return (i + 1) * kTeam <= kUnits || unit(i) < kUnits; }
+  static __device__ __forceinline__ int block(int i) { return kUnits == kBlocks ? unit(i) : unit(i) % kBlocks; }
+  static __device__ __forceinline__ int moved(const Call& call, int i) {
+    if constexpr (Call::kLinear) return block(i) * kStripPlaces;
+    return kLines == 1 ? 0 : unit(i) / (Call::kImages * kBlocks) * call.classes;
   }
 
   __device__ __forceinline__ unsigned slot(int stage, int i) const {

@@ -7,10 +7,9 @@
 // A row of the image is multiplied by the rows of the output that its taps are of, which stay in registers for as many
 // steps; the sums stay there all the time. fprop.cuh has the walk, with rows of the image in place of the source's.
 //
-//        row of the image    0  1  2  3  4 ...         3 taps: with row m of the image come row m of the output, as slot
-//        slot 0              0  1  2  3  4             0, which are the taps of filter row 0; after a step it is slot 1
-//        slot 1                 0  1  2  3
-//        slot 2                    0  1  2
+//        row of the image    0  1  2  3  4 ...         3 taps: with row m of the image come row m of the output, as
+//        slot slot 0              0  1  2  3  4             0, which are the taps of filter row 0; after a step it is
+//        slot 1 slot 1                 0  1  2  3 slot 2                    0  1  2
 //
 //   grid             slabs of channels x parts of the rows of all strips, whose sums product/split.cuh adds
 //   a warp           kSlab / kWarps channels
@@ -34,15 +33,17 @@ struct DepthwiseWgrad {
   using Config = ConfigOf;
   using T = typename Config::T;
   static constexpr int kAcross = Config::kAcross, kImages = Config::kImages, kWarps = Config::kWarps;
-  static constexpr int kStages = Config::kStages, kThreads = 32 * kWarps, kChannels = kSlab / kWarps;  // of a warp
+  static constexpr int kSlab = Config::kSlab, kStages = Config::kStages, kThreads = 32 * kWarps;
+  static constexpr int kChannels = kSlab / kWarps;  // of a warp
+  static constexpr bool kLinear = Config::kLinear;
   static_assert(kAcross * kImages <= kStrips && kChannels % 2 == 0, "strips of a multiply, and pairs of channels");
 
   static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
   static constexpr int kDepth = (kReach + 15) / 16;  // multiplies along x'
   static constexpr int kSlots = (Config::kTapsY + Config::kStrideY - 1) / Config::kStrideY, kWarmUp = kSlots - 1;
   static constexpr int kTaps = Config::kTapsY * Config::kTapsX;
-  using Rows = StripRows<DepthwiseWgrad, T, Config::kStrideY, Config::kStrideX,
-                         (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
+  using Rows =
+      StripRows<DepthwiseWgrad, T, Config::kStrideY, Config::kStrideX, (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
   using Outputs = StripRows<DepthwiseWgrad, T, 1, 1, kAcross>;
 
   static constexpr int kOutputRingAt = Rows::kRingBytes, kPlanesAt = kOutputRingAt + Outputs::kRingBytes;
@@ -53,12 +54,13 @@ struct DepthwiseWgrad {
   static constexpr int kSharedBytes = kWalkBytes > kEndBytes ? kWalkBytes : kEndBytes;
 
   StripArray<const T> source, output;
-  float* accumulators = nullptr;  // [part, tap, channel]
+  float* accumulators = nullptr;                            // [part, tap, channel]
   int filter_first = 0, filter_row = 0, filter_column = 0;  // the tap of a filter that both dimensions' first one is
   StripAxis x, y, output_x, output_y;
   int images = 1, channels = 1, slabs = 1;
   int rows = 1, classes = 1, ranges = 1;
   int count = 1, part_rows = 1;  // rows of all strips, and of a part
+  int prefetch = 0;              // steps ahead of copies; 0 for none
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
 
@@ -103,8 +105,7 @@ struct DepthwiseProducts {
 #pragma unroll
     for (int channel = 0; channel < kChannels; channel += 2) {
       unsigned both[4];
-      ptx::ldmatrix_x4<true>(both,
-                             output_from + half * Call::Outputs::kPlanesBytes + channel * Call::Outputs::kPitch);
+      ptx::ldmatrix_x4<true>(both, output_from + half * Call::Outputs::kPlanesBytes + channel * Call::Outputs::kPitch);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         auto& rows = outputs[channel + i / 2];
@@ -121,8 +122,8 @@ struct DepthwiseProducts {
         for (int depth = 0; depth < kDepth; ++depth) {
           unsigned a[4];
           const int unit = line * (Call::Rows::kUnits / Config::kStrideY) + 2 * depth;
-          ptx::ldmatrix_x4<true>(a, from + half * Call::Rows::kPlanesBytes + channel * Call::Rows::kPitch +
-                                        unit * kLineBytes);
+          ptx::ldmatrix_x4<true>(
+              a, from + half * Call::Rows::kPlanesBytes + channel * Call::Rows::kPitch + unit * kLineBytes);
 #pragma unroll
           for (int slot = 0; slot < kSlots; ++slot) {
             const int row = slot * Config::kStrideY + line;
@@ -159,7 +160,7 @@ struct DepthwiseProducts {
             sum += one;
           }
           const int own = plane_channel(first_plane() + channel);
-          ptx::st_shared(to + ((row * Config::kTapsX + tap) * kSlab + own) * 4, sum);
+          ptx::st_shared(to + ((row * Config::kTapsX + tap) * Call::kSlab + own) * 4, sum);
         }
         ptx::bar_warp_sync();
       }
@@ -170,17 +171,16 @@ struct DepthwiseProducts {
   static __device__ __forceinline__ int first_plane() { return threadIdx.x / 32 * kChannels; }  // of the warp
 };
 
-/// The sum of one tap, place by place, of the lane's channel.
+/// The sum of one tap of a channel, place by place.
 template <class Call>
-__device__ __forceinline__ float sum_of_tap(const Call& call, int tap) {
+__device__ __forceinline__ float sum_of_tap(const Call& call, int tap, int channel) {
   using Config = typename Call::Config;
   using T = typename Call::T;
   const int row_tap = tap / Config::kTapsX, column_tap = tap % Config::kTapsX;
-  const int channel = call.first_channel() + threadIdx.x % 32;
   float sum = 0;
 #pragma unroll 1
   for (StripWalk<Call> walk = call.walk(); walk.on(); walk.advance()) {
-    const int row = walk.row * call.classes + walk.row_class;
+    const int row = Call::kLinear ? 0 : walk.row * call.classes + walk.row_class;
     const int image_row = row * Config::kStrideY + row_tap * call.classes - call.y.low;
     if (!walk.begins() || row >= call.y.result) continue;
     if (static_cast<unsigned>(image_row) >= static_cast<unsigned>(call.y.source)) continue;
@@ -204,14 +204,14 @@ __device__ __forceinline__ float sum_of_tap(const Call& call, int tap) {
 template <class Call>
 __device__ __forceinline__ void store_taps(const Call& call, unsigned sums) {
   using Config = typename Call::Config;
-  const int lane = threadIdx.x % 32, channel = call.first_channel() + lane;
   const long long part = static_cast<int>(blockIdx.x) / call.slabs * static_cast<long long>(Call::kTaps);
 #pragma unroll 1
-  for (int tap = threadIdx.x / 32; tap < Call::kTaps; tap += Call::kWarps) {
+  for (int i = threadIdx.x; i < Call::kTaps * Call::kSlab; i += Call::kThreads) {
+    const int tap = i / Call::kSlab, channel = call.first_channel() + i % Call::kSlab;
     if (channel >= call.channels) continue;
     float sum;
-    ptx::ld_shared(sum, sums + (tap * kSlab + lane) * 4);
-    if (!(0.0f * sum == 0.0f)) sum = sum_of_tap(call, tap);
+    ptx::ld_shared(sum, sums + i * 4);
+    if (!(0.0f * sum == 0.0f)) sum = sum_of_tap(call, tap, channel);
     const int of_filter =
         call.filter_first + tap / Config::kTapsX * call.filter_row + tap % Config::kTapsX * call.filter_column;
     call.accumulators[(part + of_filter) * call.channels + channel] = sum;
@@ -231,6 +231,10 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgrad<Config>& ca
                                  output_planes);
   const auto copy = [&](int stage) {
     if (ahead.on()) {
+      if (call.prefetch > 0) {
+        rows.prefetch(ahead, call.prefetch);
+        outputs.prefetch(ahead, call.prefetch);
+      }
       rows.copy(call, stage);
       outputs.copy(call, stage, ahead.begins());
       if (ahead.advance()) {
@@ -245,19 +249,23 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgrad<Config>& ca
   DepthwiseProducts<Call> products(planes, output_planes);
 
   int stage = 0, half = 0;
-  const auto bring = [&](int to) {
+  typename Call::Rows::Words of_image;
+  typename Call::Outputs::Words of_output;
+  const auto bring = [&](int to, const auto& meanwhile) {
     ptx::cp_async_wait_group<Call::kStages - 1>();
-    rows.transpose(stage, to);
-    outputs.transpose(stage, to);
+    rows.read(stage, of_image);
+    outputs.read(stage, of_output);
+    meanwhile();
+    rows.write(of_image, to);
+    outputs.write(of_output, to);
     copy(stage);
     stage = stage + 1 == Call::kStages ? 0 : stage + 1;
   };
-  bring(0);
+  bring(0, [] {});
   __syncthreads();
 #pragma unroll 1
   for (; walk.on(); walk.advance()) {
-    bring(half ^ 1);
-    products.multiply(half);
+    bring(half ^ 1, [&] { products.multiply(half); });
     __syncthreads();
     half ^= 1;
   }

@@ -13,19 +13,20 @@ from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
 from jaxdnn.engines.product.problem import Matrix
 
 # What convolution/depthwise/strips.cuh has too.
-SLAB = 32  # channels of a block
+GROUP = 32  # channels of a warp's copy, and of a block's least
 STRIPS = 16  # of a step
 STRIP = 8  # places of a strip
 LINE_BYTES = 16  # of a plane of shared memory
 _MULTIPLY = 16  # places of the source that one reads
-_WARPS = (4, 8, 16)  # of a block
+_WARPS = (4, 8, 12, 16)  # of a block
+_SLABS = (32, 64, 96, 128)  # channels of a block
 _DIMENSIONS = 2
 _VECTOR = 8  # channels that are copied at once
 _LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
 _REGISTERS = 65_536
 _MOST_OF_THREAD = 255
 _MOVED_REGISTERS = 4  # of an address, and what a thread knows of it
-_OTHER_REGISTERS = 33
+_OTHER_REGISTERS = 32
 _HALVES = ("bfloat16", "float16")
 _STEP = 8  # that registers are given out in
 
@@ -36,24 +37,32 @@ class DepthwiseKnobs:
 
     Attributes:
       across, images: strips of a line that a step has, and images of which it has them.
+      slab: channels of a block.
       warps: of a block; each has as many channels.
       stages: steps whose rows are in flight.
+      prefetch: steps ahead of which rows are asked for, of all slabs of a place at once; 0 for none.
       parts: into how many the rows of all strips are cut, each of which is a block's.
       resident: blocks of a multiprocessor that a thread's registers leave room for.
     """
 
     across: int = 7
     images: int = 2
-    warps: int = 16
+    slab: int = 32
+    warps: int = 8
     stages: int = 8
+    prefetch: int = 0
     parts: int = 1
     resident: int = 1
 
     def __post_init__(self) -> None:
         check_least(self, 1, "across", "images", "parts", "resident")
         check_least(self, 2, "stages")
-        if self.warps not in _WARPS:
-            raise ValueError(f"DepthwiseKnobs: warps is {self.warps}; expected one of {_WARPS}")
+        check_least(self, 0, "prefetch")
+        for name, known in (("warps", _WARPS), ("slab", _SLABS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"DepthwiseKnobs: {name} is {getattr(self, name)}; expected one of {known}")
+        if self.warps % self.groups or self.slab % (2 * self.warps):
+            raise ValueError(f"DepthwiseKnobs: {self.warps} warps can't share {self.slab} channels in pairs")
         if self.across * self.images > STRIPS:
             raise ValueError(
                 f"DepthwiseKnobs: {self.across} strips of {self.images} images are more than the {STRIPS} of a step"
@@ -64,9 +73,19 @@ class DepthwiseKnobs:
         return 32 * self.warps
 
     @property
+    def groups(self) -> int:
+        """Of channels."""
+        return self.slab // GROUP
+
+    @property
+    def team(self) -> int:
+        """Warps of a group."""
+        return self.warps // self.groups
+
+    @property
     def channels(self) -> int:
         """Of a warp."""
-        return SLAB // self.warps
+        return self.slab // self.warps
 
 
 @dataclass(frozen=True)
@@ -99,14 +118,12 @@ class Strips:
         return self.problem.result == "filter"
 
     @property
-    def result(self) -> Matrix:
-        (result,) = self.problem.results
-        assert isinstance(result, Matrix)
-        return result
+    def linear(self) -> bool:
+        """Whether a walk goes along the places of a line, not from row to row."""
+        return len(self.problem.windows) == 1
 
-    @property
-    def slabs(self) -> int:
-        return ceil(self.problem.groups / SLAB)
+    def slabs(self, knobs: DepthwiseKnobs) -> int:
+        return ceil(self.problem.groups / knobs.slab)
 
     @property
     def depth(self) -> int:
@@ -126,25 +143,27 @@ class Strips:
         y = self.windows[0]
         return y.dilation if y.filter > 1 else 1
 
-    @property
-    def rows(self) -> int:
-        """Of a class."""
-        return ceil(self.windows[0].output / self.classes)
+    def rows(self, knobs: DepthwiseKnobs) -> int:
+        """Of a class; or in one dimension ranges of strips."""
+        return self._across(knobs) if self.linear else ceil(self.windows[0].output / self.classes)
 
     def ranges(self, knobs: DepthwiseKnobs) -> int:
         """Of strips, of a line."""
+        return 1 if self.linear else self._across(knobs)
+
+    def _across(self, knobs: DepthwiseKnobs) -> int:
         return ceil(self.windows[1].output / (STRIP * knobs.across))
 
     def count(self, knobs: DepthwiseKnobs) -> int:
         """Rows of all strips."""
-        return ceil(self.problem.n / knobs.images) * self.classes * self.ranges(knobs) * self.rows
+        return ceil(self.problem.n / knobs.images) * self.classes * self.ranges(knobs) * self.rows(knobs)
 
     def blocks(self, knobs: DepthwiseKnobs) -> int:
         """Lines of 8 places of an image that a step copies, of one row."""
         return (knobs.across - 1) * self.windows[1].stride + 2 * self.depth
 
     def units(self, knobs: DepthwiseKnobs) -> int:
-        """Of a step, each of which is a warp's copy."""
+        """Of a step, for each group of channels, each of which is a warp's copy."""
         return self.windows[0].stride * knobs.images * self.blocks(knobs)
 
     def output_units(self, knobs: DepthwiseKnobs) -> int:
@@ -156,19 +175,20 @@ class Strips:
         wide, narrow = self.slots, self.depth * self.windows[0].filter
         if self.to_filter:
             wide, narrow = narrow, wide
-        moved = sum(ceil(units / knobs.warps) for units in (self.units(knobs), knobs.across * knobs.images))
+        moved = sum(ceil(units / knobs.team) for units in (self.units(knobs), knobs.across * knobs.images))
         own = knobs.channels * (4 * wide + 2 * narrow) + _MOVED_REGISTERS * moved + _OTHER_REGISTERS
         return ceil(own / _STEP) * _STEP
 
     def shared_memory(self, knobs: DepthwiseKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
         units, outputs = self.units(knobs), self.output_units(knobs)
-        ring = knobs.stages * (ceil(units / knobs.warps) + ceil(outputs / knobs.warps)) * knobs.threads
-        lines = ring + 2 * SLAB * ((units | 1) + ((outputs if self.to_filter else STRIPS) | 1))
+        ring = knobs.stages * (ceil(units / knobs.team) + ceil(outputs / knobs.team)) * knobs.threads
+        others = outputs | 1 if self.to_filter else len(self.problem.results) * (STRIPS | 1)
+        lines = ring + 2 * knobs.slab * ((units | 1) + others)
         if not self.to_filter:
             return lines * LINE_BYTES
         taps = self.windows[0].filter * self.windows[1].filter
-        diagonals = knobs.warps * _MULTIPLY * self.depth * STRIP + taps * SLAB
+        diagonals = knobs.warps * _MULTIPLY * self.depth * STRIP + taps * knobs.slab
         return max(lines * LINE_BYTES, diagonals * 4)
 
 
@@ -201,22 +221,16 @@ def _aligned(tensor: Tensor) -> bool:
 
 
 def _epilogue_reason(problem: Convolution) -> str | None:
-    if len(problem.results) > 1 or not _stored(problem.results[0]):
-        return "its epilogue has one result, of 16-bit floats whose places are aligned"
+    for result in problem.results:
+        if not isinstance(result, Matrix) or result.dtype not in _HALVES:
+            return "its results are 16-bit floats, and none is reduced"
+        if result.row_stride != problem.columns or result.buffer.offset % LINE_BYTES:
+            return "its results lie one row after the other"
     if any(one.broadcast not in ("scalar", "row") or one.gathered for one in problem.operands):
-        return "its epilogue reads what varies with the channel alone"
+        return "an operand of its epilogue varies with more than the channel"
     if problem.program.indexed:
         return "its epilogue is not told which element it computes"
     return None
-
-
-def _stored(result: object) -> bool:
-    return (
-        isinstance(result, Matrix)
-        and result.dtype in _HALVES
-        and not result.row_stride % _VECTOR
-        and not result.buffer.offset % LINE_BYTES
-    )
 
 
 def knobs_reason(form: Strips, knobs: DepthwiseKnobs, target: Target) -> str | None:

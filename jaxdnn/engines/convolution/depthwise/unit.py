@@ -3,21 +3,22 @@
 from dataclasses import replace
 from math import ceil
 
-from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips
+from jaxdnn.engines.convolution.depthwise.knobs import STRIP, DepthwiseKnobs, Strips
 from jaxdnn.engines.convolution.problem import Tensor
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Operand, Result, Scratch
 
+
 def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel of outputs, and of gradients in the image."""
-    y, x = form.windows
+    step = knobs.across * STRIP if form.linear else form.classes * form.windows[1].output
     buffer, row, column = _first_tap(form, form.other)
     found = [
         *_walk(form, knobs),
         Parameter(f"const {ctype(form.other.dtype)}*", "filter", "filter", buffer),
         *numbers(filter_row=row, filter_column=column, filter_channel=form.other.group_stride),
-        *numbers(result_step=form.classes * x.output * form.result.row_stride),
+        *numbers(result_step=2 * step * form.problem.columns),
         *epilogue.parameters(),
     ]
     return _stage("depthwise_fprop", epilogue, form, knobs, found)
@@ -30,7 +31,7 @@ def wgrad(form: Strips, knobs: DepthwiseKnobs) -> Stage:
     steps = [-1 if window.flipped else 1 for window in form.windows]
     found = [
         *_walk(form, knobs),
-        *_array("output", form.other, form.classes),
+        *_array("output", form, form.other, knobs.across * STRIP if form.linear else form.classes),
         *_fields("output_x", numbers(source=x.output)),
         *_fields("output_y", numbers(source=y.output)),
         *numbers(filter_first=first[0] * x.filter + first[1], filter_row=steps[0] * x.filter, filter_column=steps[1]),
@@ -52,8 +53,10 @@ def _stage(
         "DilationX": x.dilation,
         "Across": knobs.across,
         "Images": knobs.images,
+        "Slab": knobs.slab,
         "Warps": knobs.warps,
         "Stages": knobs.stages,
+        "Linear": form.linear,
     }
     name = kernel.removeprefix("depthwise_")
     call, shared = f"jaxdnn::Depthwise{name.capitalize()}<Config>", form.shared_memory(knobs)
@@ -63,7 +66,7 @@ def _stage(
         + '"the plan and the kernel disagree about shared memory");\n\n'
         + entry_text(kernel, call, f"{knobs.threads}, {knobs.resident}", found)
     )
-    grid = (form.slabs * knobs.parts, 1, 1)
+    grid = (form.slabs(knobs) * knobs.parts, 1, 1)
     launch = Launch(kernel, arguments(found), grid, (knobs.threads, 1, 1), shared_memory=shared)
     return Stage((f"convolution/depthwise/{name}.cuh",), text, (launch,))
 
@@ -72,21 +75,23 @@ def _walk(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
     """What both kernels have: the source, and how blocks walk along it."""
     y, x = form.windows
     count = form.count(knobs)
-    found = _array("source", form.source, y.stride * form.classes)
+    found = _array(
+        "source", form, form.source, knobs.across * STRIP * x.stride if form.linear else y.stride * form.classes
+    )
     for name, window in (("x", x), ("y", y)):
         found += _fields(name, numbers(source=window.image, result=window.output, low=window.low))
-    found += numbers(images=form.problem.n, channels=form.problem.groups, slabs=form.slabs)
-    found += numbers(rows=form.rows, classes=form.classes, ranges=form.ranges(knobs))
-    return found + numbers(count=count, part_rows=ceil(count / knobs.parts))
+    found += numbers(images=form.problem.n, channels=form.problem.groups, slabs=form.slabs(knobs))
+    found += numbers(rows=form.rows(knobs), classes=form.classes, ranges=form.ranges(knobs))
+    return found + numbers(count=count, part_rows=ceil(count / knobs.parts), prefetch=knobs.prefetch)
 
 
-def _array(name: str, tensor: Tensor, step: int) -> list[Parameter]:
-    """Of a walk whose steps are so many rows apart."""
+def _array(name: str, form: Strips, tensor: Tensor, step: int) -> list[Parameter]:
+    """Of a walk whose steps are so many rows apart; or in one dimension, places."""
     row, column = _strides(tensor.spatial_strides)
     return [
         Parameter(f"const {ctype(tensor.dtype)}*", name, f"{name}.data", tensor.buffer),
         *_fields(name, numbers("long long", image=tensor.n_stride)),
-        *_fields(name, numbers(row=row, column=column, step=step * row)),
+        *_fields(name, numbers(row=row, column=column, step=step * (column if form.linear else row))),
     ]
 
 
