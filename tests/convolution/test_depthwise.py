@@ -28,19 +28,23 @@ def depthwise(a, window, dtype=BF16, **fields):
     return convolution(a, (*window, 1, a[-1]), dtype, groups=a[-1], **fields)
 
 
-def knobs(across, images, warps=8, stages=3, parts=1):
-    return DepthwiseKnobs(across, images, warps, stages, parts)
+def knobs(across, images, warps=8, stages=3, parts=1, **others):
+    return DepthwiseKnobs(across, images, warps=warps, stages=stages, parts=parts, **others)
 
 
-# Edges: strips that end past a line, lines of several ranges, images past the last one, channels past a slab, parts that
-# begin within an image.
+# Edges: strips that end past a line, lines of several ranges, images past the last one, channels past a slab, parts
+# that begin within an image.
 CASES = {
     "same": (knobs(2, 2, stages=4, parts=3), depthwise((3, 9, 17, 40), (3, 3), padding="SAME")),
     "whole strips": (knobs(1, 3, parts=4), depthwise((2, 6, 16, 8), (3, 3), padding="SAME")),
-    "7 x 7": (knobs(2, 2, 16, parts=2), depthwise((2, 9, 12, 24), (7, 7), padding="SAME")),
+    "7 x 7": (knobs(2, 2, 16, parts=2, prefetch=2), depthwise((2, 9, 12, 24), (7, 7), padding="SAME")),
     "few warps": (knobs(3, 5, 4, stages=2, parts=2), depthwise((7, 5, 21, 16), (2, 3), F16, padding="SAME")),
     "16 strips": (knobs(4, 4, 16, parts=2), depthwise((4, 5, 29, 72), (3, 5), padding="SAME")),
-    "causal": (knobs(3, 2, stages=2, parts=2), depthwise((2, 70, 40), (4,), F16, padding=((3, 0),))),
+    "wide slabs": (knobs(2, 2, slab=64, parts=2), depthwise((3, 5, 17, 104), (3, 3), F16, padding="SAME")),
+    "causal, wide slabs": (
+        knobs(2, 1, 16, slab=128, parts=5), depthwise((2, 70, 136), (4,), strides=(2,), padding=((3, 0),))
+    ),
+    "causal": (knobs(3, 2, stages=2, parts=2, prefetch=1), depthwise((2, 70, 40), (4,), F16, padding=((3, 0),))),
     "strides": (knobs(1, 3, parts=2), depthwise((3, 11, 21, 32), (3, 3), strides=(2, 2), padding=((1, 1), (0, 1)))),
     "stride past the window": (knobs(2, 1), depthwise((1, 9, 33, 8), (2, 1), strides=(3, 2), padding="SAME")),
     "dilation": (knobs(3, 1, parts=3), depthwise((2, 13, 17, 16), (3, 3), rhs_dilation=(2, 3), padding="SAME")),
@@ -53,11 +57,14 @@ CASES = {
     ),
     "padding past the window": (knobs(1, 2), depthwise((1, 3, 2, 8), (2, 2), padding=((4, 3), (2, 5)))),
     "bias": (
-        knobs(2, 1), depthwise((2, 7, 9, 24), (3, 3), padding="SAME", epilogue="bias gelu", extras=(((24,), "float32"),))
+        knobs(2, 1),
+        depthwise((2, 7, 9, 24), (3, 3), padding="SAME", epilogue="bias gelu", extras=(((24,), "float32"),)),
     ),
 }  # fmt: skip
 # What a convolution with strides slides over, to its image, is dilated.
-RESULTS = dict.fromkeys(("strides", "stride past the window", "dilation and strides"), ("output", "filter"))
+RESULTS = dict.fromkeys(
+    ("strides", "stride past the window", "dilation and strides", "causal, wide slabs"), ("output", "filter")
+)
 CALLS = [
     (f"{name}, {result}", chosen, convolutions(case, result))
     for name, (chosen, case) in CASES.items()
@@ -124,7 +131,7 @@ def test_configurations_compile(name):
 def test_a_plan_is_what_it_is():
     """Seven strips of 8 places of two images are a step, of 3 slabs of channels."""
     problem = convolutions(LARGE["7 x 7"], "output").problem
-    (launch,) = ENGINE.build(DepthwiseKnobs(7, 2, 16, 8, 44), problem, H100).launches
+    (launch,) = ENGINE.build(knobs(7, 2, 16, 8, 44), problem, H100).launches
     assert (launch.kernel, launch.grid, launch.block) == ("depthwise_fprop", (3 * 44, 1, 1), (512, 1, 1))
     copied = 2 * (6 + 2)  # lines of 8 places
     assert launch.shared_memory == 8 * copied * 32 * 16 + 2 * 32 * 16 * ((copied + 1) + (16 + 1))
@@ -166,7 +173,7 @@ PLAIN = convolutions(CASES["same"][1], "output").problem
             "more than the channel",
         ),
         (
-            convolutions(depthwise((2, 7, 6, 8), (3, 3), padding="SAME", epilogue="sums of channels"), "output").problem,
+            convolutions(depthwise((2, 7, 6, 8), (3, 3), epilogue="sums of channels"), "output").problem,
             H100,
             "is reduced",
         ),
@@ -181,7 +188,7 @@ def test_reasons(problem, target, said):
     [
         (knobs(2, 2, parts=999), "rows of strips"),
         (knobs(2, 2, stages=99), "bytes of shared memory"),
-        (DepthwiseKnobs(2, 2, 8, 3, resident=4), "registers for 4 channels, and has 64"),
+        (knobs(2, 2, resident=4), "registers for 4 channels, and has 64"),
     ],
 )
 def test_knobs_that_do_not_fit(chosen, said):
@@ -192,7 +199,12 @@ def test_knobs_that_do_not_fit(chosen, said):
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"warps": 5}, "expected one of"), ({"across": 9}, "more than the 16"), ({"stages": 1}, "stages")],
+    [
+        ({"warps": 5}, "expected one of"),
+        ({"across": 9}, "more than the 16"),
+        ({"slab": 96}, "can't share"),
+        ({"stages": 1}, "stages"),
+    ],
 )
 def test_knobs_that_make_no_sense(fields, said):
     with pytest.raises(ValueError, match=said):

@@ -239,7 +239,7 @@ struct DepthwiseSums {
   __device__ __forceinline__ float sum_of(const Walk& walk, int channel, int i) const {
     const int strip = threadIdx.x % 32 / 4 + i / 2 * 8, image = walk.image(strip);
     if (strip >= Call::kAcross * Call::kImages || !walk.has(image) || channel >= call.channels) return 0;
-    const int first_row = walk.finished() * Config::kStrideY - call.y.low;
+    const int first_row = (Call::kLinear ? 0 : walk.finished() * Config::kStrideY) - call.y.low;
     const int first_column = (walk.place(strip) + threadIdx.x % 4 * 2 + i % 2) * Config::kStrideX - call.x.low;
     const T* const source = call.source.data + image * call.source.image + channel;
     float sum = 0;
