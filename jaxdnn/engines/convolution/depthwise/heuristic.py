@@ -1,4 +1,7 @@
-"""Which knobs of a depthwise convolution on the tensor cores to try, best first: a model of time."""
+"""Which knobs of a depthwise convolution on the tensor cores to try, best first: a model of time.
+
+Numbers in brackets are those of the notes on depthwise in benchmarks/results/convolution_kernels.md.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,6 +10,7 @@ from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.depthwise.knobs import (
+    GROUP,
     LINE_BYTES,
     STRIP,
     STRIPS,
@@ -15,20 +19,17 @@ from jaxdnn.engines.convolution.depthwise.knobs import (
     knobs_reason,
 )
 
-_SHAPES = (
-    (32, 8, 1),
-    (32, 16, 1),
-    (64, 16, 1),
-    (64, 8, 1),
-    (32, 8, 2),
-)  # channels, warps, and blocks of a multiprocessor
-_STAGES = (12, 8, 6, 4)  # the first ones that fit
+# Channels and warps of a block, and blocks of a multiprocessor.
+_SHAPES = ((32, 8, 1), (32, 16, 1), (64, 8, 1), (64, 16, 1), (128, 8, 1), (128, 16, 1), (32, 8, 2))
+_STAGES = (8, 6, 4, 3)  # the first ones that fit
 _WAVES = (1, 2)  # of thread blocks, one after the other
 _MOST = 8  # that are offered
 _CLOCK = 1.7e9
-_MULTIPLY = 4.0  # cycles of a scheduler's tensor core
+_SCHEDULERS = 4
+_MULTIPLY = 6.2  # cycles of a scheduler's tensor core
 _SHARED_BYTES = 128  # that shared memory moves in a cycle
-_LATENCY = 450.0  # cycles of a step, of one block alone
+_LATENCY = 450.0  # cycles of a step, besides multiplies
+_START = 4e-6  # seconds of a block, of which the bands take most
 _RESERVED = 1024  # bytes of shared memory that a block has besides
 
 
@@ -39,32 +40,47 @@ def candidates(form: Strips, target: Target) -> Iterator[DepthwiseKnobs]:
 
 
 def _fitting(form: Strips, target: Target) -> Iterator[DepthwiseKnobs]:
-    most = ceil(form.windows[1].output / STRIP)
-    for across, (slab, warps, resident) in combinations(range(1, min(most, STRIPS) + 1), _SHAPES):
-        images = min(STRIPS // across, form.problem.n)
+    for (across, images), (slab, warps, resident) in combinations(_steps(form), _SHAPES):
+        if slab > GROUP and slab >= 2 * form.problem.groups:
+            continue
         knobs = DepthwiseKnobs(across, images, slab, warps, resident=resident)
-        for waves, stages in combinations(_WAVES, _STAGES):
+        room = target.shared_memory // resident - _RESERVED * (resident - 1)
+        for stages in _STAGES:
+            knobs = replace(knobs, stages=stages)
+            if form.shared_memory(knobs) > room or knobs_reason(form, knobs, target):
+                continue
             count = form.count(knobs)
-            parts = max(1, min(waves * resident * target.sm_count // form.slabs(knobs), count))
-            choice = replace(knobs, stages=stages, parts=ceil(count / ceil(count / parts)))
-            room = target.shared_memory // resident - _RESERVED * (resident - 1)
-            if form.shared_memory(choice) <= room and knobs_reason(form, choice, target) is None:
-                yield choice
+            for waves in _WAVES:
+                parts = max(1, min(waves * resident * target.sm_count // form.slabs(knobs), count))
+                yield replace(knobs, parts=ceil(count / ceil(count / parts)))
+            break
+
+
+def _steps(form: Strips) -> set[tuple[int, int]]:
+    """Strips of a line, which cut it in about equal ranges, and images."""
+    strips = ceil(form.windows[1].output / STRIP)
+    equal = {ceil(strips / ranges) for ranges in range(ceil(strips / STRIPS), strips + 1)}
+    found = set()
+    for across in equal:
+        most = min(STRIPS // across, form.problem.n)
+        found |= {(across, images) for images in {most, ceil(most / 2), 1}}
+    return found
 
 
 def seconds(form: Strips, knobs: DepthwiseKnobs, target: Target) -> float:
     """An estimate of the time, for comparing knobs with each other."""
     y, _ = form.windows
-    strips = knobs.across * knobs.images
-    multiplies = knobs.slab * y.filter * form.depth / 4 * _MULTIPLY
     line = knobs.slab * LINE_BYTES
-    shared = (3 * form.units(knobs) + knobs.slab * y.stride * form.depth + 2 * STRIPS) * line / _SHARED_BYTES
-    busy = max(multiplies, shared)
+    multiplies = knobs.slab * y.filter * form.depth / _SCHEDULERS * _MULTIPLY
+    read = knobs.slab * y.stride * form.depth * STRIPS * 2 * LINE_BYTES
+    moved = form.units(knobs) + knobs.across * knobs.images  # lines of a step, from or to memory
+    shared = (3 * moved * line + read) / _SHARED_BYTES
     blocks = form.slabs(knobs) * knobs.parts
-    waves = ceil(blocks / (target.sm_count * knobs.resident))
     together = min(knobs.resident, ceil(blocks / target.sm_count))
+    waves = ceil(blocks / (target.sm_count * knobs.resident))
     rows = ceil(form.count(knobs) / knobs.parts)
-    steps = rows + (1 + ceil(rows / form.rows(knobs))) * (form.slots - 1) * (form.slots > 1)
+    steps = rows + ceil(rows / form.rows(knobs) + 0.5) * (form.slots - 1)
+    busy = max(multiplies, shared)
     cycles = max(together * busy, busy + _LATENCY)
-    moved = together * (form.units(knobs) + strips) * line / (target.bandwidth / target.sm_count)
-    return waves * steps * max(cycles / _CLOCK, moved)
+    bytes_of_step = together * moved * line / (target.bandwidth / target.sm_count)
+    return waves * (_START + steps * max(cycles / _CLOCK, bytes_of_step))
