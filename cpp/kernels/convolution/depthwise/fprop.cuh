@@ -70,6 +70,7 @@ struct DepthwiseFprop {
   int images = 1, channels = 1, slabs = 1;
   int rows = 1, classes = 1, ranges = 1;
   int count = 1, part_rows = 1;  // rows of all strips, and of a part
+  int lead = 0;                  // steps of an image that meet padding alone, which are left out
   int prefetch = 0;              // steps ahead of copies; 0 for none
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[kResults];  // of 16 bits, and of the same strides
@@ -141,6 +142,15 @@ struct DepthwiseSums {
       if (channel_of(channel) < call.channels) {
         load_elements<0, typename Config::Operands>(call.operands, {0, channel_of(channel), 0}, operands[channel]);
       }
+    }
+  }
+
+  /// Before the first step of other strips.
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int channel = 0; channel < kChannels; ++channel) {
+#pragma unroll
+      for (int i = 0; i < 4 * Call::kWarmUp; ++i) sums[channel][i / 4][i % 4] = 0;
     }
   }
 
@@ -282,7 +292,7 @@ struct DepthwiseStores {
   __device__ __forceinline__ void start(const Walk& walk) {
     const int lane = threadIdx.x % 32, group = threadIdx.x / 32 % kGroups;
     const int channel = call.first_channel() + group * kPlaneGroup + lane % 4 * 8;
-    const int row = Call::kLinear ? 0 : walk.row * call.classes + walk.row_class;
+    const int row = Call::kLinear ? 0 : walk.begin * call.classes + walk.row_class;
     at = Call::kLinear ? walk.place(0) + lane / 4 : row;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -380,6 +390,7 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
     if (!stored) sums.finish(walk, half, finished);
     __syncthreads();
     restarts = walk.advance();
+    if (restarts) sums.start();
     half ^= 1;
   }
   store([] {});

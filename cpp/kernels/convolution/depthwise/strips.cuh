@@ -106,7 +106,8 @@ struct StripWalk {
   __device__ __forceinline__ void start(int first) {
     const int count = call.rows - first < left ? call.rows - first : left;
     left -= count;
-    begin = row = first;
+    begin = first;
+    row = first > 0 ? first : call.lead;
     end = count > 0 ? first + count + Call::kWarmUp : first;
   }
 };

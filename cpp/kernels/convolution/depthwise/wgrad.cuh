@@ -61,6 +61,7 @@ struct DepthwiseWgrad {
   int rows = 1, classes = 1, ranges = 1;
   int count = 1, part_rows = 1;  // rows of all strips, and of a part
   int prefetch = 0;              // steps ahead of copies; 0 for none
+  static constexpr int lead = 0;
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
 

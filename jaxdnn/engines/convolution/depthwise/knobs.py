@@ -143,6 +143,16 @@ class Strips:
         y = self.windows[0]
         return y.dilation if y.filter > 1 else 1
 
+    @property
+    def lead(self) -> int:
+        """Steps of an image, of whichever class, whose rows are all in front of it."""
+        y = self.windows[0]
+        if self.to_filter or self.linear:
+            return 0
+        # The last row of step m of the last class is ((m + 1) * stride - 1) * classes + (classes - 1) * stride - low.
+        before = y.low - (self.classes - 1) * y.stride + self.classes - 1
+        return max(0, min(self.slots - 1, before // (self.classes * y.stride)))
+
     def rows(self, knobs: DepthwiseKnobs) -> int:
         """Of a class; or in one dimension ranges of strips."""
         return self._across(knobs) if self.linear else ceil(self.windows[0].output / self.classes)

@@ -17,6 +17,7 @@ def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Sta
     found = [
         *_walk(form, knobs),
         Parameter(f"const {ctype(form.other.dtype)}*", "filter", "filter", buffer),
+        *numbers(lead=form.lead),
         *numbers(filter_row=row, filter_column=column, filter_channel=form.other.group_stride),
         *numbers(result_step=2 * step * form.problem.columns),
         *epilogue.parameters(),
