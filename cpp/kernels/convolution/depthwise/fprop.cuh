@@ -1,12 +1,13 @@
 // output = epilogue(a depthwise convolution), or its gradient in the image with stride 1, on the tensor cores: of a
 // channel and a row of the window, 16 strips are multiplied by the band that the row's taps are.
 //
-//                                          x   0 1 2 3 ... 7         the band of a row of three taps, w0 w1 w2:
-//     sums [strip, x] +=                x' 0   w0                    place x of a strip meets place x' = x + tap of the
-//         image [strip, x'] * band [x', x]   1   w1 w0                 source, from the strip's first one on. Outside
-//         of
-//                                            2   w2 w1 w0              the band are zeros
-//                                          ...
+//     sums [strip, x] += image [strip, x'] * band [x', x]
+//
+//           x   0  1  2  3 ... 7        the band of a row of three taps, w0 w1 w2: place x of a strip meets place
+//     x'  0    w0                       x' = x + tap of the source, from the strip's first one on. Outside of the band
+//         1    w1 w0                    are zeros
+//         2    w2 w1 w0
+//        ...
 //
 // A row of the source is multiplied by the bands of all rows of the window, each into the sums of another row of the
 // result. These move on by a row with each step, which costs nothing, since a multiply adds to what another register
@@ -19,10 +20,11 @@
 //
 //   grid             slabs of channels x parts of the rows of all strips
 //   a warp           the bands of kSlab / kWarps channels, in registers, and their sums
-//   a step           1. the next step's rows go to one half of the planes, and copies of a later one start
-//                    2. this step's rows, in the other half, are multiplied; what is finished goes to planes
+//   a step           1. this step's rows, in one half of the planes, are multiplied. Meanwhile the next step's, which
+//                       have arrived, go to the other half, copies of a later step's start, and results of the step
+//                       before, transposed, go to memory, 16 bytes a thread
+//                    2. what is finished goes to one half of the planes of results
 //                    3. __syncthreads
-//                    4. these planes, transposed, go to memory, 16 bytes a thread. The next step's are others
 //   shared memory    | ring of kStages | planes of the source, twice | planes of the result, twice |
 //
 // Zero times what is no number is none, and would reach all places of a strip. So sums that are no numbers are summed
@@ -40,43 +42,24 @@
 
 namespace jaxdnn {
 
-/// Config has: T; Result, Operands, Epilogue, Registers of the epilogue; kTapsX, kTapsY, kStrideX, kStrideY,
-/// kDilationX; kAcross and kImages of a step's strips; kWarps, kStages.
+/// Config has, besides what `StripCall` wants, Operands, Results, Epilogue and Registers of the epilogue.
 template <class ConfigOf>
-struct DepthwiseFprop {
+struct DepthwiseFprop : StripCall<ConfigOf> {
+  using Self = DepthwiseFprop;
   using Config = ConfigOf;
-  using T = typename Config::T;
-  static constexpr int kAcross = Config::kAcross, kImages = Config::kImages, kWarps = Config::kWarps;
-  static constexpr int kSlab = Config::kSlab, kStages = Config::kStages, kThreads = 32 * kWarps;
-  static constexpr int kChannels = kSlab / kWarps;  // of a warp
-  static constexpr bool kLinear = Config::kLinear;
-  static_assert(kAcross * kImages <= kStrips && kChannels % 2 == 0, "strips of a multiply, and pairs of channels");
-
-  static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
-  static constexpr int kDepth = (kReach + 15) / 16;  // multiplies along K
-  static constexpr int kSlots = (Config::kTapsY + Config::kStrideY - 1) / Config::kStrideY, kWarmUp = kSlots - 1;
-  using Rows =
-      StripRows<DepthwiseFprop, T, Config::kStrideY, Config::kStrideX, (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
-
-  static constexpr int kResultPitch = (kStrips | 1) * kLineBytes, kResultBytes = kSlab * kResultPitch;
-  static constexpr int kResults = Config::Results::kCount, kHalfBytes = kResults * kResultBytes;
+  using Strips = StripCall<Config>;
+  using Rows = StripRows<Strips, Config::kStrideY, Config::kStrideX, Self::kBlocks>;
+  static constexpr int kResults = Config::Results::kCount;
+  static constexpr int kResultPitch = (kStrips | 1) * kLineBytes, kResultBytes = Self::kSlab * kResultPitch;
+  static constexpr int kHalfBytes = kResults * kResultBytes;  // of the planes of results
   static constexpr int kPlanesAt = Rows::kRingBytes, kResultsAt = kPlanesAt + 2 * Rows::kPlanesBytes;
   static constexpr int kSharedBytes = kResultsAt + 2 * kHalfBytes;
 
-  StripArray<const T> source;
-  const T* filter = nullptr;  // at the first tap of both dimensions; strides count elements
+  const typename Self::T* filter = nullptr;  // at the first tap of both dimensions; strides count elements
   int filter_row = 0, filter_column = 0, filter_channel = 0;
-  StripAxis x, y;
-  int images = 1, channels = 1, slabs = 1;
-  int rows = 1, classes = 1, ranges = 1;
-  int count = 1, part_rows = 1;  // rows of all strips, and of a part
-  int lead = 0;                  // steps of an image that meet padding alone, which are left out
-  int prefetch = 0;              // steps ahead of copies; 0 for none
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[kResults];  // of 16 bits, and of the same strides
-  int result_step = 0;              // bytes from one row of a class to the next
-
-  __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
+  int result_step = 0;              // bytes from a step's places to the next one's
 };
 
 /// Rounds a pair of each result.
@@ -99,7 +82,7 @@ template <class Call>
 struct DepthwiseSums {
   using Config = typename Call::Config;
   using T = typename Call::T;
-  using Walk = StripWalk<Call>;
+  using Walk = StripWalk<typename Call::Strips>;
   static constexpr int kChannels = Call::kChannels, kSlots = Call::kSlots, kDepth = Call::kDepth;
 
   using Finished = float[kChannels][4];
@@ -112,7 +95,7 @@ struct DepthwiseSums {
 
   __device__ __forceinline__ DepthwiseSums(const Call& call, unsigned planes, unsigned results) : call(call) {
     // Of ldmatrix lanes 0 to 7 have strips 0 to 7, the next ones the others, and then both the places that follow.
-    const int lane = threadIdx.x % 32, strip = lane % kStrips, idle = strip >= Call::kAcross * Call::kImages;
+    const int lane = threadIdx.x % 32, strip = lane % kStrips, idle = strip >= Call::kAll;
     from = planes + first_plane() * Call::Rows::kPitch +
            (Call::Rows::line_of(idle ? 0 : strip) + lane / kStrips) * kLineBytes;
     to = results + (first_plane() + lane / kStrips) * Call::kResultPitch + strip * kLineBytes;
@@ -248,7 +231,7 @@ struct DepthwiseSums {
   /// The sum of the thread's element `i` of a channel.
   __device__ __forceinline__ float sum_of(const Walk& walk, int channel, int i) const {
     const int strip = threadIdx.x % 32 / 4 + i / 2 * 8, image = walk.image(strip);
-    if (strip >= Call::kAcross * Call::kImages || !walk.has(image) || channel >= call.channels) return 0;
+    if (strip >= Call::kAll || !walk.has(image) || channel >= call.channels) return 0;
     const int first_row = (Call::kLinear ? 0 : walk.finished() * Config::kStrideY) - call.y.low;
     const int first_column = (walk.place(strip) + threadIdx.x % 4 * 2 + i % 2) * Config::kStrideX - call.x.low;
     const T* const source = call.source.data + image * call.source.image + channel;
@@ -270,9 +253,9 @@ struct DepthwiseSums {
 /// Stores the planes of rows that are finished.
 template <class Call>
 struct DepthwiseStores {
-  using Walk = StripWalk<Call>;
-  static constexpr int kAll = Call::kAcross * Call::kImages;
-  static constexpr int kGroups = Call::Rows::kGroups, kTeam = Call::Rows::kTeam, kOwn = (kAll + kTeam - 1) / kTeam;
+  using Walk = StripWalk<typename Call::Strips>;
+  static constexpr int kGroups = Call::Rows::kGroups, kTeam = Call::Rows::kTeam,
+                       kOwn = (Call::kAll + kTeam - 1) / kTeam;
   using Words = unsigned[kOwn][Call::kResults][4];
 
   const Call& call;
@@ -297,8 +280,8 @@ struct DepthwiseStores {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int image = walk.image(strip(i)), column = walk.place(strip(i)) + lane / 4;
-      inside[i] =
-          strip(i) < kAll && walk.has(image) && channel < call.channels && (Call::kLinear || column < call.x.result);
+      inside[i] = strip(i) < Call::kAll && walk.has(image) && channel < call.channels &&
+                  (Call::kLinear || column < call.x.result);
       const long long place = (static_cast<long long>(image) * call.y.result + row) * call.x.result + column;
       to[i] = 2 * (place * call.results[0].row_stride + channel);
     }
@@ -345,8 +328,7 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
   const unsigned shared = ptx::cvta_to_shared(shared_memory);
   const unsigned planes = shared + Call::kPlanesAt, results = shared + Call::kResultsAt;
 
-  const int first = static_cast<int>(blockIdx.x) / call.slabs * call.part_rows, left = call.count - first;
-  StripWalk<Call> walk(call, first, left < call.part_rows ? left : call.part_rows), ahead = walk;
+  typename Sums::Walk walk(call), ahead = walk;
   Rows rows(call.source, call.x, call.y, ahead, shared, planes);
   const auto copy = [&](int stage) {
     if (ahead.on()) {
@@ -362,22 +344,21 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
   Stores stores(call, walk, results);
 
   int stage = 0, half = 0;
-  bool stored = true, restarts = false;  // whether there is no row that waits to be stored, the last one of its strips
-  typename Rows::Words copied;
+  bool pending = false, restarts = false;  // whether a row waits to be stored, and other strips follow it
   const auto bring = [&](int to, const auto& meanwhile) {
+    typename Rows::Words words;
     ptx::cp_async_wait_group<Call::kStages - 1>();
-    rows.read(stage, copied);
+    rows.read(stage, words);
     meanwhile();
-    rows.write(copied, to);
+    rows.write(words, to);
     copy(stage);
     stage = stage + 1 == Call::kStages ? 0 : stage + 1;
   };
-  // What the step before has finished is stored while this one multiplies.
   const auto store = [&](const auto& meanwhile) {
     typename Stores::Words words;
     stores.read(half ^ 1, words);
     meanwhile();
-    if (!stored) stores.write(words);
+    if (pending) stores.write(words);
     if (restarts) stores.start(walk);
   };
   bring(0, [] {});
@@ -386,8 +367,8 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
   while (walk.on()) {
     typename Sums::Finished finished;
     store([&] { bring(half ^ 1, [&] { sums.multiply(half, finished); }); });
-    stored = !walk.finishes();
-    if (!stored) sums.finish(walk, half, finished);
+    pending = walk.finishes();
+    if (pending) sums.finish(walk, half, finished);
     __syncthreads();
     restarts = walk.advance();
     if (restarts) sums.start();

@@ -54,8 +54,42 @@ struct StripArray {
 /// Keeps the compiler from computing an address again each time, where a register is cheaper.
 __device__ __forceinline__ void keep_address(unsigned& address) { asm volatile("" : "+r"(address)); }
 
+/// What both kernels have. Config has: T; kTapsX, kTapsY, kStrideX, kStrideY, kDilationX; kAcross and kImages of a
+/// step's strips; kSlab, channels of a block; kWarps, kStages; kLinear, whether walks go along the places of lines, of
+/// one dimension, not from row to row.
+template <class ConfigOf>
+struct StripCall {
+  using Config = ConfigOf;
+  using T = typename Config::T;
+  static constexpr int kAcross = Config::kAcross, kImages = Config::kImages, kAll = kAcross * kImages;
+  static constexpr int kSlab = Config::kSlab, kWarps = Config::kWarps, kThreads = 32 * kWarps;
+  static constexpr int kStages = Config::kStages, kChannels = kSlab / kWarps;  // of a warp
+  static constexpr bool kLinear = Config::kLinear;
+  static_assert(kAll <= kStrips && kChannels % 2 == 0, "strips of a multiply, and pairs of channels");
+
+  static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
+  static constexpr int kDepth = (kReach + 15) / 16;                              // multiplies of a strip
+  static constexpr int kBlocks = (kAcross - 1) * Config::kStrideX + 2 * kDepth;  // of 8 places of the source
+  static constexpr int kSlots = (Config::kTapsY + Config::kStrideY - 1) / Config::kStrideY;  // rows that a row meets
+  static constexpr int kWarmUp = kSlots - 1;  // steps from a row's beginning to its end
+
+  StripArray<const T> source;
+  StripAxis x, y;
+  int images = 1, channels = 1, slabs = 1;
+  int rows = 1, classes = 1, ranges = 1;  // rows of a class; classes; ranges of kAcross strips of a line
+  int count = 1, part_rows = 1;           // rows of all strips, and of a part
+  int lead = 0;                           // steps of an image that meet padding alone, and are left out
+  int prefetch = 0;                       // steps that are asked for ahead of copies; 0 for none
+
+  __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
+  __device__ __forceinline__ int part() const { return static_cast<int>(blockIdx.x) / slabs; }
+
+  /// The first of the block's own rows, and how many.
+  __device__ __forceinline__ int first() const { return part() * part_rows; }
+  __device__ __forceinline__ int own_rows() const { return count - first() < part_rows ? count - first() : part_rows; }
+};
+
 /// What all threads of a block know of its walk: the strips, and the row of them that the next step is.
-/// Call has: x and y; images; rows of a class, classes, and ranges of kAcross strips that a line has.
 template <class Call>
 struct StripWalk {
   const Call& call;
@@ -63,8 +97,8 @@ struct StripWalk {
   int row, begin, end;          // of the class: of this step, the first one, and the one past the last step
   int left;                     // rows of strips after these
 
-  /// `count` rows from row `first` on, of all of all strips.
-  __device__ __forceinline__ StripWalk(const Call& call, int first, int count) : call(call), left(count) {
+  __device__ __forceinline__ explicit StripWalk(const Call& call) : call(call), left(call.own_rows()) {
+    const int first = call.first();
     const int strips = first / call.rows, classes = strips / call.ranges;
     range = strips % call.ranges;
     row_class = classes % call.classes;
@@ -114,8 +148,9 @@ struct StripWalk {
 
 /// Rows of an array on their way to planes, kLines of them a step, in kStages steps: of each image kBlocks lines of 8
 /// places, `kStride` of which begin strips. A unit is one of them, of kPlaneGroup channels: a warp's copy.
-template <class Call, class T, int kLines, int kStride, int kBlocks>
+template <class Call, int kLines, int kStride, int kBlocks>
 struct StripRows {
+  using T = typename Call::T;
   static constexpr int kUnits = kLines * Call::kImages * kBlocks;                            // of each group of planes
   static constexpr int kGroups = Call::kSlab / kPlaneGroup, kTeam = Call::kWarps / kGroups;  // warps of a group
   static constexpr int kOwn = (kUnits + kTeam - 1) / kTeam;                                  // of a warp, at most

@@ -27,49 +27,25 @@
 
 namespace jaxdnn {
 
-/// Config as of `DepthwiseFprop`, without an epilogue.
 template <class ConfigOf>
-struct DepthwiseWgrad {
+struct DepthwiseWgrad : StripCall<ConfigOf> {
+  using Self = DepthwiseWgrad;
   using Config = ConfigOf;
-  using T = typename Config::T;
-  static constexpr int kAcross = Config::kAcross, kImages = Config::kImages, kWarps = Config::kWarps;
-  static constexpr int kSlab = Config::kSlab, kStages = Config::kStages, kThreads = 32 * kWarps;
-  static constexpr int kChannels = kSlab / kWarps;  // of a warp
-  static constexpr bool kLinear = Config::kLinear;
-  static_assert(kAcross * kImages <= kStrips && kChannels % 2 == 0, "strips of a multiply, and pairs of channels");
-
-  static constexpr int kReach = (kStripPlaces - 1) * Config::kStrideX + (Config::kTapsX - 1) * Config::kDilationX + 1;
-  static constexpr int kDepth = (kReach + 15) / 16;  // multiplies along x'
-  static constexpr int kSlots = (Config::kTapsY + Config::kStrideY - 1) / Config::kStrideY, kWarmUp = kSlots - 1;
+  using Strips = StripCall<Config>;
+  using Rows = StripRows<Strips, Config::kStrideY, Config::kStrideX, Self::kBlocks>;
+  using Outputs = StripRows<Strips, 1, 1, Self::kAcross>;
   static constexpr int kTaps = Config::kTapsY * Config::kTapsX;
-  using Rows =
-      StripRows<DepthwiseWgrad, T, Config::kStrideY, Config::kStrideX, (kAcross - 1) * Config::kStrideX + 2 * kDepth>;
-  using Outputs = StripRows<DepthwiseWgrad, T, 1, 1, kAcross>;
-
   static constexpr int kOutputRingAt = Rows::kRingBytes, kPlanesAt = kOutputRingAt + Outputs::kRingBytes;
   static constexpr int kOutputPlanesAt = kPlanesAt + 2 * Rows::kPlanesBytes;
-  static constexpr int kDiagonalBytes = 16 * kDepth * kStripPlaces * 4, kSumsAt = kWarps * kDiagonalBytes;
-  static constexpr int kEndBytes = kSumsAt + kTaps * kSlab * 4;
   static constexpr int kWalkBytes = kOutputPlanesAt + 2 * Outputs::kPlanesBytes;
+  static constexpr int kDiagonalBytes = 16 * Self::kDepth * kStripPlaces * 4;  // of a warp
+  static constexpr int kSumsAt = Self::kWarps * kDiagonalBytes, kEndBytes = kSumsAt + kTaps * Self::kSlab * 4;
   static constexpr int kSharedBytes = kWalkBytes > kEndBytes ? kWalkBytes : kEndBytes;
 
-  StripArray<const T> source, output;
+  StripArray<const typename Self::T> output;
+  StripAxis output_x, output_y;
   float* accumulators = nullptr;                            // [part, tap, channel]
-  int filter_first = 0, filter_row = 0, filter_column = 0;  // the tap of a filter that both dimensions' first one is
-  StripAxis x, y, output_x, output_y;
-  int images = 1, channels = 1, slabs = 1;
-  int rows = 1, classes = 1, ranges = 1;
-  int count = 1, part_rows = 1;  // rows of all strips, and of a part
-  int prefetch = 0;              // steps ahead of copies; 0 for none
-  static constexpr int lead = 0;
-
-  __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
-
-  /// Of this block's part.
-  __device__ __forceinline__ StripWalk<DepthwiseWgrad> walk() const {
-    const int first = static_cast<int>(blockIdx.x) / slabs * part_rows, left = count - first;
-    return {*this, first, left < part_rows ? left : part_rows};
-  }
+  int filter_first = 0, filter_row = 0, filter_column = 0;  // the filter's place at the first tap, and to the next ones
 };
 
 /// The sums of a warp's channels, and the rows of the output that they go on with.
@@ -77,7 +53,7 @@ template <class Call>
 struct DepthwiseProducts {
   using Config = typename Call::Config;
   static constexpr int kChannels = Call::kChannels, kSlots = Call::kSlots, kDepth = Call::kDepth;
-  static constexpr int kAll = Call::kAcross * Call::kImages;
+  static constexpr int kAll = Call::kAll;
 
   unsigned from, output_from;  // planes, where the thread's own part begins
   unsigned there[2];           // of the thread's pairs of strips, those that are not idle
@@ -180,13 +156,13 @@ __device__ __forceinline__ float sum_of_tap(const Call& call, int tap, int chann
   const int row_tap = tap / Config::kTapsX, column_tap = tap % Config::kTapsX;
   float sum = 0;
 #pragma unroll 1
-  for (StripWalk<Call> walk = call.walk(); walk.on(); walk.advance()) {
+  for (StripWalk<typename Call::Strips> walk(call); walk.on(); walk.advance()) {
     const int row = Call::kLinear ? 0 : walk.row * call.classes + walk.row_class;
     const int image_row = row * Config::kStrideY + row_tap * call.classes - call.y.low;
     if (!walk.begins() || row >= call.y.result) continue;
     if (static_cast<unsigned>(image_row) >= static_cast<unsigned>(call.y.source)) continue;
 #pragma unroll 1
-    for (int i = 0; i < Call::kAcross * Call::kImages * kStripPlaces; ++i) {
+    for (int i = 0; i < Call::kAll * kStripPlaces; ++i) {
       const int image = walk.image(i / kStripPlaces), column = walk.place(i / kStripPlaces) + i % kStripPlaces;
       const int image_column = column * Config::kStrideX + column_tap * Config::kDilationX - call.x.low;
       if (!walk.has(image) || column >= call.x.result) continue;
@@ -205,7 +181,7 @@ __device__ __forceinline__ float sum_of_tap(const Call& call, int tap, int chann
 template <class Call>
 __device__ __forceinline__ void store_taps(const Call& call, unsigned sums) {
   using Config = typename Call::Config;
-  const long long part = static_cast<int>(blockIdx.x) / call.slabs * static_cast<long long>(Call::kTaps);
+  const long long part = call.part() * static_cast<long long>(Call::kTaps);
 #pragma unroll 1
   for (int i = threadIdx.x; i < Call::kTaps * Call::kSlab; i += Call::kThreads) {
     const int tap = i / Call::kSlab, channel = call.first_channel() + i % Call::kSlab;
@@ -226,7 +202,7 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgrad<Config>& ca
   const unsigned shared = ptx::cvta_to_shared(shared_memory);
   const unsigned planes = shared + Call::kPlanesAt, output_planes = shared + Call::kOutputPlanesAt;
 
-  StripWalk<Call> walk = call.walk(), ahead = walk;
+  StripWalk<typename Call::Strips> walk(call), ahead = walk;
   typename Call::Rows rows(call.source, call.x, call.y, ahead, shared, planes);
   typename Call::Outputs outputs(call.output, call.output_x, call.output_y, ahead, shared + Call::kOutputRingAt,
                                  output_planes);
@@ -250,9 +226,9 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgrad<Config>& ca
   DepthwiseProducts<Call> products(planes, output_planes);
 
   int stage = 0, half = 0;
-  typename Call::Rows::Words of_image;
-  typename Call::Outputs::Words of_output;
   const auto bring = [&](int to, const auto& meanwhile) {
+    typename Call::Rows::Words of_image;
+    typename Call::Outputs::Words of_output;
     ptx::cp_async_wait_group<Call::kStages - 1>();
     rows.read(stage, of_image);
     outputs.read(stage, of_output);
