@@ -4,16 +4,16 @@
 // A block has kSlab channels of some rows. A strip is 8 neighbouring places of a row of the result; a step is a row of
 // each of 16 strips, which are all of M of a multiply:
 //
-//   kAcross strips of a line, of each of kImages images; what is left of 16 is idle
+//     image 0   | strip 0 | strip 1 | ... | strip kAcross - 1 |      kImages of them; what is left of 16 is idle.
+//     image 1   | strip kAcross | ...                         |      A step goes one row down, in all strips, and from
+//     ...                                                            the images' end on in other strips
 //
-//     image 0   | strip 0 | strip 1 | ... | strip kAcross - 1 |        a step goes one row down, and a strip with it;
-//     the image 1   | strip kAcross | ...                         |        walk takes strips at the image's end to the
-//     next
+// In one dimension (kLinear) a step goes kAcross strips further along a line.
 //
 // Rows of the result whose windows share no row of the source are classes, as if they were images.
 //
 // A thread copies 16 bytes of a place at a time, 8 channels, and later it alone reads them: so it waits for its own
-// copies, and for nobody. A warp's copy is 8 places of kSlab channels. Four 8 x 8 matrices of it are stored
+// copies, and for nobody. A warp's copy is 8 places of kPlaneGroup channels. Four 8 x 8 matrices of it are stored
 // transposed, and become lines of 8 places of a channel, 16 bytes each, which are what ldmatrix takes. Planes lie an
 // odd number of lines apart: 8 lines of neighbouring planes are in different banks, and so are 8 of one plane.
 //

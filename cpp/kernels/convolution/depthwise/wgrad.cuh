@@ -1,15 +1,17 @@
 // The gradient of a depthwise convolution in its filter, on the tensor cores: of a channel and a row of the window, the
 // places of 16 strips are multiplied by each other, and the sums of diagonals are the taps' gradients.
 //
-//     sums [x', x] +=                          tap = x' - x (stride 1): a diagonal of 8 elements. The others are
-//         image [strip, x'] * output [strip, x]     never used
+//     sums [x', x] += image [strip, x'] * output [strip, x]
+//
+// With stride 1 a tap is x' - x: its sum is that of a diagonal of 8 elements, and the others are never used.
 //
 // A row of the image is multiplied by the rows of the output that its taps are of, which stay in registers for as many
 // steps; the sums stay there all the time. fprop.cuh has the walk, with rows of the image in place of the source's.
 //
-//        row of the image    0  1  2  3  4 ...         3 taps: with row m of the image come row m of the output, as
-//        slot slot 0              0  1  2  3  4             0, which are the taps of filter row 0; after a step it is
-//        slot 1 slot 1                 0  1  2  3 slot 2                    0  1  2
+//        row of the image    0  1  2  3  4 ...        3 taps: with row m of the image comes row m of the output, which
+//        slot 0              0  1  2  3  4            it meets at the filter's row 0; with each step rows of the output
+//        slot 1                 0  1  2  3            move on by a slot
+//        slot 2                    0  1  2
 //
 //   grid             slabs of channels x parts of the rows of all strips, whose sums product/split.cuh adds
 //   a warp           kSlab / kWarps channels
@@ -17,7 +19,7 @@
 //                    and in the end in its place | diagonals, a warp's own | sums [tap][channel] |
 //
 // Places that are past an edge are zeros, and meet what may be no number. So a tap's sum that is no number is summed
-// again from memory, place by place: a lane has a channel of the slab.
+// again from memory, place by place.
 //
 // Bytes: image and output, once each. Flops: as of fprop.cuh.
 #pragma once
