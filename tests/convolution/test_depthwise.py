@@ -37,14 +37,14 @@ def knobs(across, images, warps=8, stages=3, parts=1, **others):
 CASES = {
     "same": (knobs(2, 2, stages=4, parts=3), depthwise((3, 9, 17, 40), (3, 3), padding="SAME")),
     "whole strips": (knobs(1, 3, parts=4), depthwise((2, 6, 16, 8), (3, 3), padding="SAME")),
-    "7 x 7": (knobs(2, 2, 16, parts=2, prefetch=2), depthwise((2, 9, 12, 24), (7, 7), padding="SAME")),
+    "7 x 7": (knobs(2, 2, 16, parts=2), depthwise((2, 9, 12, 24), (7, 7), padding="SAME")),
     "few warps": (knobs(3, 5, 4, stages=2, parts=2), depthwise((7, 5, 21, 16), (2, 3), F16, padding="SAME")),
     "16 strips": (knobs(4, 4, 16, parts=2), depthwise((4, 5, 29, 72), (3, 5), padding="SAME")),
     "wide slabs": (knobs(2, 2, slab=64, parts=2), depthwise((3, 5, 17, 104), (3, 3), F16, padding="SAME")),
     "causal, wide slabs": (
         knobs(2, 1, 16, slab=128, parts=5), depthwise((2, 70, 136), (4,), strides=(2,), padding=((3, 0),))
     ),
-    "causal": (knobs(3, 2, stages=2, parts=2, prefetch=1), depthwise((2, 70, 40), (4,), F16, padding=((3, 0),))),
+    "causal": (knobs(3, 2, stages=2, parts=2), depthwise((2, 70, 40), (4,), F16, padding=((3, 0),))),
     "strides": (knobs(1, 3, parts=2), depthwise((3, 11, 21, 32), (3, 3), strides=(2, 2), padding=((1, 1), (0, 1)))),
     "stride past the window": (knobs(2, 1), depthwise((1, 9, 33, 8), (2, 1), strides=(3, 2), padding="SAME")),
     "dilation": (knobs(3, 1, parts=3), depthwise((2, 13, 17, 16), (3, 3), rhs_dilation=(2, 3), padding="SAME")),
@@ -188,7 +188,7 @@ def test_reasons(problem, target, said):
     [
         (knobs(2, 2, parts=999), "rows of strips"),
         (knobs(2, 2, stages=99), "bytes of shared memory"),
-        (knobs(2, 2, resident=4), "registers for 4 channels, and has 64"),
+        (knobs(2, 2, 16, slab=128), "registers for 8 channels, and has 128"),
     ],
 )
 def test_knobs_that_do_not_fit(chosen, said):
@@ -202,7 +202,7 @@ def test_knobs_that_do_not_fit(chosen, said):
     [
         ({"warps": 5}, "expected one of"),
         ({"across": 9}, "more than the 16"),
-        ({"slab": 96}, "can't share"),
+        ({"slab": 96}, "expected one of"), ({"slab": 32, "warps": 32}, "expected one of"),
         ({"stages": 1}, "stages"),
     ],
 )

@@ -99,8 +99,8 @@ struct DepthwiseSums {
     from = planes + first_plane() * Call::Rows::kPitch +
            (Call::Rows::line_of(idle ? 0 : strip) + lane / kStrips) * kLineBytes;
     to = results + (first_plane() + lane / kStrips) * Call::kResultPitch + strip * kLineBytes;
-    keep_address(from);
-    keep_address(to);
+    make_opaque(from);
+    make_opaque(to);
 #pragma unroll
     for (int depth = 0; depth < kDepth; ++depth) {
 #pragma unroll
@@ -128,12 +128,15 @@ struct DepthwiseSums {
     }
   }
 
-  /// Before the first step of other strips.
+  /// Before the first step of other strips. Of zeros that the compiler knows it would make a selection for each sum,
+  /// with every step.
   __device__ __forceinline__ void start() {
+    unsigned zero = 0;
+    make_opaque(zero);
 #pragma unroll
     for (int channel = 0; channel < kChannels; ++channel) {
 #pragma unroll
-      for (int i = 0; i < 4 * Call::kWarmUp; ++i) sums[channel][i / 4][i % 4] = 0;
+      for (int i = 0; i < 4 * Call::kWarmUp; ++i) sums[channel][i / 4][i % 4] = ptx::mov_f32(zero);
     }
   }
 
@@ -267,7 +270,7 @@ struct DepthwiseStores {
   __device__ __forceinline__ DepthwiseStores(const Call& call, const Walk& walk, unsigned results) : call(call) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     planes = results + (warp % kGroups * kPlaneGroup + lane) * Call::kResultPitch + warp / kGroups * kLineBytes;
-    keep_address(planes);
+    make_opaque(planes);
     start(walk);
   }
 
@@ -332,7 +335,6 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
   Rows rows(call.source, call.x, call.y, ahead, shared, planes);
   const auto copy = [&](int stage) {
     if (ahead.on()) {
-      if (call.prefetch > 0) rows.prefetch(ahead, call.prefetch);
       rows.copy(call, stage);
       if (ahead.advance()) rows.start(ahead);
     }

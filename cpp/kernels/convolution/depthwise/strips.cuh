@@ -51,8 +51,8 @@ struct StripArray {
   int step = 0;  // from a step's places to the next one's
 };
 
-/// Keeps the compiler from computing an address again each time, where a register is cheaper.
-__device__ __forceinline__ void keep_address(unsigned& address) { asm volatile("" : "+r"(address)); }
+/// A value that the compiler knows nothing of: an address that it would otherwise compute again each time.
+__device__ __forceinline__ void make_opaque(unsigned& value) { asm volatile("" : "+r"(value)); }
 
 /// What both kernels have. Config has: T; kTapsX, kTapsY, kStrideX, kStrideY, kDilationX; kAcross and kImages of a
 /// step's strips; kSlab, channels of a block; kWarps, kStages; kLinear, whether walks go along the places of lines, of
@@ -79,7 +79,6 @@ struct StripCall {
   int rows = 1, classes = 1, ranges = 1;  // rows of a class; classes; ranges of kAcross strips of a line
   int count = 1, part_rows = 1;           // rows of all strips, and of a part
   int lead = 0;                           // steps of an image that meet padding alone, and are left out
-  int prefetch = 0;                       // steps that are asked for ahead of copies; 0 for none
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(blockIdx.x) % slabs * kSlab; }
   __device__ __forceinline__ int part() const { return static_cast<int>(blockIdx.x) / slabs; }
@@ -172,8 +171,8 @@ struct StripRows {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     ring = ring_at + threadIdx.x * kLineBytes;
     planes = planes_at + (warp % kGroups * kPlaneGroup + lane) * kPitch + warp / kGroups * kLineBytes;
-    keep_address(ring);
-    keep_address(planes);
+    make_opaque(ring);
+    make_opaque(planes);
     start(walk);
   }
 
@@ -210,31 +209,6 @@ struct StripRows {
       from[i] += array.step;
     }
     at += Call::kLinear ? Call::kAcross * kStride * kStripPlaces : kLines * call.classes;
-  }
-
-  /// Asks for the block's share of the rows that `distance` steps after the next one begins with. All slabs of a place
-  /// then come from memory together, and in long pieces.
-  __device__ __forceinline__ void prefetch(const StripWalk<Call>& walk, int distance) const {
-    const Call& call = walk.call;
-    const int image = walk.group * Call::kImages + threadIdx.x / kLines;
-    if (threadIdx.x >= kLines * Call::kImages || !walk.has(image)) return;
-    const T* row = array.data + image * array.image;
-    int first = 0, places = x.source;
-    if constexpr (Call::kLinear) {
-      constexpr int kPlaces = Call::kAcross * kStride * kStripPlaces;
-      first = (walk.row + distance) * kPlaces;
-      places = x.source - first < kPlaces ? x.source - first : kPlaces;
-    } else {
-      const int index = (walk.row_class + (walk.row + distance) * call.classes) * kLines - y.low +
-                        static_cast<int>(threadIdx.x) % kLines * call.classes;
-      if (static_cast<unsigned>(index) >= static_cast<unsigned>(y.source)) return;
-      row += static_cast<long long>(index) * array.row;
-    }
-    const int share = (places + call.slabs - 1) / call.slabs, own = static_cast<int>(blockIdx.x) % call.slabs * share;
-    const int count = places - own < share ? places - own : share;
-    if (count <= 0) return;
-    ptx::cp_async_bulk_prefetch_l2(row + static_cast<long long>(first + own) * array.column,
-                                   count * array.column * static_cast<int>(sizeof(T)));
   }
 
   /// Reads the thread's part of a stage, which goes to one half of the planes.

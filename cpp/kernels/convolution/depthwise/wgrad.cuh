@@ -70,8 +70,8 @@ struct DepthwiseProducts {
            (Call::Rows::line_of(strip < kAll ? strip : 0) + lane / 8 % 2) * kLineBytes;
     output_from = output_planes + (first_plane() + lane / kStrips) * Call::Outputs::kPitch +
                   Call::Outputs::line_of(of_output < kAll ? of_output : 0) * kLineBytes;
-    keep_address(from);
-    keep_address(output_from);
+    make_opaque(from);
+    make_opaque(output_from);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int left = kAll - i * 8 - lane % 4 * 2;
@@ -210,10 +210,6 @@ __device__ __forceinline__ void depthwise_wgrad(const DepthwiseWgrad<Config>& ca
                                  output_planes);
   const auto copy = [&](int stage) {
     if (ahead.on()) {
-      if (call.prefetch > 0) {
-        rows.prefetch(ahead, call.prefetch);
-        outputs.prefetch(ahead, call.prefetch);
-      }
       rows.copy(call, stage);
       outputs.copy(call, stage, ahead.begins());
       if (ahead.advance()) {

@@ -1,4 +1,4 @@
-"""Which knobs of a depthwise convolution on the tensor cores to try, best first: a model of time.
+"""Which knobs of a depthwise convolution on the tensor cores to try, best first, and whether to try any: a model of time.
 
 Numbers in brackets are those of the notes on depthwise in benchmarks/results/convolution_kernels.md.
 """
@@ -19,18 +19,21 @@ from jaxdnn.engines.convolution.depthwise.knobs import (
     knobs_reason,
 )
 
-# Channels and warps of a block, and blocks of a multiprocessor.
-_SHAPES = ((32, 8, 1), (32, 16, 1), (64, 8, 1), (64, 16, 1), (128, 8, 1), (128, 16, 1), (32, 8, 2))
+_SHAPES = ((32, 16), (32, 8), (64, 16), (64, 8))  # channels and warps of a block; of equal ones the first
 _STAGES = (8, 6, 4, 3)  # the first ones that fit
 _WAVES = (1, 2)  # of thread blocks, one after the other
 _MOST = 8  # that are offered
-_CLOCK = 1.7e9
 _SCHEDULERS = 4
-_MULTIPLY = 6.2  # cycles of a scheduler's tensor core
-_SHARED_BYTES = 128  # that shared memory moves in a cycle
-_LATENCY = 450.0  # cycles of a step, besides multiplies
-_START = 4e-6  # seconds of a block, of which the bands take most
-_RESERVED = 1024  # bytes of shared memory that a block has besides
+_MULTIPLY = 4.5e-9  # seconds of a scheduler's tensor core [1]
+_STEP = 380e-9  # seconds of a step's chain, whatever it moves [1]
+_LINE = 10e-9  # seconds that shared memory takes for a warp's copy of 8 places of 32 channels, all told [1]
+_MEMORY = 0.86  # of a copy's speed, that long lines of places reach [2]
+_START = 5e-6  # seconds of a block until it multiplies, and to its end
+
+# What ordinary arithmetic takes instead: the engine of direct convolutions.
+_ARITHMETIC = 14e12  # multiply-adds a second [3]
+_ORDINARY_MEMORY = 0.7  # of a copy's speed [3]
+_ORDINARY_START = {False: 5e-6, True: 8e-6}  # seconds; of a filter's gradient those of the second kernel, too [3]
 
 
 def candidates(form: Strips, target: Target) -> Iterator[DepthwiseKnobs]:
@@ -40,47 +43,49 @@ def candidates(form: Strips, target: Target) -> Iterator[DepthwiseKnobs]:
 
 
 def _fitting(form: Strips, target: Target) -> Iterator[DepthwiseKnobs]:
-    for (across, images), (slab, warps, resident) in combinations(_steps(form), _SHAPES):
+    for (across, images), (slab, warps) in combinations(_steps(form), _SHAPES):
         if slab > GROUP and slab >= 2 * form.problem.groups:
             continue
-        knobs = DepthwiseKnobs(across, images, slab, warps, resident=resident)
-        room = target.shared_memory // resident - _RESERVED * (resident - 1)
+        knobs = DepthwiseKnobs(across, images, slab, warps)
         for stages in _STAGES:
             knobs = replace(knobs, stages=stages)
-            if form.shared_memory(knobs) > room or knobs_reason(form, knobs, target):
+            if knobs_reason(form, knobs, target):
                 continue
             count = form.count(knobs)
             for waves in _WAVES:
-                parts = max(1, min(waves * resident * target.sm_count // form.slabs(knobs), count))
+                parts = max(1, min(waves * target.sm_count // form.slabs(knobs), count))
                 yield replace(knobs, parts=ceil(count / ceil(count / parts)))
             break
 
 
-def _steps(form: Strips) -> set[tuple[int, int]]:
+def _steps(form: Strips) -> list[tuple[int, int]]:
     """Strips of a line, which cut it in about equal ranges, and images."""
     strips = ceil(form.windows[1].output / STRIP)
-    equal = {ceil(strips / ranges) for ranges in range(ceil(strips / STRIPS), strips + 1)}
     found = set()
-    for across in equal:
+    for across in {ceil(strips / ranges) for ranges in range(ceil(strips / STRIPS), strips + 1)}:
         most = min(STRIPS // across, form.problem.n)
-        found |= {(across, images) for images in {most, ceil(most / 2), 1}}
-    return found
+        found |= {(across, images) for images in (most, ceil(most / 2), 1)}
+    return sorted(found)
 
 
 def seconds(form: Strips, knobs: DepthwiseKnobs, target: Target) -> float:
-    """An estimate of the time, for comparing knobs with each other."""
+    """An estimate of the time."""
     y, _ = form.windows
-    line = knobs.slab * LINE_BYTES
+    lines = knobs.groups * (form.units(knobs) + knobs.across * knobs.images)  # of a step, from or to memory
     multiplies = knobs.slab * y.filter * form.depth / _SCHEDULERS * _MULTIPLY
-    read = knobs.slab * y.stride * form.depth * STRIPS * 2 * LINE_BYTES
-    moved = form.units(knobs) + knobs.across * knobs.images  # lines of a step, from or to memory
-    shared = (3 * moved * line + read) / _SHARED_BYTES
-    blocks = form.slabs(knobs) * knobs.parts
-    together = min(knobs.resident, ceil(blocks / target.sm_count))
-    waves = ceil(blocks / (target.sm_count * knobs.resident))
+    chain = _STEP + multiplies + lines / knobs.groups / knobs.team * 8 * _LINE
+    moved = lines * GROUP * LINE_BYTES / (_MEMORY * target.bandwidth / target.sm_count)
     rows = ceil(form.count(knobs) / knobs.parts)
-    steps = rows + ceil(rows / form.rows(knobs) + 0.5) * (form.slots - 1)
-    busy = max(multiplies, shared)
-    cycles = max(together * busy, busy + _LATENCY)
-    bytes_of_step = together * moved * line / (target.bandwidth / target.sm_count)
-    return waves * (_START + steps * max(cycles / _CLOCK, bytes_of_step))
+    warm_up = (form.slots - 1) * ceil(rows / form.rows(knobs) + 0.5) - form.lead * rows // form.rows(knobs)
+    waves = ceil(form.slabs(knobs) * knobs.parts / target.sm_count)
+    return waves * (rows + warm_up) * max(chain, moved) + _START
+
+
+def ordinary_seconds(form: Strips, target: Target) -> float:
+    """An estimate of the time that it takes without tensor cores."""
+    y, x = form.windows
+    result = form.problem.n * form.problem.groups * y.output * x.output
+    source = form.problem.n * form.problem.groups * y.image * x.image
+    arithmetic = result * y.filter * x.filter / (_ARITHMETIC * target.sm_count / 132)
+    moved = 2 * (result + source) / (_ORDINARY_MEMORY * target.bandwidth)
+    return max(arithmetic, moved) + _ORDINARY_START[form.to_filter]

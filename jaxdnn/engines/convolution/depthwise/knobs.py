@@ -18,13 +18,13 @@ STRIPS = 16  # of a step
 STRIP = 8  # places of a strip
 LINE_BYTES = 16  # of a plane of shared memory
 _MULTIPLY = 16  # places of the source that one reads
-_WARPS = (4, 8, 12, 16)  # of a block
-_SLABS = (32, 64, 96, 128)  # channels of a block
+_WARPS = (4, 8, 16)  # of a block
+_SLABS = (32, 64, 128)  # channels of a block
 _DIMENSIONS = 2
 _VECTOR = 8  # channels that are copied at once
 _LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
 _REGISTERS = 65_536
-_MOST_OF_THREAD = 255
+_MOST_OF_THREAD = 240  # that the compiler has room for what is estimated
 _MOVED_REGISTERS = 4  # of an address, and what a thread knows of it
 _OTHER_REGISTERS = 32
 _HALVES = ("bfloat16", "float16")
@@ -40,9 +40,7 @@ class DepthwiseKnobs:
       slab: channels of a block.
       warps: of a block; each has as many channels.
       stages: steps whose rows are in flight.
-      prefetch: steps ahead of which rows are asked for, of all slabs of a place at once; 0 for none.
       parts: into how many the rows of all strips are cut, each of which is a block's.
-      resident: blocks of a multiprocessor that a thread's registers leave room for.
     """
 
     across: int = 7
@@ -50,14 +48,11 @@ class DepthwiseKnobs:
     slab: int = 32
     warps: int = 8
     stages: int = 8
-    prefetch: int = 0
     parts: int = 1
-    resident: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "across", "images", "parts", "resident")
+        check_least(self, 1, "across", "images", "parts")
         check_least(self, 2, "stages")
-        check_least(self, 0, "prefetch")
         for name, known in (("warps", _WARPS), ("slab", _SLABS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"DepthwiseKnobs: {name} is {getattr(self, name)}; expected one of {known}")
@@ -247,7 +242,7 @@ def knobs_reason(form: Strips, knobs: DepthwiseKnobs, target: Target) -> str | N
     """Why the knobs don't fit the convolution, or None."""
     if knobs.parts > (count := form.count(knobs)):
         return f"parts is {knobs.parts}, and there are {count} rows of strips"
-    most = min(_MOST_OF_THREAD, _REGISTERS // (knobs.threads * knobs.resident))
+    most = min(_MOST_OF_THREAD, _REGISTERS // knobs.threads)
     if (needed := form.registers(knobs)) > most:
         return f"a thread needs about {needed} registers for {knobs.channels} channels, and has {most}"
     if (needed := form.shared_memory(knobs)) > target.shared_memory:

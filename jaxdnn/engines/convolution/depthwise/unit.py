@@ -65,7 +65,7 @@ def _stage(
         f"\n{epilogue.text() if epilogue else ''}\n{struct_text('Config', types, constants)}"
         + f"static_assert({call}::kSharedBytes == {shared}, "
         + '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text(kernel, call, f"{knobs.threads}, {knobs.resident}", found)
+        + entry_text(kernel, call, f"{knobs.threads}, 1", found)
     )
     grid = (form.slabs(knobs) * knobs.parts, 1, 1)
     launch = Launch(kernel, arguments(found), grid, (knobs.threads, 1, 1), shared_memory=shared)
@@ -83,7 +83,7 @@ def _walk(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
         found += _fields(name, numbers(source=window.image, result=window.output, low=window.low))
     found += numbers(images=form.problem.n, channels=form.problem.groups, slabs=form.slabs(knobs))
     found += numbers(rows=form.rows(knobs), classes=form.classes, ranges=form.ranges(knobs))
-    return found + numbers(count=count, part_rows=ceil(count / knobs.parts), prefetch=knobs.prefetch)
+    return found + numbers(count=count, part_rows=ceil(count / knobs.parts))
 
 
 def _array(name: str, form: Strips, tensor: Tensor, step: int) -> list[Parameter]:
