@@ -202,7 +202,8 @@ def test_knobs_that_do_not_fit(chosen, said):
     [
         ({"warps": 5}, "expected one of"),
         ({"across": 9}, "more than the 16"),
-        ({"slab": 96}, "expected one of"), ({"slab": 32, "warps": 32}, "expected one of"),
+        ({"slab": 96}, "expected one of"),
+        ({"slab": 32, "warps": 32}, "expected one of"),
         ({"stages": 1}, "stages"),
     ],
 )

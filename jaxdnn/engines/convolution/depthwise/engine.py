@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.convolution.depthwise.heuristic import candidates
+from jaxdnn.engines.convolution.depthwise.heuristic import candidates, ordinary_seconds, seconds
 from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips, knobs_reason, strips_reason
 from jaxdnn.engines.convolution.depthwise.unit import fprop, wgrad
 from jaxdnn.engines.convolution.matrices import product_of_groups
@@ -29,9 +29,12 @@ class ConvolutionDepthwise(ProblemEngine[Convolution, DepthwiseKnobs]):
             return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
         if reason := strips_reason(problem):
             return reason
-        if next(self.configurations(problem, target), None) is None:
+        form, best = Strips(problem), next(self.configurations(problem, target), None)
+        if best is None:
             return "its window has more taps than a thread's registers hold bands of"
-        return element_reason(product_of_groups(problem), [DepthwiseKnobs()])
+        if seconds(form, best, target) > ordinary_seconds(form, target):
+            return "ordinary arithmetic takes less time for so few taps, or places"
+        return element_reason(product_of_groups(problem), [best])
 
     def configurations(self, problem: Convolution, target: Target) -> Iterator[DepthwiseKnobs]:
         return candidates(Strips(problem), target)

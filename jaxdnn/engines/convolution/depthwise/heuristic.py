@@ -1,4 +1,4 @@
-"""Which knobs of a depthwise convolution on the tensor cores to try, best first, and whether to try any: a model of time.
+"""Which knobs of a depthwise convolution on the tensor cores to try, best first, by a model of time.
 
 Numbers in brackets are those of the notes on depthwise in benchmarks/results/convolution_kernels.md.
 """
@@ -25,15 +25,15 @@ _WAVES = (1, 2)  # of thread blocks, one after the other
 _MOST = 8  # that are offered
 _SCHEDULERS = 4
 _MULTIPLY = 4.5e-9  # seconds of a scheduler's tensor core [1]
-_STEP = 380e-9  # seconds of a step's chain, whatever it moves [1]
+_STEP = 330e-9  # seconds of a step's chain, whatever it moves [1]
 _LINE = 10e-9  # seconds that shared memory takes for a warp's copy of 8 places of 32 channels, all told [1]
 _MEMORY = 0.86  # of a copy's speed, that long lines of places reach [2]
-_START = 5e-6  # seconds of a block until it multiplies, and to its end
 
 # What ordinary arithmetic takes instead: the engine of direct convolutions.
-_ARITHMETIC = 14e12  # multiply-adds a second [3]
-_ORDINARY_MEMORY = 0.7  # of a copy's speed [3]
-_ORDINARY_START = {False: 5e-6, True: 8e-6}  # seconds; of a filter's gradient those of the second kernel, too [3]
+_ARITHMETIC = 9e12  # multiply-adds a second of 132 multiprocessors [3]
+_ORDINARY_MEMORY = 0.62  # of a copy's speed [3]
+
+_START = {False: 5e-6, True: 8e-6}  # seconds besides, of either; of a filter's gradient those of a second kernel, too
 
 
 def candidates(form: Strips, target: Target) -> Iterator[DepthwiseKnobs]:
@@ -78,7 +78,7 @@ def seconds(form: Strips, knobs: DepthwiseKnobs, target: Target) -> float:
     rows = ceil(form.count(knobs) / knobs.parts)
     warm_up = (form.slots - 1) * ceil(rows / form.rows(knobs) + 0.5) - form.lead * rows // form.rows(knobs)
     waves = ceil(form.slabs(knobs) * knobs.parts / target.sm_count)
-    return waves * (rows + warm_up) * max(chain, moved) + _START
+    return waves * (rows + warm_up) * max(chain, moved) + _START[form.to_filter]
 
 
 def ordinary_seconds(form: Strips, target: Target) -> float:
@@ -88,4 +88,4 @@ def ordinary_seconds(form: Strips, target: Target) -> float:
     source = form.problem.n * form.problem.groups * y.image * x.image
     arithmetic = result * y.filter * x.filter / (_ARITHMETIC * target.sm_count / 132)
     moved = 2 * (result + source) / (_ORDINARY_MEMORY * target.bandwidth)
-    return max(arithmetic, moved) + _ORDINARY_START[form.to_filter]
+    return max(arithmetic, moved) + _START[form.to_filter]

@@ -26,7 +26,8 @@ _LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
 _REGISTERS = 65_536
 _MOST_OF_THREAD = 240  # that the compiler has room for what is estimated
 _MOVED_REGISTERS = 4  # of an address, and what a thread knows of it
-_OTHER_REGISTERS = 32
+_READ_REGISTERS = 8  # of 16 places of a strip that are multiplied
+_OTHER_REGISTERS = 32  # besides these, and sums, and bands or rows of the output
 _HALVES = ("bfloat16", "float16")
 _STEP = 8  # that registers are given out in
 
@@ -181,8 +182,9 @@ class Strips:
         if self.to_filter:
             wide, narrow = narrow, wide
         moved = sum(ceil(units / knobs.team) for units in (self.units(knobs), knobs.across * knobs.images))
-        own = knobs.channels * (4 * wide + 2 * narrow) + _MOVED_REGISTERS * moved + _OTHER_REGISTERS
-        return ceil(own / _STEP) * _STEP
+        read = self.depth * self.windows[0].stride
+        own = knobs.channels * (4 * wide + 2 * narrow) + _MOVED_REGISTERS * moved + _READ_REGISTERS * read
+        return ceil((own + _OTHER_REGISTERS) / _STEP) * _STEP
 
     def shared_memory(self, knobs: DepthwiseKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
