@@ -17,7 +17,7 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import _native, device
 from jaxdnn.engines.convolution.depthwise.engine import ConvolutionDepthwise
-from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs
+from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, strips_reason
 
 ENGINE = ConvolutionDepthwise()
 H100, A100 = device._NAMED[90], device._NAMED[80]
@@ -37,12 +37,12 @@ def knobs(across, images, warps=8, stages=3, parts=1, **others):
 CASES = {
     "same": (knobs(2, 2, stages=4, parts=3), depthwise((3, 9, 17, 40), (3, 3), padding="SAME")),
     "whole strips": (knobs(1, 3, parts=4), depthwise((2, 6, 16, 8), (3, 3), padding="SAME")),
-    "7 x 7": (knobs(2, 2, 16, parts=2), depthwise((2, 9, 12, 24), (7, 7), padding="SAME")),
+    "7 x 7": (knobs(2, 2, parts=2), depthwise((2, 9, 12, 24), (7, 7), padding="SAME")),
     "few warps": (knobs(3, 5, 4, stages=2, parts=2), depthwise((7, 5, 21, 16), (2, 3), F16, padding="SAME")),
     "16 strips": (knobs(4, 4, 16, parts=2), depthwise((4, 5, 29, 72), (3, 5), padding="SAME")),
     "wide slabs": (knobs(2, 2, slab=64, parts=2), depthwise((3, 5, 17, 104), (3, 3), F16, padding="SAME")),
     "causal, wide slabs": (
-        knobs(2, 1, 16, slab=128, parts=5), depthwise((2, 70, 136), (4,), strides=(2,), padding=((3, 0),))
+        knobs(2, 1, 8, slab=128, parts=5), depthwise((2, 70, 136), (4,), strides=(2,), padding=((3, 0),))
     ),
     "causal": (knobs(3, 2, stages=2, parts=2), depthwise((2, 70, 40), (4,), F16, padding=((3, 0),))),
     "strides": (knobs(1, 3, parts=2), depthwise((3, 11, 21, 32), (3, 3), strides=(2, 2), padding=((1, 1), (0, 1)))),
@@ -94,7 +94,7 @@ def emulated(tmp_path_factory):
 @pytest.mark.parametrize("number", range(len(CALLS)), ids=NAMES)
 def test_its_text_computes_what_is_right(number, emulated):
     _, _, call = CALLS[number]
-    assert ENGINE.reason(call.problem, H100) is None
+    assert strips_reason(call.problem) is None
     emulate(emulated, number, call)
 
 
@@ -117,7 +117,6 @@ def test_what_is_no_number_stays_in_its_windows(name, result, emulated):
 def test_configurations_compile(name):
     for result in RESULTS.get("strides" if "stride" in name else name, ("output", "image", "filter")):
         problem = convolutions(LARGE[name], result).problem
-        assert ENGINE.reason(problem, H100) is None
         for chosen in list(ENGINE.configurations(problem, H100))[:2]:
             plan = ENGINE.build(chosen, problem, H100)
             log, bounds = _native.compile(plan.unit, plan.arch).log, launch_bounds(plan.unit)
@@ -128,11 +127,30 @@ def test_configurations_compile(name):
                 assert registers * threads * blocks <= REGISTERS
 
 
+@pytest.mark.parametrize(
+    ("case", "chosen"),
+    [
+        (LARGE["7 x 7"], True),
+        (LARGE["7 x 7, 14"], True),
+        (LARGE["causal"], True),
+        (LARGE["gelu"], True),
+        # Too little to wait for the first rows.
+        (depthwise((1, 28, 28, 32), (7, 7), padding="SAME"), False),
+        (depthwise((1, 28, 28, 768), (3, 3), padding="SAME"), False),
+    ],
+)
+def test_it_is_chosen_where_it_is_faster(case, chosen):
+    for result in ("output", "image", "filter"):
+        reason = ENGINE.reason(convolutions(case, result).problem, H100)
+        assert (reason or "").startswith("" if chosen else "ordinary arithmetic takes less time")
+        assert (reason is None) == chosen
+
+
 def test_a_plan_is_what_it_is():
     """Seven strips of 8 places of two images are a step, of 3 slabs of channels."""
     problem = convolutions(LARGE["7 x 7"], "output").problem
-    (launch,) = ENGINE.build(knobs(7, 2, 16, 8, 44), problem, H100).launches
-    assert (launch.kernel, launch.grid, launch.block) == ("depthwise_fprop", (3 * 44, 1, 1), (512, 1, 1))
+    (launch,) = ENGINE.build(knobs(7, 2, 8, 8, 44), problem, H100).launches
+    assert (launch.kernel, launch.grid, launch.block) == ("depthwise_fprop", (3 * 44, 1, 1), (256, 1, 1))
     copied = 2 * (6 + 2)  # lines of 8 places
     assert launch.shared_memory == 8 * copied * 32 * 16 + 2 * 32 * 16 * ((copied + 1) + (16 + 1))
 
