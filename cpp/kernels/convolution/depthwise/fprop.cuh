@@ -20,11 +20,12 @@
 //
 //   grid             slabs of channels x parts of the rows of all strips
 //   a warp           the bands of kSlab / kWarps channels, in registers, and their sums
-//   a step           1. this step's rows, in one half of the planes, are multiplied. Meanwhile the next step's, which
-//                       have arrived, go to the other half, copies of a later step's start, and results of the step
-//                       before, transposed, go to memory, 16 bytes a thread
-//                    2. what is finished goes to one half of the planes of results
+//   a step           1. the next step's rows, which have arrived, go to one half of the planes, and copies of a later
+//                       step's start
+//                    2. this step's rows, in the other half, are multiplied; what is finished goes to one half of the
+//                       planes of results
 //                    3. __syncthreads
+//                    4. these planes, transposed, go to memory, 16 bytes a thread; the next step's are the other half
 //   shared memory    | ring of kStages | planes of the source, twice | planes of the result, twice |
 //
 // Zero times what is no number is none, and would reach all places of a strip. So sums that are no numbers are summed
@@ -346,37 +347,35 @@ __device__ __forceinline__ void depthwise_fprop(const DepthwiseFprop<Config>& ca
   Stores stores(call, walk, results);
 
   int stage = 0, half = 0;
-  bool pending = false, restarts = false;  // whether a row waits to be stored, and other strips follow it
-  const auto bring = [&](int to, const auto& meanwhile) {
+  const auto bring = [&](int to) {
     typename Rows::Words words;
     ptx::cp_async_wait_group<Call::kStages - 1>();
     rows.read(stage, words);
-    meanwhile();
     rows.write(words, to);
     copy(stage);
     stage = stage + 1 == Call::kStages ? 0 : stage + 1;
   };
-  const auto store = [&](const auto& meanwhile) {
-    typename Stores::Words words;
-    stores.read(half ^ 1, words);
-    meanwhile();
-    if (pending) stores.write(words);
-    if (restarts) stores.start(walk);
-  };
-  bring(0, [] {});
+  bring(0);
   __syncthreads();
 #pragma unroll 1
   while (walk.on()) {
     typename Sums::Finished finished;
-    store([&] { bring(half ^ 1, [&] { sums.multiply(half, finished); }); });
-    pending = walk.finishes();
-    if (pending) sums.finish(walk, half, finished);
+    bring(half ^ 1);
+    sums.multiply(half, finished);
+    const bool finishes = walk.finishes();
+    if (finishes) sums.finish(walk, half, finished);
     __syncthreads();
-    restarts = walk.advance();
-    if (restarts) sums.start();
+    if (finishes) {
+      typename Stores::Words words;
+      stores.read(half, words);
+      stores.write(words);
+    }
+    if (walk.advance()) {
+      stores.start(walk);
+      sums.start();
+    }
     half ^= 1;
   }
-  store([] {});
 }
 
 }  // namespace jaxdnn

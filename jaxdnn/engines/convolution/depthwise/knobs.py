@@ -24,10 +24,10 @@ _DIMENSIONS = 2
 _VECTOR = 8  # channels that are copied at once
 _LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
 _REGISTERS = 65_536
-_MOST_OF_THREAD = 240  # that the compiler has room for what is estimated
-_MOVED_REGISTERS = 4  # of an address, and what a thread knows of it
+_MOST_OF_THREAD = 255
+_MOVED_REGISTERS = 6  # of an address, and what a thread knows of it
 _READ_REGISTERS = 8  # of 16 places of a strip that are multiplied
-_OTHER_REGISTERS = 32  # besides these, and sums, and bands or rows of the output
+_OTHER_REGISTERS = 44  # besides these, and sums, and bands or rows of the output
 _HALVES = ("bfloat16", "float16")
 _STEP = 8  # that registers are given out in
 
