@@ -215,6 +215,9 @@ def strips_reason(problem: Convolution) -> str | None:
         return "an axis has no elements"
     if max(problem.rows, problem.n * form.windows[0].image * form.windows[1].image) >= _LARGEST:
         return "there are more places than its 32-bit index counts"
+    y, x = form.windows
+    if 2 * form.classes * y.stride * max(x.image, x.output) * problem.groups >= _LARGEST:
+        return "a row has more bytes than its 32-bit index counts"
     if problem.a.dtype != problem.b.dtype or problem.a.dtype not in _HALVES:
         return f"it multiplies 16-bit floats of one type, and these are {problem.a.dtype} and {problem.b.dtype}"
     if not all(map(_aligned, [form.source, form.other] if form.to_filter else [form.source])):
