@@ -4,6 +4,7 @@ from jaxdnn.engines.attention.host import HostAttention
 from jaxdnn.engines.attention.simt.engine import AttentionSimt
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.base import Engine
+from jaxdnn.engines.convolution.depthwise.engine import ConvolutionDepthwise
 from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
 from jaxdnn.engines.convolution.host.engine import HostConvolution
 from jaxdnn.engines.convolution.simt.engine import ConvolutionSimt
@@ -23,6 +24,7 @@ ENGINES: tuple[Engine, ...] = (
     Skinny(),
     Sm90(),
     Simt(),
+    ConvolutionDepthwise(),
     ConvolutionDirect(),
     ConvolutionSm90(),
     ConvolutionSimt(),

@@ -82,7 +82,11 @@ def test_engine_option():
     ("engine", "on", "message"),
     [
         ("direct", "cpu", "runs on cpu.*: host, xla; got 'direct', which runs on cuda"),
-        ("host", "cuda", "runs on cuda.*: direct, skinny, sm90, simt, pointwise, xla; got 'host', which runs on cpu"),
+        (
+            "host",
+            "cuda",
+            "runs on cuda.*: direct, skinny, sm90, simt, depthwise, pointwise, xla; got 'host', which runs on cpu",
+        ),
     ],
 )
 def test_an_engine_of_another_platform_is_an_error(engine, on, message):

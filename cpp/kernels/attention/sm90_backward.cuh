@@ -374,7 +374,7 @@ struct AttentionBackwardConsumer {
     const unsigned line = line_at + buffer * Call::WeightTile::kBytes;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      ptx::stmatrix_x4((line ^ i % 4 * 32) + i / 4 * Call::WeightTile::kChunkBytes, d_scores[i].words);
+      ptx::stmatrix_x4<false>((line ^ i % 4 * 32) + i / 4 * Call::WeightTile::kChunkBytes, d_scores[i].words);
     }
     ptx::fence_proxy_async();
     ptx::barrier_sync(Call::kWeightsThere, Call::kConsumers * 128);

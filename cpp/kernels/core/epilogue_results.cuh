@@ -38,7 +38,7 @@ struct Subtile {
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
-      ptx::stmatrix_x4(stage + offset(lane % 16, 2 * number + lane / 16), words);
+      ptx::stmatrix_x4<false>(stage + offset(lane % 16, 2 * number + lane / 16), words);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

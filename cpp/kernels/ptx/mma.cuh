@@ -69,11 +69,18 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&words)[4], unsigned addre
 }
 
 #if __CUDA_ARCH__ >= 900
-/// The other way: lane 4 g + t has columns 2 t and 2 t + 1 of row g of each matrix.
+/// The other way: lane 4 g + t has columns 2 t and 2 t + 1 of row g of each matrix, or of the transposed matrix.
+template <bool kTransposed>
 __device__ __forceinline__ void stmatrix_x4(unsigned address, const unsigned (&words)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
-               "r"(words[1]), "r"(words[2]), "r"(words[3])
-               : "memory");
+  if constexpr (kTransposed) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  }
 }
 #endif
 

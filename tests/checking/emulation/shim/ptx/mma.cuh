@@ -76,11 +76,16 @@ void ldmatrix_x4(unsigned (&words)[4], unsigned address) {
   }
 }
 
-inline void stmatrix_x4(unsigned address, const unsigned (&words)[4]) {
+template <bool kTransposed>
+void stmatrix_x4(unsigned address, const unsigned (&words)[4]) {
   const unsigned* const rows = emulation::exchange(address);
   const int g = emulation::machine.current->number % 32 / 4, t = emulation::machine.current->number % 4;
   for (int matrix = 0; matrix < 4; ++matrix) {
-    std::memcpy(shared_bytes<16>(rows[matrix * 8 + g]) + 4 * t, words + matrix, sizeof(unsigned));
+    for (int i = 0; i < 2; ++i) {
+      const int row = kTransposed ? 2 * t + i : g, column = kTransposed ? g : 2 * t + i;
+      const unsigned short element = words[matrix] >> 16 * i;
+      std::memcpy(shared_bytes<16>(rows[matrix * 8 + row]) + 2 * column, &element, sizeof(element));
+    }
   }
 }
 

@@ -1,0 +1,1 @@
+"""Depthwise convolutions on the tensor cores: rows of images times the bands of a window's rows."""
