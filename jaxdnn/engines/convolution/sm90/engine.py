@@ -113,7 +113,9 @@ def _copies_reason(product: Product, target: Target) -> str | None:
     if copied < _MANY_COPIED or product.a.itemsize != 2:
         return None
     ours = seconds(product, next(product_candidates(product, target)), target.sm_count) + 2 * copied / MEMORY_RATE
-    if ours < max(2 * product.m * product.n * product.k * product.batch / XLA_RATE[False], moved(product) / MEMORY_RATE):
+    if ours < max(
+        2 * product.m * product.n * product.k * product.batch / XLA_RATE[False], moved(product) / MEMORY_RATE
+    ):
         return None
     return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
