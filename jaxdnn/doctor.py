@@ -29,12 +29,21 @@ from jaxdnn.primitives.matmul.spec import MatmulSpec
 from jaxdnn.primitives.norm.spec import NormSpec
 from jaxdnn.spec import Signature, Spec
 
+
+def _round(acc: jax.Array) -> tuple[jax.Array]:
+    return (acc.astype("bfloat16"),)
+
+
 _ROWS = jax.ShapeDtypeStruct((64, 256), "float32")
 _FACTORS = {name: jax.ShapeDtypeStruct((rows, 256), "bfloat16") for name, rows in (("a", 64), ("b", 256))}
 _QUERY, _KEY = (jax.ShapeDtypeStruct((1, 64, 2, *group, 64), "bfloat16") for group in ((1,), ()))
 _IMAGE = jax.ShapeDtypeStruct((2, 8, 8, 64), "float32")
 _DENSE, _DEPTHWISE = (jax.ShapeDtypeStruct((3, 3, channels, 64), "float32") for channels in (64, 1))
 _WINDOWS = (Window(8, 3, 8, low=1),) * 2
+# ConvNeXt's, which is large enough for an engine that leaves small ones to others.
+_STAGE, _TAPS = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((32, 56, 56, 96), (7, 7, 1, 96)))
+_REACH = (Window(56, 7, 56, low=3),) * 2
+_ROUNDED = Epilogue(_round, trace(_round, _STAGE.shape, ("float32",)))
 _SQUARE = Epilogue(lambda acc: (acc * acc,), trace(lambda acc: acc * acc, _ROWS.shape, (_ROWS.dtype,)))
 _DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("accumulator0",), seeded=("y0",))
 
@@ -45,6 +54,7 @@ _SAMPLES: tuple[tuple[Spec, dict[str, jax.ShapeDtypeStruct], dict[str, jax.Shape
     (AttentionSpec(), {"query": _QUERY, "key": _KEY, "value": _KEY}, {"out": _QUERY}),
     (ConvolutionSpec(windows=_WINDOWS), {"a": _IMAGE, "b": _DENSE}, {"y": _IMAGE}),
     (ConvolutionSpec(windows=_WINDOWS, group=(1, 1)), {"a": _IMAGE, "b": _DEPTHWISE}, {"y": _IMAGE}),
+    (ConvolutionSpec(windows=_REACH, group=(1, 1), epilogue=_ROUNDED), {"a": _STAGE, "b": _TAPS}, {"y": _STAGE}),
     (_DERIVATIVE, {"accumulator0": _ROWS, "d_y0": _ROWS}, {"d_accumulator0": _ROWS}),
 )
 

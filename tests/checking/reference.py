@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from checking.cases.epilogues import EPILOGUES
+from checking.cases.modifiers import UNDER_TANH
 
 
 def norm(
@@ -142,12 +143,12 @@ def attention(
         score = rounding.each(score + rounding.broadcast(wide, shape))
     if case.soft_cap is not None:
         score = rounding.each(score / case.soft_cap)
-        # The derivative is made of the hyperbolic tangent as it was rounded, which is close to one.
-        tanh = jnp.tanh(jax.lax.stop_gradient(score))
-        off = (rounding.each(tanh) - tanh) / jnp.maximum(1 - tanh * tanh, case.unit)
-        score = rounding.each(case.soft_cap * jnp.tanh(score + off))
+        score = rounding.each(case.soft_cap * jnp.tanh(rounding.under_tanh(score)))
     if case.score_mod:
-        score = rounding.each(case.modified(score, *(rounding.each(operand) for operand in operands.values())))
+        moved = [rounding.each(operand) for operand in operands.values()]
+        for number in UNDER_TANH.get(case.score_mod, ()):
+            moved[number] = rounding.under_tanh(moved[number])
+        score = rounding.each(case.modified(score, *moved))
         score = rounding.looked_up_by(score, score.size)
     there = jnp.asarray(case.visible())
     score = jnp.where(there, score, -jnp.inf)

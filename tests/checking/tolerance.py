@@ -71,6 +71,11 @@ class Rounding:
         """What is computed of elements that `count` others look up, too: cotangents are terms of so long a sum."""
         return self.derivative(value, self._unit * np.sqrt(max(1, count)))
 
+    def under_tanh(self, value: Any) -> Any:
+        """What a hyperbolic tangent is taken of: its derivative is made of it as it was rounded, which is near one."""
+        tanh = jnp.tanh(jax.lax.stop_gradient(value))
+        return value + tanh * self._noise(self._unit, value.shape) / jnp.maximum(1 - tanh * tanh, self._unit)
+
     def stored(self, value: Any, dtype: str) -> Any:
         """A value that is rounded to `dtype` for good, as all that come after it see; derivatives round likewise."""
         rounded = jax.lax.stop_gradient(value).astype(dtype).astype(value.dtype)

@@ -18,6 +18,7 @@ SCORE_MODS: dict[str, tuple[Any, tuple[tuple[str | int, ...], ...]]] = {
         (("batch", "heads"), ()),
     ),
 }
+UNDER_TANH = {"temperature": (0,)}  # operands of which a function takes the hyperbolic tangent
 MASK_MODS: dict[str, Any] = {
     "stripes": lambda batch, head, query, key, width: (query - key) % width[head % 2] != 1,
     "prefix": lambda batch, head, query, key, width: (key <= query) | (key < width[batch % 2]),
