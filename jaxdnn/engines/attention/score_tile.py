@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from jaxdnn.engines.attention.function import ScoreFunction
 from jaxdnn.engines.attention.problem import Attention
+from jaxdnn.engines.attention.transposed import by_feature
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.plan import Operand, Result, Scratch
 
@@ -28,7 +29,7 @@ class ScoreTile:
 
 def score_tile(problem: Attention, function: ScoreFunction | None) -> ScoreTile | str:
     """The first array that a function reads and that lies as TMA wants it, or why there is none."""
-    if problem.query.dtype == "float32":
+    if by_feature(problem):
         return "vectors of float32 leave it no room in shared memory"
     operands = () if function is None else function.operands
     found = [_tile(problem, number, operand) for number, operand in enumerate(operands)]

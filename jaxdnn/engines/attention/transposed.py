@@ -4,9 +4,9 @@ The kernel is cpp/kernels/attention/transpose.cuh.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
-from jaxdnn.engines.attention.problem import Heads
+from jaxdnn.engines.attention.problem import Attention, Heads
 from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_128, SWIZZLE, TFLOAT32
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers
 from jaxdnn.plan import Launch, Scratch, TensorMap
@@ -14,6 +14,23 @@ from jaxdnn.plan import Launch, Scratch, TensorMap
 TILE = 32  # positions and features of a block of attention/transpose.cuh, of so many threads
 THREADS = (TILE, 8, 1)
 GROUP = 8  # positions whose order changes
+
+
+def by_feature(problem: Attention) -> bool:
+    """Whether what is summed comes by features."""
+    return problem.query.dtype == "float32"
+
+
+def feature_lines(problem: Attention, size: int, block: int) -> int:
+    """Of 128 bytes, that the features of so many vectors take."""
+    return size * ceil(block * problem.query.itemsize / DEPTH_BYTES)
+
+
+def lines_reason(problem: Attention, block: int, what: str) -> str | None:
+    """Why so many vectors can't be summed at once, or None."""
+    if by_feature(problem) and block * problem.query.itemsize % DEPTH_BYTES:
+        return f"{block} {what} of float32 are no whole lines of {DEPTH_BYTES} bytes"
+    return None
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ class Transposed:
         matrices = self.batches * self.heads
         blocks = ceil(self.positions / TILE) * ceil(self.size / TILE) * matrices
         kernel = "attention_transpose"
-        text = entry_text(kernel, "jaxdnn::AttentionTranspose", "256", found, kernel + self.name)
+        text = entry_text(kernel, "jaxdnn::AttentionTranspose", str(prod(THREADS)), found, kernel + self.name)
         launch = Launch(kernel + self.name, arguments(found), (blocks, 1, 1), THREADS)
         size = vectors.itemsize * matrices * self.size * self.places
         return Stage(("attention/transpose.cuh",), f"\n{text}", (launch,), (size,))

@@ -45,6 +45,7 @@ from jaxdnn.engines.attention.sm90.knobs import (
     most_heads,
     tile_count,
 )
+from jaxdnn.engines.attention.transposed import by_feature
 
 SHORT = ((64, 128), (64, 80), (64, 64))
 TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
@@ -86,7 +87,7 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     """Knobs that work for the call."""
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
     score_stages = SCORE_STAGES if _tiled(problem) else (0,)
-    stages = FLOAT32_STAGES if problem.query.dtype == "float32" else STAGES
+    stages = FLOAT32_STAGES if by_feature(problem) else STAGES
     choices = (
         (tile, *others) for tile in _tiles(problem) for others in product(score_stages, stages, _queries(problem, tile))
     )
@@ -128,7 +129,7 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
 
 def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
     """Of queries and keys."""
-    if problem.query.dtype == "float32":
+    if by_feature(problem):
         return FLOAT32_TILES
     if not _has_functions(problem):
         return (*TILES, *SHORT)
@@ -143,7 +144,7 @@ def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
 def _queries(problem: Attention, tile: tuple[int, int]) -> Sequence[tuple[int, bool]]:
     """Where queries may be, best first: a few leave the room to stages of keys, and functions leave no registers."""
     few = tile[0] <= SHORT[0][0]
-    if problem.query.dtype == "float32" or _has_functions(problem):
+    if by_feature(problem) or _has_functions(problem):
         return (IN_ONE_STAGE,) if few else (IN_TWO_STAGES, IN_ONE_STAGE)
     if few or problem.head_size <= LARGEST_IN_REGISTERS or problem.mask.band.left is not None:
         return (IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE)
@@ -215,7 +216,7 @@ def gradient_candidates(problem: Attention, target: Target) -> Iterator[Attentio
         cluster=2 if problem.key_length > KEY_TILE and target.sm_count > 1 else 1,
         key_swizzle=gradient_swizzle(problem, target),
     )
-    blocks = FLOAT32_BLOCKS if problem.query.dtype == "float32" else BLOCKS
+    blocks = FLOAT32_BLOCKS if by_feature(problem) else BLOCKS
     of_queries = [
         one
         for block in blocks

@@ -6,6 +6,7 @@ from math import ceil
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.score_tile import score_tile
+from jaxdnn.engines.attention.transposed import by_feature, feature_lines, lines_reason
 from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
@@ -99,10 +100,9 @@ def shared_memory(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
     chunk = DEPTH_BYTES // problem.query.itemsize
     chunks = ceil(head_size(problem) / chunk)
-    if problem.query.dtype == "float32":
-        value_lines = value_size(problem) * ceil(knobs.tile_n / chunk)
-    else:
-        value_lines = knobs.tile_n * ceil(value_size(problem) / chunk)
+    value_lines = knobs.tile_n * ceil(value_size(problem) / chunk)
+    if by_feature(problem):
+        value_lines = feature_lines(problem, value_size(problem), knobs.tile_n)
     blocks = knobs.stages * (knobs.tile_n * chunks + value_lines)
     queries = knobs.query_stages * knobs.tile_m * chunks
     scores = knobs.score_stages * knobs.tile_m * ceil(knobs.tile_n / chunk)
@@ -133,11 +133,10 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"rows of a tile are of {knobs.heads} heads, and a tile that scores read is of one"
     if knobs.cluster > 1 and (why := _cluster_reason(problem, knobs)):
         return why
-    if problem.query.dtype == "float32":
-        if knobs.query_in_registers:
-            return "queries of float32 take too many registers"
-        if knobs.tile_n % 32:
-            return f"{knobs.tile_n} keys of float32 are no whole lines of 128 bytes"
+    if by_feature(problem) and knobs.query_in_registers:
+        return "queries of float32 take too many registers"
+    if why := lines_reason(problem, knobs.tile_n, "keys"):
+        return why
     held = held_registers(problem, knobs)
     if knobs.query_in_registers:
         held += head_size(problem) // 4 + FETCH

@@ -15,7 +15,7 @@ from jaxdnn.engines.attention.sm90.knobs import (
     tile_rows,
     value_size,
 )
-from jaxdnn.engines.attention.transposed import Transposed
+from jaxdnn.engines.attention.transposed import Transposed, by_feature
 from jaxdnn.engines.product.element_epilogue import ctype
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_128, SWIZZLE, element_type
@@ -45,7 +45,7 @@ def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     lists = block_lists(problem, knobs.tile_m, knobs.tile_n)
     stages = [] if lists is None else [Stage(text=lists.function.text()), lists.stage(0)]
     values = None
-    if problem.value.dtype == "float32":
+    if by_feature(problem):
         buffer = Scratch(len(joined(stages).scratch))
         values = Transposed(
             problem.value, problem.batch, problem.key_length, problem.key_heads, problem.value_head_size, buffer

@@ -7,6 +7,7 @@ from math import ceil
 
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.sm90.knobs import TILE_QUEUE, TILE_WIDTHS, VALUE_SIZES, value_size
+from jaxdnn.engines.attention.transposed import by_feature, feature_lines, lines_reason
 from jaxdnn.engines.base import check_least
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
@@ -79,25 +80,22 @@ def chunks(problem: Attention) -> tuple[int, int]:
     return ceil(gradient_size(problem) / chunk), ceil(value_size(problem) / chunk)
 
 
-def feature_lines(problem: Attention, size: int, block: int) -> int:
-    """Lines that the features of so many vectors take besides those: of float32, what is summed comes by features."""
-    return size * ceil(block * 4 / DEPTH_BYTES) if problem.query.dtype == "float32" else 0
-
-
 def query_shared_memory(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
     """Bytes of shared memory; what the kernel's own `kSharedBytes` says, which the unit asserts."""
     key, value = chunks(problem)
     stages = knobs.key_stages * key + knobs.value_stages * value
     lines = knobs.query_tile * (key + value) + knobs.key_block * stages
-    lines += knobs.key_stages * feature_lines(problem, gradient_size(problem), knobs.key_block)
+    if by_feature(problem):
+        lines += knobs.key_stages * feature_lines(problem, gradient_size(problem), knobs.key_block)
     return DEPTH_BYTES * lines + 16 * (1 + knobs.key_stages + knobs.value_stages) + TILE_QUEUE
 
 
 def key_shared_memory(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
     """The same of the other kernel."""
     lines = sum(chunks(problem)) * (KEY_TILE + knobs.query_stages * knobs.query_block)
-    sizes = gradient_size(problem) + value_size(problem)
-    lines += knobs.query_stages * feature_lines(problem, sizes, knobs.query_block)
+    if by_feature(problem):
+        sizes = gradient_size(problem) + value_size(problem)
+        lines += knobs.query_stages * feature_lines(problem, sizes, knobs.query_block)
     probabilities = knobs.query_stages * KEY_TILE * knobs.query_block * problem.query.itemsize
     return DEPTH_BYTES * lines + probabilities + 16 * (2 + 2 * knobs.query_stages) + TILE_QUEUE
 
@@ -115,21 +113,21 @@ def key_registers(problem: Attention, knobs: AttentionSm90GradientKnobs) -> int:
 
 def _more_weights(problem: Attention, block: int) -> int:
     """Registers that weights of float32 take beyond those of 16 bits."""
-    return block // 4 if problem.query.dtype == "float32" else 0
+    return block // 4 if by_feature(problem) else 0
 
 
 def query_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the gradient of queries, or None."""
-    if problem.query.dtype == "float32" and knobs.key_block % 32:
-        return f"{knobs.key_block} keys of float32 are no whole lines of 128 bytes"
+    if why := lines_reason(problem, knobs.key_block, "keys"):
+        return why
     held = query_registers(problem, knobs)
     return _reason(held, QUERY_REGISTERS, query_shared_memory(problem, knobs), limit)
 
 
 def key_knobs_reason(problem: Attention, knobs: AttentionSm90GradientKnobs, limit: int) -> str | None:
     """Why the knobs don't fit the gradients of keys and values, or None."""
-    if problem.query.dtype == "float32" and knobs.query_block % 32:
-        return f"{knobs.query_block} queries of float32 are no whole lines of 128 bytes"
+    if why := lines_reason(problem, knobs.query_block, "queries"):
+        return why
     held = key_registers(problem, knobs)
     return _reason(held, KEY_REGISTERS, key_shared_memory(problem, knobs), limit)
 

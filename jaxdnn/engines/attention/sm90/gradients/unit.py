@@ -35,7 +35,7 @@ from jaxdnn.engines.attention.sm90.knobs import value_size
 from jaxdnn.engines.attention.sm90.loaded.unit import loaded_stages
 from jaxdnn.engines.attention.sm90.loaded.unit import tile_n as loaded_width
 from jaxdnn.engines.attention.sm90.unit import TILE_COUNTERS, dropped, vector_size, vectors
-from jaxdnn.engines.attention.transposed import Transposed
+from jaxdnn.engines.attention.transposed import Transposed, by_feature
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.unit import (
     Parameter,
@@ -134,7 +134,7 @@ class _Statement:
     def features(self, stages: list[Stage], names: tuple[str, ...]) -> dict[str, Transposed]:
         """What comes by features, of float32, whose stages are added."""
         problem, found = self.problem, dict[str, Transposed]()
-        if problem.query.dtype != "float32":
+        if not by_feature(problem):
             return found
         vectors = {"query": problem.query, "d_out": self.d_out, "key": problem.key}
         for name in names:
