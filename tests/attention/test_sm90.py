@@ -20,6 +20,7 @@ from checking.attention.calls import (
     check,
     dropping,
     everything,
+    mapped,
     mask,
     slopes,
 )
@@ -72,6 +73,8 @@ SMALL = {
     "float32, window": call((200, 260, 128, 40), (2, 1), 2, "float32", **WINDOW, lengths=True, **RESIDUAL),
     "float32, large heads": call((70, 150, 256, 192), dtype="float32"),
     "float32, bias and segments": call((200, 200, 64, 64), (2, 1), 2, "float32", **everything(200)),
+    "one array of keys": mapped((70, 150, 64, 64), (2, 1), "bfloat16", **CAUSAL),
+    "float32, one array of keys": mapped((70, 150, 64, 64), (4, 2), "float32", **CAUSAL),
     "float32, few queries": call((3, 500, 40, 24), (2, 1), 2, "float32", **SINKS),
     **MASKED,
 }

@@ -28,6 +28,16 @@ def call(sizes, heads=(2, 1), batch=1, dtype="bfloat16", **keywords):
     return found
 
 
+def mapped(sizes, heads, dtype, **keywords):
+    """Likewise of two batches of queries, mapped, that attend to the same keys and values."""
+    queries, keys, size, value_size = sizes
+    shapes = [(2, 1, queries, heads[0], size), (1, keys, heads[1], size), (1, keys, heads[1], value_size)]
+    function = jax.vmap(functools.partial(jaxdnn.dot_product_attention, **keywords), in_axes=(0, None, None))
+    (found,) = find_calls(function, *(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
+    assert found.problem.value.batch_stride == 0
+    return found
+
+
 def named_arrays(keywords, batch, queries, keys):
     """Those of a call's keywords that are arrays, which this takes from them."""
     arguments = ("sinks", "bias", "mask", "mask_mod_operands", "score_mod_operands", "key_value_seq_lengths")
