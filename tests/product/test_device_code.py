@@ -55,6 +55,15 @@ PRODUCTS = {
         ProductCase(51, 37, 33, "bfloat16", a_transposed=True, b_transposed=True, batch=2, shared="a"),
         SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2),
     ),
+    # Rows of whole words, and one operand whose copies are asynchronous.
+    "bfloat16 words": (
+        ProductCase(40, 30, 200, "bfloat16"),
+        SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=2, split_k=2),
+    ),
+    "float16 words of both": (
+        ProductCase(42, 30, 90, "float16", a_transposed=True),
+        SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=16, depth=64, stages=2),
+    ),
     "float16 odd gated": (
         ProductCase(33, 45, 67, "float16", epilogue=gated, accumulators=2),
         SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=2),

@@ -117,7 +117,7 @@ struct SimtTile
   using Layout = SimtLayout<T, Element, kExtent, kAllExtents, kDepth, kThreads, kAlong, kTogether>;
   using Layout::kPasses, Layout::kPassRows, Layout::kPassStep, Layout::kTransposes, Layout::offset_of, Layout::run;
   static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
-  static constexpr bool kAsync = is_same<T, Element> && kBytes >= 4 && !(kTransposes && kVector > 1);
+  static constexpr bool kAsync = is_same<T, Element> && !kRealigns && kBytes >= 4 && !(kTransposes && kVector > 1);
   const char* source;  // the tile in memory, the same for all threads of a block
   Offset offsets[kPasses];
   long long step;  // bytes from one tile to the next

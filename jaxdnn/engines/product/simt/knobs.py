@@ -9,9 +9,7 @@ from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
 
 COPY_BYTES = 16  # that one instruction may copy
-REALIGNED = (
-    2  # 16-bit elements that rows are aligned to at most, which wait in registers as the chunks that they lie in
-)
+REALIGNED = 2  # 16-bit elements that rows are aligned to at most, which wait in registers as the chunks they lie in
 TRANSPOSED = 4  # elements that one thread transposes together: stages of 8 rows are then free of bank conflicts
 HALF = ("bfloat16", "float16")
 
