@@ -178,6 +178,25 @@ def test_exported_for_a_named_gpu():
     assert export.deserialize(exported.serialize()).platforms == ("cuda",)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "epilogue", "summed"),
+    [
+        (((320, 280), (280, 69)), None, BF16),
+        (((320, 280), (280, 69)), "relu", F32),
+        (((1, 280), (280, 69)), None, F32),
+    ],
+    ids=["rounded by cuBLAS", "of an epilogue", "a vector"],
+)
+def test_what_xla_multiplies_on_a_gpu(shapes, epilogue, summed):
+    """Sums that only have to be rounded are no array of their own; those that XLA would round too early are."""
+    case = product(*shapes, BF16, epilogue=epilogue)
+    types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in case.primals()]
+    with jaxdnn.options(target="sm_90", engine="xla"):
+        text = jax.jit(case.call).trace(*types).lower(lowering_platforms=("cuda",)).as_text()
+    (line,) = (line for line in text.splitlines() if "stablehlo.dot_general" in line)
+    assert line.endswith(f"x69x{'bf16' if summed == BF16 else 'f32'}>")
+
+
 @needs_native
 def test_one_call_forward_and_one_more_for_each_gradient():
     given, cotangents = with_cotangents(MLP)

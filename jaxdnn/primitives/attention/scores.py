@@ -197,5 +197,6 @@ def dot(spec: AttentionSpec, equation: str, a: jax.Array, b: jax.Array) -> jax.A
         of_each = zip(of_a + of_b, (*sharding.spec, *jax.typeof(b).sharding.spec), strict=True)
         along = {label: names for label, names in of_each if names is not None}
         sharding = sharding.update(spec=PartitionSpec(*map(along.get, got)))
-    y = summed(a, b, (contracting, batching), spec.algorithm, accumulator(a).name, sharding)
+    wide = accumulator(a).name
+    y = summed(a, b, (contracting, batching), spec.algorithm, wide, sharding, wide)
     return jnp.transpose(y, list(map(got.index, of_y)))

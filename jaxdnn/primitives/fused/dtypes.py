@@ -98,12 +98,19 @@ def summed(
     algorithm: Any,
     accumulator: str,
     sharding: NamedSharding | None,
+    dtype: str,
 ) -> jax.Array:
-    """`lax.dot_general` that sums in the accumulator's dtype, where needs be of operands that are widened to it."""
-    wide = jnp.dtype(accumulator)
+    """`lax.dot_general` that sums in the accumulator's dtype, where needs be of operands that are widened to it, and
+    rounds the sums to `dtype`.
+    """
+    wide, narrow = jnp.dtype(accumulator), jnp.dtype(dtype)
 
-    def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.dot_general(a, b, numbers, algorithm, wide, out_sharding=sharding)
+    def multiply(a: jax.Array, b: jax.Array, preferred: np.dtype = wide) -> jax.Array:
+        return lax.dot_general(a, b, numbers, algorithm, preferred, out_sharding=sharding).astype(narrow)
+
+    def multiply_narrow(a: jax.Array, b: jax.Array) -> jax.Array:
+        # cuBLAS rounds 16-bit results itself, of sums in float32.
+        return multiply(a, b, narrow)
 
     def multiply_wide(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(a.astype(wide), b.astype(wide))
@@ -112,7 +119,8 @@ def summed(
     if wide in given or any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in (wide, *given)):
         return multiply(a, b)
     # XLA:CPU lacks products of narrow operands with wide results that it has fused an operand's transpose into.
-    of_cuda = multiply_wide if _is_inexact_on_cuda(a, b, numbers, wide) else multiply
+    of_cuda = multiply_narrow if a.dtype == b.dtype == narrow and narrow.itemsize == 2 else multiply
+    of_cuda = multiply_wide if _is_inexact_on_cuda(a, b, numbers, wide) else of_cuda
     return lax.platform_dependent(a, b, cpu=multiply_wide, cuda=of_cuda, default=multiply)
 
 

@@ -54,7 +54,7 @@ class MatmulSpec(FusedSpec):
         batch = [of_a[i] for i in numbers[1][0]]
         got = [*batch, *(label for label in (*of_a, *of_b) if label in of_y and label not in batch)]
         sharding = rearranged(self.sharding, [of_y.index(label) for label in got])
-        y = summed(a, b, numbers, self.algorithm, self.accumulator, sharding).astype(dtype)
+        y = summed(a, b, numbers, self.algorithm, self.accumulator, sharding, dtype)
         return y if tuple(got) == of_y else jnp.transpose(y, list(map(got.index, of_y)))
 
     def mapped_product(self, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int]]:
