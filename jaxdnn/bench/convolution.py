@@ -18,6 +18,7 @@ from jaxdnn.bench.untuned import Class, Sizes
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
 _DIRECTIONS: tuple[Direction, ...] = ("fprop", "dgrad", "wgrad")
+_STATISTICS = "statistics"  # an epilogue
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Call:
       spread: zeros are put between the image's places, so that they lie so far apart.
       groups: of channels.
       padding: as jax.lax takes it.
-      epilogue: what follows: nothing, a bias and relu, or a residual as well.
+      epilogue: what follows: nothing; a bias and relu, or a residual as well; or the sums of the result and of its
+        squares by feature, which a batch norm wants.
     """
 
     image: tuple[int, ...]
@@ -64,7 +66,7 @@ class Call:
     @property
     def result(self) -> jax.ShapeDtypeStruct:
         arrays = (jax.ShapeDtypeStruct(shape, self.dtype) for shape in (self.image, self.filter))
-        return jax.eval_shape(self.plain, *arrays)
+        return jax.eval_shape(partial(lax.conv_general_dilated, **self.arguments()), *arrays)
 
     def arguments(self) -> dict[str, Any]:
         """Of `conv_general_dilated`, beside the arrays."""
@@ -79,21 +81,24 @@ class Call:
             "feature_group_count": self.groups,
         }
 
-    def plain(self, image: jax.Array, filter_: jax.Array, *operands: jax.Array) -> jax.Array:
+    def plain(self, image: jax.Array, filter_: jax.Array, *operands: jax.Array) -> Any:
         """XLA's."""
-        return _epilogue(lax.conv_general_dilated(image, filter_, **self.arguments()), *operands)
+        return self.followed(lax.conv_general_dilated(image, filter_, **self.arguments()), *operands)
 
-    def fused(self, image: jax.Array, filter_: jax.Array, *operands: jax.Array) -> jax.Array:
+    def fused(self, image: jax.Array, filter_: jax.Array, *operands: jax.Array) -> Any:
         """Ours."""
-        if not operands:
+        if not self.epilogue:
             return jaxdnn.conv_general_dilated(image, filter_, **self.arguments())
         return jaxdnn.conv_general_dilated(
-            image, filter_, **self.arguments(), operands=operands, epilogue=_epilogue, out_dtype=self.dtype
+            image, filter_, **self.arguments(), operands=operands, epilogue=self.followed
         )
 
-
-def _epilogue(accumulator: jax.Array, *operands: jax.Array) -> jax.Array:
-    return jax.nn.relu(sum(operands, accumulator)) if operands else accumulator
+    def followed(self, y: jax.Array, *operands: jax.Array) -> Any:
+        """The epilogue of a convolution."""
+        if self.epilogue == _STATISTICS:
+            wide, places = y.astype("float32"), tuple(range(y.ndim - 1))
+            return y.astype(self.dtype), wide.sum(places), (wide * wide).sum(places)
+        return jax.nn.relu(sum(operands, y)).astype(self.dtype) if operands else y
 
 
 def _square(batch: int, size: int, channels: int, window: int, features: int, **fields: Any) -> Call:
@@ -146,7 +151,7 @@ def cases(shapes: Sequence[tuple[int, int, int, int, int]] = (), dtypes: Sequenc
         for direction in _DIRECTIONS:
             yield case(replace(call, dtype=dtype), direction)
     if gpu and not shapes and not dtypes:
-        for call, epilogue in product(_RESNET, ("bias + relu", "bias + residual + relu")):
+        for call, epilogue in product(_RESNET, ("bias + relu", "bias + residual + relu", _STATISTICS)):
             yield case(replace(call, epilogue=epilogue), "fprop")
 
 
@@ -227,8 +232,7 @@ def _operands(call: Call, direction: Direction, key: jax.Array) -> list[jax.Arra
     result = call.result.shape
     of = {"fprop": (call.image, call.filter), "dgrad": (call.filter, result), "wgrad": (call.image, result)}
     shapes = [*of[direction]]
-    if call.epilogue:
-        shapes += [(call.features,), *[result] * ("residual" in call.epilogue)]
+    shapes += [(call.features,)] * ("bias" in call.epilogue) + [result] * ("residual" in call.epilogue)
     keys = jax.random.split(key, len(shapes))
     return [jax.random.normal(one, shape, call.dtype) for one, shape in zip(keys, shapes, strict=True)]
 
@@ -252,7 +256,7 @@ def _wgrad(call: Call, convolution: Callable[..., jax.Array], image: jax.Array, 
 
 
 def _sample(
-    call: Call, direction: Direction, operands: Sequence[jax.Array], results: jax.Array
+    call: Call, direction: Direction, operands: Sequence[jax.Array], results: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The first image of a batch; of the filter's gradient, the first feature of the result; each with what it is in
     float64.
@@ -265,9 +269,10 @@ def _sample(
             one = replace(call, image=(*call.image[:-1], channels), features=1, groups=1)
             exact = _wgrad(one, one.plain, first[..., :channels], second[..., :1])
             return [(np.asarray(results[..., :1], np.float64), np.asarray(exact))]
-        one = replace(call, image=(1, *call.image[1:]))
+        one = replace(call, image=(1, *call.image[1:]), dtype="float64")
         if direction == "dgrad":
             exact = _dgrad(one, one.plain, first, second[:1])
         else:
             exact = one.plain(first[:1], second, *(array[:1] if array.ndim > 1 else array for array in others))
-        return [(np.asarray(results[:1], np.float64), np.asarray(exact))]
+        found, exact = (jax.tree.leaves(one)[0] for one in (results, exact))
+        return [(np.asarray(found[:1], np.float64), np.asarray(exact))]

@@ -40,9 +40,20 @@ def test_both_compute_the_same(call, direction):
     check(call, direction)
 
 
-@pytest.mark.parametrize("epilogue", ["bias + relu", "bias + residual + relu"])
+@pytest.mark.parametrize("epilogue", ["bias + relu", "bias + residual + relu", "statistics"])
 def test_epilogues(epilogue):
     check(replace(DENSE, epilogue=epilogue), "fprop")
+
+
+def test_statistics_are_of_the_whole_batch():
+    case = convolution.case(replace(DENSE, epilogue="statistics"), "fprop")
+    operands = case.operands(jax.random.key(0))
+    (y, *sums), (_, *plain) = (jax.jit(one.run)(*operands) for one in (case.jaxdnn, case.xla))
+    wide = np.asarray(y, np.float64)
+    for found, of_xla, exact in zip(sums, plain, (wide.sum((0, 1, 2)), (wide**2).sum((0, 1, 2))), strict=True):
+        bound = wide.size / wide.shape[-1] * float(jnp.finfo(jnp.float32).eps) * np.abs(exact).max()
+        np.testing.assert_allclose(found, exact, rtol=0, atol=bound)
+        np.testing.assert_allclose(of_xla, exact, rtol=0, atol=bound)
 
 
 def test_operations_of_zeros_do_not_count():
