@@ -80,6 +80,8 @@ SHAPES = (
     Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
     Sm90Knobs(tile_n=192),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
+    # Of two matrices b, whose rows of tiles may be odd [21].
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1, cluster_n=2, schedule="pingpong"),
     # With few rows memory is the limit, and three stages are faster than four [11].
     Sm90Knobs(stages=3, cluster_m=1),
     Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
@@ -136,6 +138,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     accumulators = len(product.b)
     if knobs.tile_n % accumulators:
         return None
+    if knobs.cluster_n > 1 and accumulators == 1:
+        return None  # there are wider tiles, which the L2 cache does not bound
     if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
         return None  # K is split where blocks are idle, and the producer has no registers left for both
     promotion = PROMOTION if promotes(product) else 0
