@@ -25,9 +25,9 @@ from checking.product.calls import run_plan
 from jaxdnn import _native, device
 from jaxdnn.engines.attention.sm90.backward.knobs import SIZES
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
+from jaxdnn.engines.attention.sm90.gradients.heuristic import gradient_candidates
 from jaxdnn.engines.attention.sm90.gradients.knobs import AttentionSm90GradientKnobs, gradient_knobs_reason
 from jaxdnn.engines.attention.sm90.gradients.unit import gradient_plan
-from jaxdnn.engines.attention.sm90.heuristic import gradient_candidates
 
 ENGINE = AttentionSm90()
 H100 = device._NAMED[90]

@@ -5,6 +5,7 @@ are joined with the axes of their letter.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from jax.lax import ConvDimensionNumbers
 
 from jaxdnn.engines.convolution.problem import Role, Window
 from jaxdnn.primitives.convolution import axes as of
+from jaxdnn.primitives.convolution.taps import by_taps
+from jaxdnn.primitives.fused.sharding import explicit_sharding
 
 if TYPE_CHECKING:
     from jaxdnn.primitives.convolution.spec import ConvolutionSpec
@@ -113,6 +116,14 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
         # What is stored in the operands' dtype is summed in float32 all the same.
         return multiply(lhs, rhs, narrow if lhs.dtype == narrow else wide)
 
+    def multiply_integers(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        # XLA has no convolutions of integers for GPUs.
+        return by_taps(lhs.astype(wide), rhs.astype(wide), _numbers(spec.result, len(spec.windows)), **parameters)
+
+    known = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
+    if jnp.issubdtype(wide, jnp.integer) and known and explicit_sharding(jax.typeof(lhs)) is None:
+        integers = partial(lax.platform_dependent, cuda=multiply_integers, default=multiply_wide)
+        return integers(lhs, rhs).astype(dtype)
     if lhs.dtype == rhs.dtype == wide:
         return multiply_wide(lhs, rhs)
     plain = lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16) and wide == jnp.float32

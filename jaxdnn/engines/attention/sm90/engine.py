@@ -13,11 +13,13 @@ from jaxdnn.engines.attention.function import (
 )
 from jaxdnn.engines.attention.lists import block_lists, mask_places
 from jaxdnn.engines.attention.problem import Attention, Heads
+from jaxdnn.engines.attention.sm90.backward.heuristic import backward_candidates
 from jaxdnn.engines.attention.sm90.backward.knobs import SIZES, AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.backward.unit import backward_places, backward_plan
+from jaxdnn.engines.attention.sm90.gradients.heuristic import gradient_candidates
 from jaxdnn.engines.attention.sm90.gradients.knobs import AttentionSm90GradientKnobs, gradient_knobs_reason
 from jaxdnn.engines.attention.sm90.gradients.unit import gradient_plan
-from jaxdnn.engines.attention.sm90.heuristic import backward_candidates, candidates, gradient_candidates
+from jaxdnn.engines.attention.sm90.heuristic import candidates
 from jaxdnn.engines.attention.sm90.knobs import VALUE_SIZES, AttentionSm90Knobs, knobs_reason
 from jaxdnn.engines.attention.sm90.unit import numbers_of_batch, plan
 from jaxdnn.engines.attention.summed import summed_reason

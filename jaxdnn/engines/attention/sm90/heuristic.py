@@ -16,27 +16,6 @@ from jaxdnn.engines.attention.combine import partial_bytes
 from jaxdnn.engines.attention.function import mask_function, score_function
 from jaxdnn.engines.attention.problem import Attention, Band
 from jaxdnn.engines.attention.score_tile import function_and_tile, score_tile
-from jaxdnn.engines.attention.shares import best_shares
-from jaxdnn.engines.attention.sm90.backward.knobs import MOST_HELD as MOST_BACKWARD_HELD
-from jaxdnn.engines.attention.sm90.backward.knobs import (
-    TILE_N,
-    AttentionSm90BackwardKnobs,
-    backward_knobs_reason,
-    function_registers,
-    held_with_functions,
-    sums_bytes,
-)
-from jaxdnn.engines.attention.sm90.backward.knobs import TILES as BACKWARD_TILES
-from jaxdnn.engines.attention.sm90.gradients.knobs import (
-    KEY_REGISTERS,
-    KEY_TILE,
-    QUERY_REGISTERS,
-    AttentionSm90GradientKnobs,
-    key_knobs_reason,
-    key_registers,
-    query_knobs_reason,
-    query_registers,
-)
 from jaxdnn.engines.attention.sm90.knobs import (
     MOST_SPLITS,
     AttentionSm90Knobs,
@@ -70,17 +49,15 @@ BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
 BLOCK_START = 0.15
 ONE_STAGE = 1.3  # of float32: as much longer where a block's copies wait for the multiplies of the one before
 TILE_START = 1.3
-# Bytes of the float32 sums of queries' gradients; and how many tiles a part of the heads has for each multiprocessor.
-MOST_SUMS, FEWEST_WAVES = 2**27, 12
-LEAST_MASKED, LEAST_UNMASKED = 8, 4  # heads that gradients are worked through together
+# Heads that are worked through together, at least: under a mask, whose tiles differ in length, and of parts of a
+# sequence, whose tiles read few keys each.
+LEAST_MASKED, LEAST_OF_PARTS = 8, 16
 DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stages, where copies take longest
 # FlashAttention-3's for the H100 (`hopper/heuristics.h`): heads are packed where that leaves at most this part of the
 # tiles, and keys are not split where 0.8 of the multiprocessors have a tile, which then draw the whole bandwidth.
 PACKED = 0.9
 ALONE = 1 / 0.8
 COMBINE_BYTES = 10_000_000  # what memory delivers during a launch, of 2.5 us
-BLOCKS = (128, 112, 96, 80, 64)  # that gradients stream: wide multiplies read shared memory less often
-FLOAT32_BLOCKS = (*BLOCKS, 32)  # whose features are streamed, too
 
 
 def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
@@ -185,88 +162,6 @@ def _held(problem: Attention, knobs: AttentionSm90Knobs) -> int:
     return held + (OF_DROPOUT if problem.dropout is not None else 0)
 
 
-def backward_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90BackwardKnobs]:
-    """Knobs that work for the call; large blocks are read less often, but leave functions fewer registers."""
-    tiles = sorted(BACKWARD_TILES, reverse=problem.query_length > BACKWARD_TILES[0])
-    found: dict[int, AttentionSm90BackwardKnobs] = {}
-    for tile_m, tiled in product(tiles, (True, False)):
-        knobs = AttentionSm90BackwardKnobs(tile_m, backward_swizzle(problem, tile_m, target), score_tiles=tiled)
-        if backward_knobs_reason(problem, knobs, target.shared_memory) is None:
-            found.setdefault(knobs.tile_m, knobs)
-    fitting = [one for one in found.values() if held_with_functions(problem, one)[0] <= MOST_BACKWARD_HELD]
-    for knobs in fitting or [found[min(found)]]:
-        shares = best_shares(problem, (knobs.tile_m, TILE_N), target)
-        yield replace(knobs, shares=shares, parts=parts(problem, knobs, target))
-
-
-def parts(problem: Attention, knobs: AttentionSm90BackwardKnobs, target: Target) -> int:
-    """As many as make the sums of a part no larger than MOST_SUMS; fewer where a part would have too few tiles."""
-    heads = problem.batch * problem.key_heads
-    tiles = heads * ceil(problem.key_length / TILE_N)
-    sums = heads * problem.group * ceil(problem.query_length / knobs.tile_m) * sums_bytes(problem, knobs)
-    equal = [n for n in range(1, heads + 1) if heads % n == 0 and tiles >= n * FEWEST_WAVES * target.sm_count]
-    return next((n for n in equal if sums <= n * MOST_SUMS), max(equal, default=1))
-
-
-def gradient_candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90GradientKnobs]:
-    """Knobs that work for the call: the best of both kernels, then others of one."""
-    first = AttentionSm90GradientKnobs(
-        query_tile=64 if problem.query_length <= 64 else 128,
-        query_swizzle=swizzle(problem, 1, target),
-        cluster=2 if problem.key_length > KEY_TILE and target.sm_count > 1 else 1,
-        key_swizzle=gradient_swizzle(problem, target),
-    )
-    blocks = FLOAT32_BLOCKS if by_feature(problem) else BLOCKS
-    of_queries = [
-        one
-        for block in blocks
-        for stages in (2, 1)
-        if not query_knobs_reason(
-            problem, one := replace(first, key_block=block, value_stages=stages), target.shared_memory
-        )
-    ]
-    of_keys = [
-        one
-        for block in blocks
-        if not key_knobs_reason(problem, one := replace(first, query_block=block), target.shared_memory)
-    ]
-    taken = function_registers(problem)
-    of_queries = [one for one in of_queries if query_registers(problem, one) + taken <= QUERY_REGISTERS] or [
-        min(of_queries, key=lambda one: one.key_block)
-    ]
-    of_keys = [one for one in of_keys if key_registers(problem, one) + taken <= KEY_REGISTERS] or of_keys[-1:]
-    of_keys = [replace(one, shares=best_shares(problem, (one.query_block, KEY_TILE), target)) for one in of_keys]
-    best = of_queries[0]
-    yield from (replace(one, query_block=of_keys[0].query_block, shares=of_keys[0].shares) for one in of_queries)
-    yield from (replace(best, query_block=one.query_block, shares=one.shares) for one in of_keys[1:])
-
-
-def gradient_swizzle(problem: Attention, target: Target) -> int:
-    """Key heads whose queries, with their cotangents, fit in the L2 cache."""
-    vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size)
-    fitting = target.l2_bytes // (problem.group * problem.query_length * vectors)
-    return 1 << (max(1, fitting).bit_length() - 1)
-
-
-def backward_swizzle(problem: Attention, tile_m: int, target: Target) -> int:
-    """Key heads that have the tiles of one round of multiprocessors, or, with blocks of 128 queries, of four. Fewer, if
-    more would not fit in the L2 cache with what they read and the float32 sums of their queries' gradients.
-
-    Tiles of a head wait for each other, by as many blocks of queries as there are tiles of it at work; those of a mask,
-    which differ in length, the longer. What is least is within 2 % of the best that was measured
-    (benchmarks/results/attention_kernels.md).
-    """
-    masked = problem.mask.band != Band() or mask_function(problem) is not None
-    rounds = (tile_m // BACKWARD_TILES[0]) ** 2
-    heads = max(
-        LEAST_MASKED if masked else LEAST_UNMASKED, rounds * target.sm_count // ceil(problem.key_length / TILE_N)
-    )
-    if not masked:
-        vectors = problem.query.itemsize * (problem.head_size + problem.value_head_size) + 4 * problem.head_size
-        heads = max(1, min(heads, target.l2_bytes // (problem.group * problem.query_length * vectors)))
-    return 1 << (heads.bit_length() - 1)
-
-
 def _packed(problem: Attention, knobs: AttentionSm90Knobs) -> AttentionSm90Knobs:
     """With rows of several heads in a tile, if that leaves few enough tiles."""
     packed = replace(knobs, heads=most_heads(problem, knobs.tile_m))
@@ -281,10 +176,15 @@ def _deepest(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> A
 
 
 def swizzle(problem: Attention, heads: int, target: Target) -> int:
-    """Tiles of the heads whose keys and values fit in the L2 cache: a power of two of those that share them."""
+    """Tiles of the heads whose keys and values fit in the L2 cache: a power of two of those that share them.
+
+    Of a mask more, so that the long tiles of many heads begin before the short ones of any: 16,384 causal queries of 8
+    heads of 256 take 1,713 us two heads at a time, 1,619 four, 1,583 eight.
+    """
     size = problem.key.itemsize * problem.key_length * (problem.head_size + problem.value_head_size)
-    fitting = max(1, target.l2_bytes // size)
-    return ceil(problem.group / heads) << (fitting.bit_length() - 1)
+    sharing = ceil(problem.group / heads)
+    fitting = max(1, target.l2_bytes // size, _least_heads(problem) // sharing)
+    return sharing << (fitting.bit_length() - 1)
 
 
 def _streamed_swizzle(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> int:
@@ -298,6 +198,18 @@ def _streamed_swizzle(problem: Attention, knobs: AttentionSm90Knobs, target: Tar
     fitting = max(1, target.l2_bytes // size)
     working = max(1, target.sm_count // ceil(problem.query_length / knobs.tile_m))
     return max(problem.group << (fitting.bit_length() - 1), 1 << (working.bit_length() - 1))
+
+
+def _least_heads(problem: Attention) -> int:
+    """Heads that have to be worked through together, whether or not what they read fits in the L2 cache."""
+    if problem.mask.query_segments is not None:
+        return LEAST_OF_PARTS
+    return LEAST_MASKED if is_masked(problem) else 1
+
+
+def is_masked(problem: Attention) -> bool:
+    """Whether tiles differ in how many keys they see."""
+    return problem.mask.band != Band() or mask_function(problem) is not None
 
 
 def splits(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> int:

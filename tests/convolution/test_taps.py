@@ -1,0 +1,60 @@
+"""Convolutions of integers as XLA gets them for GPUs, for which it has none: exact, whatever the window."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxdnn
+from jaxdnn.primitives.convolution.taps import by_taps
+
+
+def drawn(seed):
+    """Two arrays, and what `lax.conv_general_dilated` takes besides."""
+    random = np.random.default_rng(seed)
+
+    def several(low, high, count):
+        return [int(one) for one in random.integers(low, high, count)]
+
+    rank = seed % 4
+    groups = several(1, 4, 1)[0]
+    counts = (1, groups) if seed % 3 == 0 else (groups, 1)
+    (n, c, o), sizes, window = several(1, 3, 3), several(1, 9, rank), several(1, 4, rank)
+    numbers = lax.ConvDimensionNumbers(*(tuple(map(int, random.permutation(rank + 2))) for _ in range(3)))
+
+    def array(shape, order):
+        values = jnp.asarray(random.integers(-128, 128, shape), "int32")
+        return jnp.transpose(values, np.argsort(order))
+
+    parameters = {
+        "window_strides": several(1, 4, rank),
+        "padding": [tuple(several(-1, 4, 2)) for _ in range(rank)],
+        "lhs_dilation": several(1, 3, rank),
+        "rhs_dilation": several(1, 3, rank),
+        "feature_group_count": counts[0],
+        "batch_group_count": counts[1],
+    }
+    lhs = array((n * counts[1], c * counts[0], *sizes), numbers.lhs_spec)
+    return lhs, array((o * groups, c, *window), numbers.rhs_spec), numbers, parameters
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_is_what_lax_defines(seed):
+    lhs, rhs, numbers, parameters = drawn(seed)
+    expected = lax.conv_general_dilated(lhs, rhs, dimension_numbers=numbers, **parameters)
+    np.testing.assert_array_equal(by_taps(lhs, rhs, numbers, **parameters), expected)
+
+
+def test_what_xla_gets_for_a_gpu():
+    image, window = (jax.ShapeDtypeStruct(shape, "int8") for shape in ((2, 9, 9, 4), (3, 3, 4, 5)))
+
+    def call(image, window):
+        return jaxdnn.conv_general_dilated(
+            image, window, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), preferred_element_type="int32"
+        )
+
+    with jaxdnn.options(target="sm_90", engine="xla"):
+        text = jax.jit(call).trace(image, window).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.convolution" not in text
+    assert "stablehlo.dot_general" in text
