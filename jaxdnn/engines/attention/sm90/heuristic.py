@@ -27,12 +27,13 @@ from jaxdnn.engines.attention.sm90.knobs import (
 from jaxdnn.engines.attention.transposed import by_feature
 
 SHORT = ((64, 128), (64, 80), (64, 64))
-TILES = ((192, 128), (128, 128), (128, 112), (128, 80))
+TILES = ((192, 128), (192, 112), (192, 96), (192, 80), (128, 128), (128, 112), (128, 80))
 # Stages of queries, and whether they are in registers. Of 128 elements, two stages take 0 to 3 % less time than
 # registers, but 1 % more under a window; of 64, 7 % more (benchmarks/results/attention_kernels.md).
 IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE = (1, True), (2, False), (1, False)
 LARGEST_IN_REGISTERS = 64
-STAGES, FLOAT32_STAGES = (2,), (2, 1)  # of keys and values: of large vectors one is all that fits
+# Of keys and values: of large float32 vectors one is all that fits. Small blocks of three warp groups are read fast.
+STAGES, FLOAT32_STAGES, SMALL_STAGES = (2,), (2, 1), (4, 3, 2)
 SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
 SHARERS = 2  # elements of the batch, whose blocks share score tiles
 FLOAT32_TILES = ((128, 128), (128, 96), (128, 64), (64, 96), (64, 64))
@@ -46,6 +47,7 @@ WIDEST_DROPOUT = 112
 # The time of a block of 128 keys by queries of a tile, measured at head size 64; of other blocks, a fixed part; and of
 # a tile besides its blocks, in blocks.
 BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
+LARGE_BLOCK = 1.29  # of 192 queries, with larger heads
 BLOCK_START = 0.15
 ONE_STAGE = 1.3  # of float32: as much longer where a block's copies wait for the multiplies of the one before
 TILE_START = 1.3
@@ -64,9 +66,10 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
     """Knobs that work for the call."""
     found: dict[tuple[int, int], AttentionSm90Knobs] = {}
     score_stages = SCORE_STAGES if _tiled(problem) else (0,)
-    stages = FLOAT32_STAGES if by_feature(problem) else STAGES
     choices = (
-        (tile, *others) for tile in _tiles(problem) for others in product(score_stages, stages, _queries(problem, tile))
+        (tile, *others)
+        for tile in _tiles(problem)
+        for others in product(score_stages, _stages(problem, tile), _queries(problem, tile))
     )
     for tile, of_scores, of_keys, (query_stages, in_registers) in choices:
         knobs = AttentionSm90Knobs(*tile, query_stages, in_registers, of_keys, of_scores)
@@ -90,7 +93,9 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
 def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
     """About, in blocks of 128 x 128."""
     band = problem.mask.band
-    together = BLOCK[knobs.tile_m * knobs.blocks] / knobs.blocks  # blocks of a multiprocessor are as its warp groups
+    large = knobs.consumers == 3 and max(problem.head_size, problem.value_head_size) > 64
+    one = LARGE_BLOCK if large else BLOCK[knobs.tile_m * knobs.blocks]
+    together = one / knobs.blocks  # blocks of a multiprocessor are as its warp groups
     block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
     times: list[float] = []
     queries = knobs.tile_m // knobs.heads
@@ -109,13 +114,27 @@ def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
     if by_feature(problem):
         return FLOAT32_TILES
     if not _has_functions(problem):
-        return (*TILES, *SHORT)
+        # Small blocks of three warp groups are for tiles that see many; those of parts of a sequence see few.
+        few = problem.mask.query_segments is not None
+        return (*(tile for tile in TILES if not (few and _is_small(tile))), *SHORT)
     if problem.query_length <= SHORT[0][0]:
         return SHORT
     if score_function(problem) is not None or problem.dropout is not None:
         widest = WIDEST_DROPOUT if problem.dropout is not None else WITH_FUNCTIONS[0][1]
         return [tile for tile in _with_functions(problem) if tile[1] <= widest]
     return [TILES[0], *WITH_FUNCTIONS]
+
+
+def _is_small(tile: tuple[int, int]) -> bool:
+    """Whether three warp groups have smaller blocks of keys than they can multiply at once."""
+    return tile[0] == TILES[0][0] and tile[1] < TILES[0][1]
+
+
+def _stages(problem: Attention, tile: tuple[int, int]) -> Sequence[int]:
+    """Of keys and values, best first."""
+    if by_feature(problem):
+        return FLOAT32_STAGES
+    return SMALL_STAGES if _is_small(tile) and not _has_functions(problem) else STAGES
 
 
 def _queries(problem: Attention, tile: tuple[int, int]) -> Sequence[tuple[int, bool]]:
