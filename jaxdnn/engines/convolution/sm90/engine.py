@@ -141,6 +141,8 @@ def _copies_reason(product: Product, target: Target) -> str | None:
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in benchmarks/results/convolution_kernels.md."""
+    if problem.result == "filter" and all(window.tiles for window in problem.windows):
+        return None  # each place is loaded once, padding or not
     if problem.result == "filter":
         whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:
