@@ -20,9 +20,10 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import knobs_reason as wgr
 from jaxdnn.engines.convolution.sm90.halo_wgrad.unit import plan as wgrad_plan
 from jaxdnn.engines.convolution.sm90.heuristic import candidates
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason, knobs_reason, operands_reason
-from jaxdnn.engines.convolution.sm90.tiled_image import TiledImageUnit, tiled_image_reason
-from jaxdnn.engines.convolution.sm90.tiled_image import candidates as tiled_image_candidates
-from jaxdnn.engines.convolution.sm90.tiled_image import knobs_reason as tiled_image_knobs_reason
+from jaxdnn.engines.convolution.sm90.tiled_image.heuristic import candidates as tiled_image_candidates
+from jaxdnn.engines.convolution.sm90.tiled_image.knobs import knobs_reason as tiled_image_knobs_reason
+from jaxdnn.engines.convolution.sm90.tiled_image.knobs import tiled_image_reason
+from jaxdnn.engines.convolution.sm90.tiled_image.unit import TiledImageUnit
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.convolution.tiled_image import TiledImage, tiled_image
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
@@ -140,9 +141,9 @@ def _copies_reason(product: Product, target: Target) -> str | None:
 
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
-    """Why cuDNN, which has it too, is faster; measured in benchmarks/results/convolution_kernels.md."""
-    if problem.result == "filter" and all(window.tiles for window in problem.windows):
-        return None  # each place is loaded once, padding or not
+    """Why cuDNN, which has it too, is faster; measured in the notes of benchmarks/results/convolution_kernels.md."""
+    if problem.result == "filter" and gemm.line == DEPTH_BYTES and all(window.tiles for window in problem.windows):
+        return None  # each place is loaded once, in as few copies as there can be [Tiled images, 3]
     if problem.result == "filter":
         whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:

@@ -1,50 +1,18 @@
-"""The gradient of an image that windows tile, on Hopper: a product's knobs and kernel, but for where results lie.
+"""The unit and the launches of the gradient of an image that windows tile, on Hopper: a product's, but for where its
+results lie.
 
 The kernel is cpp/kernels/convolution/sm90_tiled_image.cuh.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from jaxdnn.device import Target
 from jaxdnn.engines.convolution.tiled_image import TiledImage
-from jaxdnn.engines.product.affine import affine_reason, divisor_magic
-from jaxdnn.engines.product.problem import Product, arguments_reason
-from jaxdnn.engines.product.sm90.heuristic import SHAPES
-from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
+from jaxdnn.engines.product.affine import divisor_magic
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
-from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.unit import Constant, Parameter, numbers
 from jaxdnn.plan import Scalar
-
-_OTHER_ARGUMENTS = 19  # of a launch, at most, besides those of an epilogue's arrays and of dimensions
-_DIMENSION_ARGUMENTS = 6
-_NARROW = (
-    Sm90Knobs(tile_m=128, tile_n=48, stages=8, cluster_m=1, schedule="pingpong"),
-    Sm90Knobs(tile_m=256, tile_n=48, stages=5, cluster_m=1),
-)
-
-
-def tiled_image_reason(tiled: TiledImage) -> str | None:
-    """Why the kernel can't have the gradient, or None."""
-    product = tiled.product
-    others = _OTHER_ARGUMENTS + _DIMENSION_ARGUMENTS * len(tiled.dimensions)
-    extents = (product.batch, product.m, product.n)
-    return arguments_reason(product.operands, product.results, others) or affine_reason(product.operands, extents)
-
-
-def candidates(tiled: TiledImage, target: Target) -> Iterator[Sm90Knobs]:
-    """Knobs that work for the gradient, by the time that is expected of the product."""
-    shapes = (*SHAPES, *_NARROW)
-    found = product_candidates(tiled.product, target, staged="rows", shapes=shapes, splits=lambda *_: [1])
-    return (knobs for knobs in found if knobs_reason(tiled, knobs, target.shared_memory) is None)
-
-
-def knobs_reason(tiled: TiledImage, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
-    """Why the knobs don't fit the gradient, or None."""
-    if knobs.store != "rows" or knobs.split_k > 1:
-        return "results lie apart; expected store = 'rows' and one split"
-    return product_knobs_reason(tiled.product, knobs, shared_memory_limit, "rows")
 
 
 class TiledImageUnit(Unit):
