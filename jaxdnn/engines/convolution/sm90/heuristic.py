@@ -56,7 +56,7 @@ _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 
 # Of those that are expected to take as long, blocks alone come first: what im2col loads is not there as steadily as a
 # matrix, and blocks of a cluster wait for each other [1].
-_SHAPES = sorted((_THIRD, *SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
+_SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 
 
 def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs | WgradKnobs]:
@@ -89,6 +89,8 @@ def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]
         shapes, cut = [*_SHAPES, *_MERGED], _merged_splits
     elif gemm.merged > 1:
         shapes = [replace(knobs, groups=gemm.merged) for knobs in (*_SHAPES, *_MERGED)]
+    elif gemm.product.a_transposed:
+        shapes = [_THIRD, *_SHAPES]
     for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
             yield ConvolutionKnobs(**vars(knobs))
