@@ -48,6 +48,7 @@ PLANNED = [
     ),
     convolution((256, 56, 56, 256), (1, 1, 256, 512), BF16, strides=(2, 2)),
     convolution((256, 224, 224, 3), (7, 7, 3, 64), BF16, strides=(2, 2), padding=((3, 3), (3, 3))),
+    convolution((128, 224, 224, 3), (16, 16, 3, 768), BF16, strides=(16, 16)),
     convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32),
     convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
     convolution((128, 28, 28, 256), (3, 3, 8, 256), BF16, padding="SAME", groups=32),

@@ -261,9 +261,7 @@ struct FilterLoads {
 
 /// Rows of a phase's tiles are places of that phase.
 template <class Call>
-struct PhaseRows {
-  static constexpr bool kStraight = false, kBoxes = false;
-
+struct PhaseRows : ScatteredRows {
   const Call& call;
   int phase[Call::kSpatial];
 
@@ -288,9 +286,7 @@ struct PhaseRows {
 
 /// Rows of a filter's tiles are channels in whole chunks.
 template <class Call>
-struct ChunkRows {
-  static constexpr bool kStraight = false, kBoxes = false;
-
+struct ChunkRows : ScatteredRows {
   const Call& call;
 
   __device__ __forceinline__ int operator()(int row) const {
@@ -344,9 +340,9 @@ struct ConvolutionSm90 : ProductSm90<Config> {
     if constexpr (Config::kStraight) {
       return StraightRows{};
     } else if constexpr (Config::kMMajorA) {
-      return ChunkRows<ConvolutionSm90>{*this};
+      return ChunkRows<ConvolutionSm90>{{}, *this};
     } else {
-      PhaseRows<ConvolutionSm90> found{*this, {}};
+      PhaseRows<ConvolutionSm90> found{{}, *this, {}};
       split_phase(axes, matrix % phases, found.phase);
       return found;
     }

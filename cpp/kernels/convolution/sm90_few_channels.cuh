@@ -302,9 +302,7 @@ struct PlacesLoads {
 
 /// Rows of a filter's tiles are elements of a window's lines, padded.
 template <class Call>
-struct WindowRows {
-  static constexpr bool kStraight = false, kBoxes = false;
-
+struct WindowRows : ScatteredRows {
   __device__ __forceinline__ int operator()(int row) const {
     constexpr int kPadded = Call::Stage::Lines::kPadded, kElements = Call::Config::kElements;
     const int line = row / kPadded, element = row - line * kPadded;
@@ -339,7 +337,7 @@ struct ConvolutionSm90FewChannels
     } else if constexpr (Config::kMMajorA) {
       return WindowRows<Self>{};
     } else {
-      return PhaseRows<Self>{*this, {}};
+      return PhaseRows<Self>{{}, *this, {}};
     }
   }
 };

@@ -230,23 +230,23 @@ struct TileEpilogue {
     }
   }
 
-  /// A warp's rows to where they are in the matrix, 16 bytes at once.
+  /// A warp's rows to where they are in the matrix, a piece at once.
   template <int kResult, int kSubtile, class Rows>
   __device__ __forceinline__ void copy_rows(int column, int row, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
       if constexpr (!is_reduced<T>) {
         using Own = Subtile<T, kColumns>;
-        constexpr int kChunks = Own::kRowBytes / 16;
+        constexpr int kBytes = Rows::kPieceBytes, kPieces = Own::kRowBytes / kBytes;
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
 #pragma unroll
-        for (int i = 0; i < 16 * kChunks; i += 32) {
-          const int index = i + threadIdx.x % 32, line = index / kChunks, chunk = index % kChunks;
-          const int to = others(row + line), first = column + chunk * (16 / static_cast<int>(sizeof(T)));
+        for (int i = 0; i < 16 * kPieces; i += 32) {
+          const int index = i + threadIdx.x % 32, line = index / kPieces, byte = index % kPieces * kBytes;
+          const int to = others(row + line), first = column + byte / static_cast<int>(sizeof(T));
           if (to >= rows || first >= columns) continue;
-          unsigned words[4];
-          ptx::ld_shared<16>(words, place<kSubtile>(position.stage) + Own::offset(line, chunk));
-          ptx::st_global<16>(matrix + static_cast<long long>(to) * columns + first, words);
+          unsigned words[kBytes / 4];
+          ptx::ld_shared<kBytes>(words, place<kSubtile>(position.stage) + Own::offset(line, byte / 16) + byte % 16);
+          ptx::st_global<kBytes>(matrix + others.offset(to, first, columns), words);
         }
       }
       copy_rows<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);

@@ -69,6 +69,17 @@ struct StraightRows {
   }
 };
 
+/// Rows that are no box: pieces of them are copied to where they lie.
+struct ScatteredRows {
+  static constexpr bool kStraight = false, kBoxes = false;
+  static constexpr int kPieceBytes = 16;
+
+  /// Of an element in memory.
+  __device__ __forceinline__ long long offset(int row, int column, int columns) const {
+    return static_cast<long long>(row) * columns + column;
+  }
+};
+
 /// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.
 struct FragmentCoordinate {
   int row, column, batch;

@@ -11,6 +11,8 @@ window. So there are two walks, to an output and to a filter. Both read the imag
 output's place and in a tap, as `Axis` says. Channels are padded to whole lines, of 128 bytes or fewer: a stage of K has
 one or several, and so has a tile of a filter's rows.
 
+Where windows tile the image, lines of windows count as images, so that any stride will do.
+
 Groups of few channels are merged, so many as have them in one line. To an output, each multiply along K is of one of
 them, with that one's columns alone. To a filter, each group's channels are multiplied by each group's columns, and only
 a group's by its own are kept.
@@ -76,8 +78,8 @@ class ImplicitGemm:
     def steps(self) -> int:
         """Multiplies of a stage: of those channels of its line that are the group's."""
         size = self.channels * self.product.a.itemsize
-        partial = self.groups > 1 and size < self.line and not self.product.a_transposed
-        return size // STEP_BYTES if partial else STEPS
+        partial = size < self.line == DEPTH_BYTES and not self.product.a_transposed
+        return ceil(size / STEP_BYTES) if partial else STEPS
 
     @property
     def crossed(self) -> bool:
@@ -104,12 +106,30 @@ class ImplicitGemm:
 
 def implicit_gemm(problem: Convolution) -> ImplicitGemm | str:
     """The product that a convolution is, or why it is none."""
+    problem = _by_lines_of_windows(problem)
     if problem.result == "filter":
         return _to_filter(problem, problem.a, problem.b)
     if problem.result == "output":
         return _to_output(problem, problem.a, problem.b, problem.windows, (problem.c, problem.k))
     transposed = tuple(window.transposed for window in problem.windows)
     return _to_output(problem, problem.b, problem.a, transposed, (problem.k, problem.c))
+
+
+def _by_lines_of_windows(problem: Convolution) -> Convolution:
+    """The same convolution, of as many more images as there are lines of windows, where these tile an image; or itself,
+    where that has no strides, or is what is computed.
+    """
+    first, *others = problem.windows
+    if problem.result == "image" or first.stride == 1 or not first.tiles:
+        return problem
+    windows = (Window(first.filter, first.filter, 1, flipped=first.flipped), *others)
+
+    def split(tensor: Tensor, places: int) -> Tensor:
+        return replace(tensor, n_stride=places * tensor.spatial_strides[0]) if tensor.n_stride else tensor
+
+    a = split(problem.a, first.filter)
+    b = split(problem.b, 1) if problem.result == "filter" else problem.b
+    return replace(problem, n=problem.n * first.output, windows=windows, a=a, b=b)
 
 
 def _to_output(

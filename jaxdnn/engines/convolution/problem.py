@@ -82,6 +82,12 @@ class Window:
         return trivial and self.image == self.output
 
     @property
+    def tiles(self) -> bool:
+        """Whether the output's windows lie side by side and fill the image: each place of the image meets one tap."""
+        steps = (self.stride, self.dilation, self.base_dilation, self.low)
+        return steps == (self.filter, 1, 1, 0) and self.image == self.filter * self.output
+
+    @property
     def meetings(self) -> np.ndarray:
         """The place of the image for each place of the output (rows) and of the filter (columns); -1 for none."""
         taps = np.arange(self.filter)

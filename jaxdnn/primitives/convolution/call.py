@@ -4,12 +4,13 @@ Three rewritings leave one way to say a thing:
 
 - An image that is dilated, with strides of one, is the input gradient of a strided convolution.
 - With groups of the batch the result is a weight gradient: they are groups of the image's channels.
-- Windows that tile the image are places of a smaller one with more channels, and what remains is pointwise.
+- Windows that tile the image are places of a smaller one with more channels, and what remains is pointwise. Or their
+  lines are, if these can be read without a copy; and small windows stay what they are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import jax
@@ -27,6 +28,9 @@ from jaxdnn.primitives.fused.epilogue import checked_operands
 # An image of fewer channels is copied, if need be, so that its windows are places with more of them: tensor cores, and
 # copies of 16 bytes, want as many.
 _FEW_CHANNELS = 16
+# Without a copy (jaxdnn/engines/convolution/window_lines.py): elements of a line of 16 windows, and of a window whose
+# lines are filled up to groups of 8.
+_MOST_ELEMENTS, _SEGMENT, _GROUP = 256, 16, 8
 
 Order = tuple[int, ...]  # of an array's dimensions: as `jnp.transpose` takes it
 
@@ -82,9 +86,13 @@ def canonical(given: Arguments, lhs: jax.Array, rhs: jax.Array) -> tuple[Convolu
         )
         return spec, (exchanged, images), order
     spec = spec.replace(group=group)
-    if _tile(images.shape, windows, spec):
-        images, filters = _patches(images, windows), _as_one_place(filters, flipped=given.flip)
-        spec = spec.replace(windows=tuple(Window(one.output, 1, one.output) for one in windows))
+    if _tile(images.shape, windows, spec) and not _is_small(images, windows):
+        if _have_lines(images, windows):
+            images, filters = _by_lines(images, windows[-1]), _lines_of(filters, flipped=given.flip)
+            spec = spec.replace(windows=(*windows[:-1], _one_place(windows[-1])))
+        else:
+            images, filters = _patches(images, windows), _as_one_place(filters, flipped=given.flip)
+            spec = spec.replace(windows=tuple(map(_one_place, windows)))
     return spec, (images, filters), order
 
 
@@ -111,6 +119,40 @@ def _tile(shape: tuple[int, ...], windows: Sequence[Window], spec: ConvolutionSp
     )  # fmt: skip
     free = all(one.filter == 1 for one in windows[:-1]) and all(one.filter * one.output == one.image for one in windows)
     return tiled and any(one.filter > 1 for one in windows) and (free or shape[-1] < _FEW_CHANNELS)
+
+
+def _is_small(images: jax.Array, windows: Sequence[Window]) -> bool:
+    """Whether windows are so few elements that tensor cores take them from lines of the image as they lie, and store
+    them there in whole words: us of 4 x 4 of 3 channels, 45, 48 and 40, and with a copy 70, 72 and 68.
+    """
+    c, line = images.shape[-1], windows[-1].filter * images.shape[-1]
+    size = prod(one.filter for one in windows[:-1]) * ceil(line / _GROUP) * _GROUP
+    whole = line % 2 == 0 and prod(one.filter for one in windows) * c % _GROUP == 0
+    few = max(_SEGMENT * line, size) <= _MOST_ELEMENTS and c < _GROUP
+    return images.dtype.itemsize == 2 and few and whole and all(one.tiles for one in windows)
+
+
+def _have_lines(images: jax.Array, windows: Sequence[Window]) -> bool:
+    """Whether the windows' lines can be read where they lie: tensor cores take 16 bits, and copies 16 bytes."""
+    line = windows[-1].filter * images.shape[-1] * images.dtype.itemsize
+    aligned = images.dtype.itemsize == 2 and line % 16 == 0
+    return len(windows) == 2 and aligned and all(one.tiles for one in windows)
+
+
+def _by_lines(images: jax.Array, window: Window) -> jax.Array:
+    """[n, ..., places, c] as [n, ..., places of the output, window * c]."""
+    return jnp.reshape(images, (*images.shape[:-2], window.output, window.filter * images.shape[-1]))
+
+
+def _lines_of(filters: jax.Array, *, flipped: bool) -> jax.Array:
+    """[..., window, c, k] as [..., 1, window * c, k]."""
+    *outer, window, c, k = filters.shape
+    filters = jnp.flip(filters, -3) if flipped else filters
+    return jnp.reshape(filters, (*outer, 1, window * c, k))
+
+
+def _one_place(window: Window) -> Window:
+    return Window(window.output, 1, window.output)
 
 
 def _patches(images: jax.Array, windows: Sequence[Window]) -> jax.Array:

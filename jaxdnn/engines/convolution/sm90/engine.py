@@ -20,7 +20,12 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import knobs_reason as wgr
 from jaxdnn.engines.convolution.sm90.halo_wgrad.unit import plan as wgrad_plan
 from jaxdnn.engines.convolution.sm90.heuristic import candidates
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason, knobs_reason, operands_reason
+from jaxdnn.engines.convolution.sm90.tiled_image.heuristic import candidates as tiled_image_candidates
+from jaxdnn.engines.convolution.sm90.tiled_image.knobs import knobs_reason as tiled_image_knobs_reason
+from jaxdnn.engines.convolution.sm90.tiled_image.knobs import tiled_image_reason
+from jaxdnn.engines.convolution.sm90.tiled_image.unit import TiledImageUnit
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
+from jaxdnn.engines.convolution.tiled_image import TiledImage, tiled_image
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.engine import Sm90
@@ -36,6 +41,7 @@ _FEW = 8  # channels, of which less are no 16 bytes
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
 _MANY_COPIED = 16 * 2**20  # bytes
 _HALVES = {"bfloat16", "float16"}
+_Form = ImplicitGemm | WindowLines | TiledImage
 
 
 class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
@@ -52,8 +58,7 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
             return form
         if reason := Sm90().problem_reason(form.product, target) or _copies_reason(form.product, target):
             return reason
-        few = isinstance(form, WindowLines)
-        if reason := lines_reason(form) if few else image_reason(form) or operands_reason(form):
+        if reason := _form_reason(form):
             return reason
         if next(self.configurations(problem, target), None) is None:
             return f"no tile fits the {problem.columns // problem.groups} columns of a group"
@@ -63,6 +68,8 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         form = _form(problem)
         if isinstance(form, str):
             return iter(())
+        if isinstance(form, TiledImage):
+            return tiled_image_candidates(form, target)
         return few_channels_candidates(form, target) if isinstance(form, WindowLines) else candidates(form, target)
 
     def build(self, config: Sm90Knobs | WgradKnobs, problem: Convolution, target: Target) -> Plan:
@@ -73,12 +80,19 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         return found
 
 
-def _plan(form: ImplicitGemm | WindowLines, config: Sm90Knobs | WgradKnobs, target: Target) -> Plan | str:
+def _form_reason(form: _Form) -> str | None:
+    """Why the form's kernel can't have it, or None."""
+    if isinstance(form, TiledImage):
+        return tiled_image_reason(form)
+    return lines_reason(form) if isinstance(form, WindowLines) else image_reason(form) or operands_reason(form)
+
+
+def _plan(form: _Form, config: Sm90Knobs | WgradKnobs, target: Target) -> Plan | str:
     """What one call does, or why the knobs don't fit."""
     limit = target.shared_memory
     if isinstance(config, WgradKnobs):
-        if isinstance(form, WindowLines):
-            return "an image of few channels is loaded by lines of its windows"
+        if not isinstance(form, ImplicitGemm):
+            return "patches are of an image that is loaded by places"
         patches = WgradPatches(form)
         reason = wgrad_patches_reason(form) or wgrad_knobs_reason(patches, config, limit)
         return reason or wgrad_plan(patches, config)
@@ -86,6 +100,10 @@ def _plan(form: ImplicitGemm | WindowLines, config: Sm90Knobs | WgradKnobs, targ
         if reason := few_channels_knobs_reason(form, config, limit):
             return reason
         unit = FewChannelsUnit(form, config, target.sm_count)
+    elif isinstance(form, TiledImage):
+        if reason := tiled_image_knobs_reason(form, config, limit):
+            return reason
+        unit = TiledImageUnit(form, config, target.sm_count)
     elif isinstance(config, ConvolutionKnobs) and config.patch:
         if reason := patches_reason(form) or patches_knobs_reason(Patches(form), config, limit):
             return reason
@@ -97,10 +115,12 @@ def _plan(form: ImplicitGemm | WindowLines, config: Sm90Knobs | WgradKnobs, targ
     return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))
 
 
-def _form(problem: Convolution) -> ImplicitGemm | WindowLines | str:
+def _form(problem: Convolution) -> _Form | str:
     """The product that the convolution is, by channels of an image; where these are few, by lines of its windows, or an
-    image's gradient by blocks of places.
+    image's gradient by blocks of places; and where windows tile the image, its gradient by windows.
     """
+    if tiled := tiled_image(problem):
+        return tiled
     few = problem.c < _FEW and problem.groups == 1 and {problem.a.dtype, problem.b.dtype} <= _HALVES
     if few and problem.result != "image":
         return window_lines(problem)
@@ -121,7 +141,9 @@ def _copies_reason(product: Product, target: Target) -> str | None:
 
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
-    """Why cuDNN, which has it too, is faster; measured in benchmarks/results/convolution_kernels.md."""
+    """Why cuDNN, which has it too, is faster; measured in the notes of benchmarks/results/convolution_kernels.md."""
+    if problem.result == "filter" and gemm.line == DEPTH_BYTES and all(window.tiles for window in problem.windows):
+        return None  # each place is loaded once, in as few copies as there can be [Tiled images, 3]
     if problem.result == "filter":
         whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:

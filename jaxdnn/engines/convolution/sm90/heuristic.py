@@ -30,6 +30,9 @@ _NARROW = (
     Sm90Knobs(tile_m=128, tile_n=16, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=16, stages=6, cluster_m=1),
 )
+# Of 512 columns a third: with 176 the filter's gradient of 7x7 took 93 us, and with 192, an eighth of which is past the
+# last one, 103.
+_THIRD = Sm90Knobs(tile_m=128, tile_n=176, stages=4, cluster_m=1, schedule="pingpong")
 # Of two lines of places at once, whose filters are half of what a stage of fewer rows loads.
 _LINES = Sm90Knobs(tile_m=256, tile_n=128, stages=4, cluster_m=1)
 # Of merged groups, of which the loads of the image take longest, and each tile loads what it has of the others again:
@@ -46,6 +49,9 @@ _MERGED = (
 _UNSURE = 1.08
 _MERGED_IM2COL = 1.2
 _FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filter [Filters by patches, 3]
+# Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
+# long as those [Dense layers].
+_CLUSTERED = 1.04
 _MERGED_ROUNDS = 4  # that splits of a merged filter's gradient fill, at most
 
 # Of those that are expected to take as long, blocks alone come first: what im2col loads is not there as steadily as a
@@ -57,7 +63,7 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
     """Knobs that work for the convolution, by the time that is expected of them."""
     longer = (_MERGED_IM2COL if gemm.merged > 1 else 1) * (_FILTER_IM2COL if gemm.product.a_transposed else 1)
     found: list[tuple[float, ConvolutionKnobs | WgradKnobs]] = [
-        (longer * seconds(gemm.tiled, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
+        (longer * _im2col_seconds(gemm, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
     ]
     if patches_reason(gemm) is None:
         patches = Patches(gemm)
@@ -70,6 +76,11 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
     return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))
 
 
+def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> float:
+    clustered = knobs.cluster_m * knobs.cluster_n > 1
+    return (_CLUSTERED if clustered else 1) * seconds(gemm.tiled, knobs, sm_count)
+
+
 def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     shapes, cut = _SHAPES, splits
     if len(gemm.product.b) > 1:
@@ -78,6 +89,8 @@ def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]
         shapes, cut = [*_SHAPES, *_MERGED], _merged_splits
     elif gemm.merged > 1:
         shapes = [replace(knobs, groups=gemm.merged) for knobs in (*_SHAPES, *_MERGED)]
+    elif gemm.product.a_transposed:
+        shapes = [_THIRD, *_SHAPES]
     for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
             yield ConvolutionKnobs(**vars(knobs))

@@ -13,7 +13,7 @@ from jaxdnn.plan import Scratch
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
-TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
+TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 176, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Gradients of images that windows tile, on Hopper's tensor cores."""
