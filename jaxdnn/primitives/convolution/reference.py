@@ -5,7 +5,6 @@ are joined with the axes of their letter.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -118,12 +117,12 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
 
     def multiply_integers(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         # XLA has no convolutions of integers for GPUs.
-        return by_taps(lhs.astype(wide), rhs.astype(wide), _numbers(spec.result, len(spec.windows)), **parameters)
+        numbers = _numbers(spec.result, len(spec.windows))
+        return by_taps(lhs.astype(wide), rhs.astype(wide), numbers, **parameters).astype(dtype)
 
     known = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
     if jnp.issubdtype(wide, jnp.integer) and known and explicit_sharding(jax.typeof(lhs)) is None:
-        integers = partial(lax.platform_dependent, cuda=multiply_integers, default=multiply_wide)
-        return integers(lhs, rhs).astype(dtype)
+        return lax.platform_dependent(lhs, rhs, cuda=multiply_integers, default=multiply_wide)
     if lhs.dtype == rhs.dtype == wide:
         return multiply_wide(lhs, rhs)
     plain = lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16) and wide == jnp.float32
