@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxdnn.config import current_options
 from jaxdnn.engines.convolution.problem import Window
@@ -24,6 +26,7 @@ from jaxdnn.primitives.convolution.spec import ConvolutionSpec, convolution
 from jaxdnn.primitives.fused.call import apply_fused
 from jaxdnn.primitives.fused.dtypes import accumulator, as_weak
 from jaxdnn.primitives.fused.epilogue import checked_operands
+from jaxdnn.primitives.fused.sharding import explicit_sharding
 
 # An image of fewer channels is copied, if need be, so that its windows are places with more of them: tensor cores, and
 # copies of 16 bytes, want as many.
@@ -86,7 +89,8 @@ def canonical(given: Arguments, lhs: jax.Array, rhs: jax.Array) -> tuple[Convolu
         )
         return spec, (exchanged, images), order
     spec = spec.replace(group=group)
-    if _tile(images.shape, windows, spec) and not _is_small(images, windows):
+    whole = _are_whole(images, slice(1, None)) and _are_whole(filters, slice(-1))
+    if whole and _tile(images.shape, windows, spec) and not _is_small(images, windows):
         if _have_lines(images, windows):
             images, filters = _by_lines(images, windows[-1]), _lines_of(filters, flipped=given.flip)
             spec = spec.replace(windows=(*windows[:-1], _one_place(windows[-1])))
@@ -121,6 +125,12 @@ def _tile(shape: tuple[int, ...], windows: Sequence[Window], spec: ConvolutionSp
     return tiled and any(one.filter > 1 for one in windows) and (free or shape[-1] < _FEW_CHANNELS)
 
 
+def _are_whole(array: jax.Array, dimensions: slice) -> bool:
+    """Whether no axis of an explicit mesh splits these dimensions, so that they can be joined."""
+    sharding = explicit_sharding(jax.typeof(array))
+    return sharding is None or not any(sharding.spec[dimensions])
+
+
 def _is_small(images: jax.Array, windows: Sequence[Window]) -> bool:
     """Whether windows are so few elements that tensor cores take them from lines of the image as they lie, and store
     them there in whole words: us of 4 x 4 of 3 channels, 45, 48 and 40, and with a copy 70, 72 and 68.
@@ -141,14 +151,14 @@ def _have_lines(images: jax.Array, windows: Sequence[Window]) -> bool:
 
 def _by_lines(images: jax.Array, window: Window) -> jax.Array:
     """[n, ..., places, c] as [n, ..., places of the output, window * c]."""
-    return jnp.reshape(images, (*images.shape[:-2], window.output, window.filter * images.shape[-1]))
+    return _reshaped(images, (*images.shape[:-2], window.output, window.filter * images.shape[-1]))
 
 
 def _lines_of(filters: jax.Array, *, flipped: bool) -> jax.Array:
     """[..., window, c, k] as [..., 1, window * c, k]."""
     *outer, window, c, k = filters.shape
     filters = jnp.flip(filters, -3) if flipped else filters
-    return jnp.reshape(filters, (*outer, 1, window * c, k))
+    return _reshaped(filters, (*outer, 1, window * c, k))
 
 
 def _one_place(window: Window) -> Window:
@@ -159,18 +169,27 @@ def _patches(images: jax.Array, windows: Sequence[Window]) -> jax.Array:
     """[n, places, c] as [n, places of the output, window * c]."""
     n, *_, c = images.shape
     inside = images[(slice(None), *(slice(one.filter * one.output) for one in windows))]
-    split = jnp.reshape(inside, (n, *(size for one in windows for size in (one.output, one.filter)), c))
+    split = _reshaped(inside, (n, *(size for one in windows for size in (one.output, one.filter)), c))
     places = range(1, split.ndim - 1)
     turned = jnp.transpose(split, (0, *places[::2], *places[1::2], split.ndim - 1))
     outputs = [one.output for one in windows]
-    return jnp.reshape(turned, (n, *outputs, prod(one.filter for one in windows) * c))
+    return _reshaped(turned, (n, *outputs, prod(one.filter for one in windows) * c))
 
 
 def _as_one_place(filters: jax.Array, *, flipped: bool) -> jax.Array:
     """[window, c, k] as [1, ..., window * c, k]."""
     *window, c, k = filters.shape
     filters = jnp.flip(filters, range(len(window))) if flipped else filters
-    return jnp.reshape(filters, (*(1 for _ in window), prod(window) * c, k))
+    return _reshaped(filters, (*(1 for _ in window), prod(window) * c, k))
+
+
+def _reshaped(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """The array with dimensions between the first and the last one split or joined: only these two may be sharded."""
+    sharding = explicit_sharding(jax.typeof(array))
+    if sharding is not None:
+        first, *_, last = sharding.spec
+        sharding = sharding.update(spec=PartitionSpec(first, *(len(shape) - 2) * (None,), last))
+    return lax.reshape(array, shape, out_sharding=sharding)
 
 
 class _Turned:

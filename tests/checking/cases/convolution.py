@@ -176,6 +176,7 @@ RESIDUAL = NCHW.replace(epilogue="residual", extras=(((6, 1, 1), F32), ((2, 6, 3
 DILATED = convolution((2, 4, 3), (2, 3, 2), lhs_dilation=(3,), rhs_dilation=(2,), padding=((1, 2),))
 BATCH_GROUPS = convolution((4, 5, 3), (2, 3, 6), strides=(2,), batch_groups=2)
 DOWN = convolution((2, 6, 4), (3, 4, 6))
+PATCHES = convolution((4, 8, 4, 3), (4, 2, 3, 2), strides=(4, 2))
 POINTWISE = convolution((2, 3, 4, 5), (1, 1, 5, 3), epilogue="bias gelu", extras=(_row(3),))
 
 ROWS = Rows(
@@ -270,8 +271,10 @@ ROWS = Rows(
                     (0, 0),
                 ),
                 (DEPTHWISE, (P("a", None, "b"), P(None, None, "b")), (P("a", None, "b"),), (1, 3)),
+                (PATCHES, (P("a"), P(None, None, None, "b")), (P("a", None, None, "b"),), (1, 3)),
             ]
         ),
+        Split(PATCHES, (P("a", "b"), P())),
         # What both have split, and is summed over, is summed over the devices.
         Split(DOWN, (P(None, None, "a"), P(None, "a")), sends={"all-reduce"}, calls=(0, 0), explicit=False),
         # Places, and groups of several channels, are whole on each device.
