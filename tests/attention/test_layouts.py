@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdnn
 from checking.attention import problems
+from checking.compiling import QUICKLY
 from checking.sharding import collectives, make_mesh, placed
-from checking.tolerance import QUICKLY
 from jaxdnn.planning.calls import find_calls, find_differentiated_calls
 from jaxdnn.planning.transposes import composed, split
 from jaxdnn.primitives import _define

@@ -11,7 +11,7 @@ import jaxdnn
 from checking.attention import problems
 from checking.calls import calls_of
 from checking.cases import TABLE, AttentionCase
-from checking.tolerance import QUICKLY
+from checking.compiling import QUICKLY
 from jaxdnn.engines.attention.problem import Band
 from jaxdnn.planning.calls import find_calls, find_differentiated_calls
 

@@ -27,14 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from checking.compiling import QUICKLY
 from checking.reference import terms
 
 DEVIATIONS = 6.0
 REPLAYS = 24  # of 12, the root mean square is below half of what it is for one element in some hundreds
-# The reference takes longer to compile than to run. Half of that are emitters that only JAX 0.10 can go without.
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True} | (
-    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-)
 
 
 class Rounding:

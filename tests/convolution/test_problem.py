@@ -7,8 +7,8 @@ import pytest
 
 from checking.calls import calls_of
 from checking.cases import TABLE
+from checking.compiling import QUICKLY
 from checking.convolution import problems
-from checking.tolerance import QUICKLY
 from jaxdnn.engines.convolution.problem import Convolution, Window
 from jaxdnn.engines.product.problem import Product
 
