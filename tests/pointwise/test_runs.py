@@ -70,7 +70,8 @@ def check_special(call: Call, results: list[np.ndarray]) -> None:
         relative = 0 if exact else max(2e-5, float(jnp.finfo(got.dtype).eps))
         with np.errstate(all="ignore"):
             wide = [array.astype(np.float64) for array in (got, want)]
-            np.testing.assert_allclose(*wide, rtol=relative, atol=0 if exact else 1e-6)
+            # XLA's tanh may be a unit in the last place from one, of which a sum leaves that, times what it multiplies.
+            np.testing.assert_allclose(*wide, rtol=relative, atol=0 if exact else 4e-6)
 
 
 @pytest.fixture(scope="module")
