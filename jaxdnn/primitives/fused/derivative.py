@@ -109,7 +109,18 @@ class EpilogueSpec(DirectedSpec):
         # A derivative has rules of the user's, and jaxprs have shapes: what fits a share is a program.
         types = self._types(signature)
         program = _program(self.replace(batch=()), types[0].shape, types)
-        return None if isinstance(program, str) else self.replace(computes=program)
+        return None if isinstance(program, str) or self._turns(program, signature) else self.replace(computes=program)
+
+    def _turns(self, program: Program, signature: Signature) -> bool:
+        """Whether the program reads or stores a square array otherwise than the epilogue's arrays lie, so that a share
+        is not what it needs.
+        """
+        dimensions, _ = self.factors(signature)
+        along = dimensions[self.accumulators[0]]
+        runs = [(self.operands[load.operand], d, o) for load in program.loads for o, d in enumerate(load.dimensions)]
+        stored = zip(self.results, program.outputs, strict=True)
+        runs += [(name, d, o) for name, output in stored for d, o in enumerate(output.dimensions)]
+        return any(None not in (d, o) and dimensions[name][d] != along[o] for name, d, o in runs)
 
     def problem(self, signature: Signature) -> Pointwise | str:
         if signature.reason:

@@ -170,13 +170,16 @@ def program_factors(
     whole = {accumulators[i.immediate.dimension] for i in program.instructions if isinstance(i.immediate, Index)}
     for number, (name, count) in enumerate(operands.items()):
         # What a result takes the place of lies as that does, even if nothing is read of it.
-        runs = dict(enumerate(accumulators)) if number in dict(in_place) else dict[int, str]()
+        along = [{accumulators[d]} if number in dict(in_place) else set[str]() for d in range(count)]
         for load in program.loads:
             if load.operand == number:
-                runs |= {d: accumulators[o] for o, d in enumerate(load.dimensions) if d is not None}
+                for o, d in enumerate(load.dimensions):
+                    if d is not None:
+                        along[d].add(accumulators[o])
         alone = [f"{name}_{d}" for d in range(count)]
-        dimensions[name] = tuple(runs.get(d, factor) for d, factor in enumerate(alone))
-        whole |= set(alone) & set(dimensions[name])
+        dimensions[name] = tuple(min(one) if len(one) == 1 else own for one, own in zip(along, alone, strict=True))
+        # Of an array that is read along with its transpose, a share is not enough.
+        whole |= set(alone) & set(dimensions[name]) | {factor for one in along if len(one) > 1 for factor in one}
     for (name, count), output in zip(outputs.items(), program.outputs, strict=True):
         alone = [f"{name}_{d}" for d in range(count)]
         dimensions[name] = tuple(alone[i] if d is None else accumulators[d] for i, d in enumerate(output.dimensions))

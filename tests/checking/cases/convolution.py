@@ -174,6 +174,7 @@ DEPTHWISE = convolution((2, 6, 4), (3, 1, 4), padding=((2, 0),), groups=4)
 NCHW = convolution((2, 4, 3, 5), (6, 4, 2, 3), layout=FIRST, padding="SAME")
 RESIDUAL = NCHW.replace(epilogue="residual", extras=(((6, 1, 1), F32), ((2, 6, 3, 5), F32)))
 DILATED = convolution((2, 4, 3), (2, 3, 2), lhs_dilation=(3,), rhs_dilation=(2,), padding=((1, 2),))
+CUBE = convolution((4, 4, 4), (4, 4, 1), layout=FIRST, epilogue="residual", extras=(((4, 1), F32), ((4, 4, 4), F32)))
 BATCH_GROUPS = convolution((4, 5, 3), (2, 3, 6), strides=(2,), batch_groups=2)
 DOWN = convolution((2, 6, 4), (3, 4, 6))
 PATCHES = convolution((4, 8, 4, 3), (4, 2, 3, 2), strides=(4, 2))
@@ -275,6 +276,8 @@ ROWS = Rows(
             ]
         ),
         Split(PATCHES, (P("a", "b"), P())),
+        # Places and channels of equal sizes, exchanged by transposes.
+        Split(CUBE, (P("a"), P("b"), P("b"), P("a", "b"))),
         # What both have split, and is summed over, is summed over the devices.
         Split(DOWN, (P(None, None, "a"), P(None, "a")), sends={"all-reduce"}, calls=(0, 0), explicit=False),
         # Places, and groups of several channels, are whole on each device.

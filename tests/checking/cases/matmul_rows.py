@@ -178,6 +178,11 @@ ROWS = Rows(
             Split(DOWN.replace(epilogue=name), (P("a"), P(None, "b")), (P("a", "b"),))
             for name in ("relu", "below the diagonal")
         ),
+        # A matrix that is read along with its transpose is whole on each device.
+        Split(
+            product((8, 12), (12, 8), epilogue="symmetric residual", extras=(((8, 8), F32),)),
+            (P("a"), P(None, "b"), P()),
+        ),
     ],
     manual=[(MLP, (P("rows"), P(), P()), P("rows"))],
 )
