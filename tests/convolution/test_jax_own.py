@@ -269,6 +269,10 @@ def test_clearer_messages():
         jaxdnn.conv_general_dilated([1.0], rhs, (1,), "VALID")
     with pytest.raises(TypeError, match="no keyword groups=; did you mean feature_group_count="):
         jaxdnn.conv_general_dilated(lhs, rhs, (1,), "VALID", groups=2)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="window_strides must be known when tracing"):
+        jax.jit(lambda stride: jaxdnn.conv_general_dilated(lhs, rhs, (stride,), "VALID"))(1)
+    with pytest.raises(TypeError, match="padding must be known when tracing"):
+        jax.jit(lambda low: jaxdnn.conv_general_dilated(lhs, rhs, (1,), ((low, 0),)))(1)
 
 
 def test_causal_padding():
@@ -278,7 +282,7 @@ def test_causal_padding():
         ours = jaxdnn.conv_general_dilated(lhs, rhs, (1,), "CAUSAL", rhs_dilation=(dilation,), dimension_numbers=layout)
         pads = ((2 * dilation, 0),)
         same(ours, lax.conv_general_dilated(lhs, rhs, (1,), pads, None, (dilation,), layout))
-    with pytest.raises(ValueError, match='padding "CAUSAL" is for one spatial dimension'):
+    with pytest.raises(ValueError, match=r"for one spatial dimension.*; got lhs float"):
         jaxdnn.conv_general_dilated(jnp.zeros((2, 3, 4, 4)), jnp.zeros((4, 3, 2, 2)), (1, 1), "CAUSAL")
 
 
