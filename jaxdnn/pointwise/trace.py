@@ -10,7 +10,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import jax
@@ -119,6 +119,7 @@ def capture(
     avals += [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
     names = _names(function, len(avals))
 
+    @wraps(function, assigned=(), updated=())  # JAX's messages then name the user's
     def called(*arrays: Any) -> Any:  # a new one each time: of one that it knows, JAX returns what it once traced
         return function(*arrays)
 

@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 import jaxdnn
+from checking.jax_own import array, outcome, same
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint32")
@@ -45,43 +46,6 @@ BATCHED = [
     ((4, 3, 4, 4), (4, 3, 2, 3), {"window_strides": (2, 1), "padding": "VALID", "batch_group_count": 2}),
     ((2, 3, 4, 4), (4, 3, 2, 3), {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "lhs_dilation": (2, 2)}),
 ]
-
-
-def array(shape, dtype, seed=0):
-    """Small random numbers, which bfloat16 holds."""
-    random = np.random.default_rng([seed, *shape])
-    values = random.integers(-3, 4, shape)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        values = values + 1j * random.integers(-3, 4, shape)
-    elif jnp.issubdtype(dtype, jnp.floating):
-        values = values / 4
-    elif dtype == "bool":
-        values = values > 0
-    else:
-        values = np.abs(values) if dtype.startswith("u") else values
-    return jnp.asarray(values, jnp.dtype(dtype))
-
-
-def same(got, want):
-    """Whether two trees of arrays are one in all but roundings."""
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (ours.shape, ours.dtype, ours.weak_type) == (theirs.shape, theirs.dtype, theirs.weak_type)
-        exact = not jnp.issubdtype(theirs.dtype, jnp.inexact)
-        eps = 0.0 if exact else float(jnp.finfo(theirs.dtype).eps)
-        wide = np.complex128 if jnp.issubdtype(theirs.dtype, jnp.complexfloating) else np.float64
-        expected = np.asarray(theirs).astype(wide)
-        scale = np.max(np.abs(expected), initial=0.0)
-        np.testing.assert_allclose(np.asarray(ours).astype(wide), expected, rtol=2 * eps, atol=8 * eps * scale)
-
-
-def outcome(function, *arguments, **keywords):
-    """The type of what a call returns, or of what it raises, for which there may be clearer words than JAX's."""
-    try:
-        result = jax.eval_shape(lambda: function(*arguments, **keywords))
-    except Exception as error:
-        return type(error)
-    return result.shape, result.dtype, result.weak_type
 
 
 def both(function, *calls):
@@ -269,6 +233,10 @@ def test_clearer_messages():
         jaxdnn.conv_general_dilated([1.0], rhs, (1,), "VALID")
     with pytest.raises(TypeError, match="no keyword groups=; did you mean feature_group_count="):
         jaxdnn.conv_general_dilated(lhs, rhs, (1,), "VALID", groups=2)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="window_strides must be known when tracing"):
+        jax.jit(lambda stride: jaxdnn.conv_general_dilated(lhs, rhs, (stride,), "VALID"))(1)
+    with pytest.raises(TypeError, match="padding must be known when tracing"):
+        jax.jit(lambda low: jaxdnn.conv_general_dilated(lhs, rhs, (1,), ((low, 0),)))(1)
 
 
 def test_causal_padding():
@@ -278,7 +246,7 @@ def test_causal_padding():
         ours = jaxdnn.conv_general_dilated(lhs, rhs, (1,), "CAUSAL", rhs_dilation=(dilation,), dimension_numbers=layout)
         pads = ((2 * dilation, 0),)
         same(ours, lax.conv_general_dilated(lhs, rhs, (1,), pads, None, (dilation,), layout))
-    with pytest.raises(ValueError, match='padding "CAUSAL" is for one spatial dimension'):
+    with pytest.raises(ValueError, match=r"for one spatial dimension.*; got lhs float"):
         jaxdnn.conv_general_dilated(jnp.zeros((2, 3, 4, 4)), jnp.zeros((4, 3, 2, 2)), (1, 1), "CAUSAL")
 
 

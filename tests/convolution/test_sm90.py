@@ -117,6 +117,7 @@ def test_no_launch_has_more_arguments_than_it_may():
             only(convolution((1, 300, 9, 64), (2, 2, 64, 8), BF16, padding=((-1, -130), (0, 0)))),
             "-131 from its last one, and TMA's im2col mode has -128 to 127 with 2 spatial dimensions",
         ),
+        (only(convolution((8, 64), (16, 32), BF16, groups=4)), "it has 0 spatial dimensions"),
         (only(convolution((2, 9, 48), (3, 24, 128), BF16, groups=2)), "24 channels, which are no multiple of"),
         (only(convolution((2, 9, 128), (3, 64, 80), BF16, groups=2)), "no tile fits the 40 columns"),
         (only(LARGE["float32"], "filter"), "want float32 to lie along the places"),

@@ -123,6 +123,16 @@ BAD = {
         TypeError,
         "^dot_general: an epilogue's operands must be parameters without a default",
     ),
+    "an array in the place of operands": (
+        lambda: jaxdnn.dot_general(A, B, NUMBERS, operands=jnp.ones(5), epilogue=lambda acc, bias: acc + bias),
+        TypeError,
+        r"^dot_general: operands must be a sequence of arrays; got float\d+\[5\]",
+    ),
+    "a dtype for each result": (
+        lambda: jaxdnn.matmul(A, B, epilogue=lambda acc: (acc, acc), out_dtype=("float32", "bfloat16")),
+        TypeError,
+        r"^matmul: out_dtype must be a dtype, .*; got \('float32', 'bfloat16'\): .*, cast them in the epilogue",
+    ),
     "operands without an epilogue": (
         lambda: jaxdnn.matmul(A, B, jnp.ones(5)),
         ValueError,

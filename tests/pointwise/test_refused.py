@@ -103,6 +103,11 @@ def test_operand_that_does_not_broadcast():
         traced(lambda acc, b: acc + b, jax.ShapeDtypeStruct((5,), "float32"))
 
 
+def test_what_jax_says_names_the_function_and_its_arguments():
+    with pytest.raises(TypeError, match=f"(?s)the function <lambda> at {__file__}.* argument acc"):
+        traced(lambda acc: acc if acc[0, 0] > 0 else -acc)
+
+
 def test_wrong_dtype():
     with pytest.raises(UnsupportedOperation, match=r"`acc` at .*it is complex64; kernels take float32"):
         traced(lambda acc: acc, accumulators=("complex64",))

@@ -86,12 +86,6 @@ __device__ __forceinline__ unsigned cvt_rn_f16x2_e4m3x2(unsigned pair) {
   return bits;
 }
 
-__device__ __forceinline__ unsigned cvt_rn_f16x2_e5m2x2(unsigned pair) {
-  unsigned bits;
-  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(bits) : "h"(static_cast<unsigned short>(pair)));
-  return bits;
-}
-
 /// To nearest even; too large becomes the greatest number.
 __device__ __forceinline__ unsigned cvt_rn_satfinite_e4m3x2_f32(float low, float high) {
   unsigned short pair;

@@ -119,8 +119,10 @@ def _by_lines_of_windows(problem: Convolution) -> Convolution:
     """The same convolution, of as many more images as there are lines of windows, where these tile an image; or itself,
     where that has no strides, or is what is computed.
     """
+    if problem.result == "image" or not problem.windows:
+        return problem
     first, *others = problem.windows
-    if problem.result == "image" or first.stride == 1 or not first.tiles:
+    if first.stride == 1 or not first.tiles:
         return problem
     windows = (Window(first.filter, first.filter, 1, flipped=first.flipped), *others)
 

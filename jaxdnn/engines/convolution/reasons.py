@@ -2,24 +2,15 @@
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.problem import Convolution
+from jaxdnn.engines.product.atom import LARGEST_SIZE, dtypes_reason
 
 AXES = 3  # spatial ones that the kernels have: depth, row and column
-LARGEST_SIZE = 2**31 - 2**16  # of rows and columns, which the kernels index with 32 bits
-NARROW = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def array_reason(problem: Convolution, target: Target) -> str | None:
     """Why such a kernel can't have the problem's arrays, or None."""
-    if target.compute_capability < 80:
-        return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
-    pair, accumulator = (problem.a.dtype, problem.b.dtype), problem.accumulator
-    served = {
-        "float64": pair == ("float64", "float64"),
-        "int32": pair == ("int8", "int8"),
-        "float32": pair == ("float32", "float32") or (pair[0] in NARROW and pair[1] in NARROW),
-    }
-    if not served.get(accumulator, False):
-        return f"it does not multiply {pair[0]} by {pair[1]} into {accumulator}"
+    if reason := dtypes_reason(problem.accumulator, problem.a.dtype, problem.b.dtype, target):
+        return reason
     if reason := shape_reason(problem):
         return reason
     if max(problem.rows, problem.columns, *_lengths(problem)) >= LARGEST_SIZE:

@@ -19,7 +19,7 @@ from jaxdnn.primitives.attention.scores import accumulator
 from jaxdnn.primitives.attention.spec import AttentionSpec, attention
 from jaxdnn.primitives.fused.dtypes import algorithm
 from jaxdnn.primitives.fused.epilogue import as_array, strongly_typed
-from jaxdnn.primitives.fused.messages import described_type
+from jaxdnn.primitives.fused.messages import check_sequence, described_type
 from jaxdnn.primitives.fused.sharding import explicit_sharding
 
 CALLER = "dot_product_attention"
@@ -177,8 +177,7 @@ def _modifier(
     name: str, function: Callable[..., Any] | None, given: Sequence[Any], dtype: str
 ) -> tuple[Modifier | None, list[jax.Array]]:
     """The modifier of a caller's function, and the operands that it is given."""
-    if not isinstance(given, Sequence):
-        raise TypeError(f"{CALLER}: {name}_operands must be a sequence of arrays; got {described_type(given)}")
+    check_sequence(f"{CALLER}: {name}_operands", given)
     if function is None:
         if given:
             raise ValueError(f"{CALLER}: got {len(given)} {name}_operands, and no {name}; pass one")

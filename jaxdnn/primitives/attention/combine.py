@@ -46,7 +46,7 @@ def combine_attention(first: Partial, second: Partial) -> tuple[jax.Array, jax.A
     caller, arrays = "combine_attention", {}
     for name, given in {"first": first, "second": second}.items():
         if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise TypeError(f"{caller}: {name} must be a pair of out and log-sum-exp; got {given!r}")
+            raise TypeError(f"{caller}: {name} must be a pair of out and log-sum-exp; got {described_type(given)}")
         arrays[name] = tuple(map(jnp.asarray, given))
     shapes = {out.shape for out, _ in arrays.values()} | {(*m.shape, *out.shape[-1:]) for out, m in arrays.values()}
     if len(shapes) > 1:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.lax import ConvDimensionNumbers
 
 from jaxdnn.engines.convolution.problem import Window
@@ -109,6 +109,9 @@ def _check(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> None
         raise TypeError(
             f"{caller}: lhs and rhs must have one dtype; got {of_lhs.name} and {of_rhs.name}: cast one of them"
         )
+    for name, value in settings.items():
+        if any(isinstance(one, Tracer) for one in jax.tree.leaves(value)):
+            raise TypeError(f"{caller}: {name} must be known when tracing; got {value!r}")
     padding, spatial = settings["padding"], lhs.ndim - 2
     if isinstance(padding, str) and padding.upper() not in _PADDINGS:
         raise ValueError(
@@ -131,7 +134,10 @@ _PADDINGS = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")
 def _causal(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> tuple[tuple[int, int]]:
     """The padding with which no result depends on what comes later."""
     if caller != "conv_general_dilated" or lhs.ndim != 3:
-        raise ValueError(f'{caller}: padding "CAUSAL" is for one spatial dimension, in conv_general_dilated')
+        raise ValueError(
+            f'{caller}: padding "CAUSAL" is for one spatial dimension, in conv_general_dilated; got lhs '
+            f"{described_type(lhs)}: write a pair (low, high) for each"
+        )
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, settings["dimension_numbers"])
     (dilation,) = settings["rhs_dilation"] or (1,)
     return ((dilation * (rhs.shape[numbers.rhs_spec[2]] - 1), 0),)

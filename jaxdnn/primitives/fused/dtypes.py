@@ -163,10 +163,13 @@ def checked_dtype(title: str, dtype: jax.typing.DTypeLike | None) -> str | None:
     """The name of what JAX makes of a user's dtype, or None. Raises TypeError, with what it is for, if it is none."""
     if dtype is None:
         return None
+    expected = f'{title} must be a dtype, such as jnp.bfloat16 or "bfloat16"; got {dtype!r}'
+    if isinstance(dtype, tuple | list):  # NumPy makes records of these
+        raise TypeError(f"{expected}: to give each of several results its own, cast them in the epilogue")
     try:
         return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype.name
     except TypeError as error:
-        raise TypeError(f'{title} must be a dtype, such as jnp.bfloat16 or "bfloat16"; got {dtype!r}') from error
+        raise TypeError(expected) from error
 
 
 def as_weak(y: Any, jax_type: Any, epilogue: Any, out_dtype: Any) -> Any:

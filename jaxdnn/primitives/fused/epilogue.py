@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxdnn.pointwise import Index, Program
 from jaxdnn.primitives._define import weakly_typed
-from jaxdnn.primitives.fused.messages import counted
+from jaxdnn.primitives.fused.messages import check_sequence, counted
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +71,7 @@ def checked_operands(
 
     `caller` is the public function, for messages.
     """
+    check_sequence(f"{caller}: operands", operands)
     if epilogue is None and operands:
         raise ValueError(f"{caller}: got {counted(len(operands), 'operand')} for an epilogue, and none; pass epilogue=")
     if epilogue is not None and not callable(epilogue):

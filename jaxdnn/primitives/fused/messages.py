@@ -1,6 +1,6 @@
 """Words for a user's arrays, in messages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import jax
@@ -13,6 +13,12 @@ def described_type(array: object) -> str:
     except TypeError:
         return f"a {type(array).__name__}"
     return f"{type_.dtype.name}{list(type_.shape)}"
+
+
+def check_sequence(title: str, arrays: object) -> None:
+    """Raises TypeError for one array in the place of several."""
+    if not isinstance(arrays, Sequence) or isinstance(arrays, str):
+        raise TypeError(f"{title} must be a sequence of arrays; got {described_type(arrays)}")
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,11 +11,9 @@ from jaxdnn.engines.convolution.host.knobs import HostConvolutionKnobs, HostDept
 from jaxdnn.engines.convolution.host.unit import depthwise, depthwise_reason, gemm, gemm_reason, is_depthwise
 from jaxdnn.engines.convolution.problem import Convolution
 from jaxdnn.engines.convolution.reasons import shape_reason
+from jaxdnn.engines.product.host.knobs import arrays_reason
 from jaxdnn.plan import Plan
-from jaxdnn.pointwise.bytecode import MAX_INDICES
-from jaxdnn.pointwise.operations import DTYPES
 
-MAX_ARRAYS = 32  # kMaxArrays in cpp/host/convolution/depthwise.cc and cpp/host/product/call.h
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -33,15 +31,8 @@ class HostConvolution(ProblemEngine[Convolution, HostConvolutionKnobs]):
             return f"its kernels don't multiply {problem.a.dtype} by {problem.b.dtype}"
         if problem.accumulator != (wide := "float64" if problem.a.dtype == "float64" else "float32"):
             return f"its kernels sum {problem.a.dtype} in {wide}; {problem.accumulator} is asked for"
-        if reason := shape_reason(problem):
+        if reason := shape_reason(problem) or arrays_reason(problem.operands, problem.results):
             return reason
-        arrays = (*problem.operands, *problem.results)
-        if len(arrays) > MAX_ARRAYS:
-            return f"the epilogue has more than {MAX_ARRAYS} operands and results"
-        if any(len(operand.gathered) > MAX_INDICES for operand in problem.operands):
-            return f"its epilogue looks an operand up by more than {MAX_INDICES} integers at once"
-        if unknown := {array.dtype for array in arrays} - set(DTYPES):
-            return f"its epilogues don't have arrays of {' and '.join(sorted(unknown))}"
         return depthwise_reason(problem) if is_depthwise(problem) else gemm_reason(problem)
 
     def configurations(self, problem: Convolution, target: Target) -> Iterable[HostConvolutionKnobs]:

@@ -8,16 +8,14 @@ from jaxdnn.device import Target
 from jaxdnn.engines.convolution.matrices import product_of_group
 from jaxdnn.engines.convolution.problem import Convolution
 from jaxdnn.engines.convolution.simt.knobs import (
-    DOUBLE,
-    TENSOR,
     ConvolutionSimtKnobs,
     blocks,
+    convolution_atom,
     knobs_reason,
     sides,
-    threads,
-    unit_of,
     vector,
 )
+from jaxdnn.engines.product.atom import DOUBLE, TENSOR, threads
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 WARPS = 8  # of a multiprocessor that keep it busy
@@ -66,11 +64,11 @@ def candidates(problem: Convolution, target: Target) -> Iterator[ConvolutionSimt
 
 
 def _shapes(problem: Convolution) -> tuple[Shape, ...]:
-    unit = unit_of(problem)
-    if unit is DOUBLE:
+    atom = convolution_atom(problem)
+    if atom is DOUBLE:
         return _DOUBLE
-    aligned = min(vector(unit, side) for side in sides(problem)) > 1
-    if unit is TENSOR:
+    aligned = min(vector(atom, side) for side in sides(problem)) > 1
+    if atom is TENSOR:
         return _TENSOR if aligned else _UNALIGNED_TENSOR
     return _FMA if aligned else _UNALIGNED
 
@@ -79,7 +77,7 @@ def seconds(problem: Convolution, knobs: ConvolutionSimtKnobs, rate: float, targ
     """An estimate of the time, for comparing knobs with each other."""
     product = product_of_group(problem)
     each = ceil(blocks(problem, knobs) / target.sm_count)  # blocks of a multiprocessor, one after the other or together
-    warps = min(each, knobs.resident) * threads(problem, knobs) / 32
+    warps = min(each, knobs.resident) * threads(convolution_atom(problem), knobs) / 32
     depth = ceil(product.k / (knobs.split_k * knobs.depth)) * knobs.depth
     busy = rate * min(1.0, warps / WARPS)
     time = each * target.sm_count * knobs.tile_m * knobs.tile_n * depth / busy

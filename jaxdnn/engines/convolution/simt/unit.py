@@ -7,16 +7,15 @@ from math import ceil
 from jaxdnn.engines.convolution.matrices import product_of_group
 from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
 from jaxdnn.engines.convolution.simt.knobs import (
-    TENSOR,
     ConvolutionSimtKnobs,
     blocks,
-    shared_memory,
+    convolution_atom,
+    shared_bytes,
     sides,
-    threads,
-    unit_of,
     vector,
 )
 from jaxdnn.engines.product.affine import divisor_magic
+from jaxdnn.engines.product.atom import TENSOR, threads
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch
@@ -33,7 +32,7 @@ def windows(problem: Convolution) -> list[Window]:
 
 def multiply(problem: Convolution, knobs: ConvolutionSimtKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel that multiplies, and what follows each sum (or each split's sum)."""
-    unit, product = unit_of(problem), product_of_group(problem)
+    atom, product = convolution_atom(problem), product_of_group(problem)
     a, b = sides(problem)
     types = {
         **epilogue.types(),
@@ -46,15 +45,15 @@ def multiply(problem: Convolution, knobs: ConvolutionSimtKnobs, epilogue: Elemen
         "Filter": problem.result == "filter",
         "RunsA": a.runs,
         "RunsB": b.runs,
-        "Half": unit is TENSOR,
+        "Half": atom is TENSOR,
         "Accumulators": 1,
         "TileM": knobs.tile_m,
         "TileN": knobs.tile_n,
         "ThreadM": knobs.thread_m,
         "ThreadN": knobs.thread_n,
         "Depth": knobs.depth,
-        "VectorA": vector(unit, a),
-        "VectorB": vector(unit, b),
+        "VectorA": vector(atom, a),
+        "VectorB": vector(atom, b),
     }
     # Of B: how far apart the channels that are summed are, and columns.
     channel, column = b.tensor.c_stride, b.tensor.k_stride
@@ -72,7 +71,7 @@ def multiply(problem: Convolution, knobs: ConvolutionSimtKnobs, epilogue: Elemen
         depth = ceil(product.k / (knobs.split_k * knobs.depth)) * knobs.depth
         found += numbers(splits=knobs.split_k, split_depth=depth)
     call = "jaxdnn::ConvolutionSimt<Config>"
-    needed, count = shared_memory(problem, knobs), threads(problem, knobs)
+    needed, count = shared_bytes(problem, knobs), threads(atom, knobs)
     text = (
         f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
         f"static_assert({call}::kSharedBytes == {needed}, "

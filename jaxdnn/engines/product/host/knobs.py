@@ -1,11 +1,15 @@
 """Knobs of products on the CPU, and what a product lets them be."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdnn.engines.base import check_least
-from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
+from jaxdnn.pointwise.bytecode import MAX_INDICES
+from jaxdnn.pointwise.operations import DTYPES
 
+MAX_ARRAYS = 32  # kMaxArrays in cpp/host/product/call.h and cpp/host/convolution/depthwise.cc
 _STREAMED = ("float64", "float32", "bfloat16", "float16", "int8")  # what is multiplied where it lies
 # What a block's rows, columns and elements along k are padded to at most, on any processor.
 ROW_STEP, COLUMN_STEP, DEPTH_STEP = 16, 32, 64
@@ -50,6 +54,18 @@ def packed(product: Product) -> bool:
     These are the formats with `multiply_packing` in cpp/host/product/format.h.
     """
     return not product.b_transposed and product.b[0].dtype in ("float32", "float64")
+
+
+def arrays_reason(operands: Sequence[EpilogueOperand], results: Sequence[Matrix | Reduced]) -> str | None:
+    """Why kernels on the CPU can't have an epilogue's arrays, or None."""
+    arrays = (*operands, *results)
+    if len(arrays) > MAX_ARRAYS:
+        return f"the epilogue has more than {MAX_ARRAYS} operands and results"
+    if any(len(operand.gathered) > MAX_INDICES for operand in operands):
+        return f"its epilogue looks an operand up by more than {MAX_INDICES} integers at once"
+    if unknown := {array.dtype for array in arrays} - set(DTYPES):
+        return f"its epilogues don't have arrays of {' and '.join(sorted(unknown))}"
+    return None
 
 
 def up(value: int, multiple: int) -> int:

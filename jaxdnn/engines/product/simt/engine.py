@@ -8,19 +8,17 @@ from collections.abc import Iterable
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
+from jaxdnn.engines.product.atom import LARGEST_SIZE, dtypes_reason
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.heuristic import MANY, candidates
-from jaxdnn.engines.product.simt.knobs import HALF, SimtKnobs
+from jaxdnn.engines.product.simt.knobs import SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
 from jaxdnn.engines.product.split_k import identity_epilogue, split_stage
 from jaxdnn.engines.product.unaligned import unaligned_reason
 from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
-
-LARGEST_SIZE = 2**31 - 2**16  # of m, n and k, which the kernel indexes with 32 bits
-NARROW = (*HALF, "float8_e4m3fn", "float8_e5m2")
 
 
 class Simt(ProblemEngine[Product, SimtKnobs]):
@@ -42,16 +40,8 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
 
     def problem_reason(self, problem: Product, target: Target) -> str | None:
         """Why the kernel can't serve the product, however long it would take, or None."""
-        if target.compute_capability < 80:
-            return f"it needs compute capability 8.0 or later, and {target.name} is {target.arch}"
-        pair, accumulator = (problem.a.dtype, problem.b[0].dtype), problem.accumulator
-        served = {
-            "float64": pair == ("float64", "float64"),
-            "int32": pair == ("int8", "int8"),
-            "float32": pair == ("float32", "float32") or (pair[0] in NARROW and pair[1] in NARROW),
-        }
-        if not served.get(accumulator, False):
-            return f"it does not multiply {pair[0]} by {pair[1]} into {accumulator}"
+        if reason := dtypes_reason(problem.accumulator, problem.a.dtype, problem.b[0].dtype, target):
+            return reason
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:
             return "m, n or k is longer than its 32-bit index"
         return element_reason(problem, self.configurations(problem, target))

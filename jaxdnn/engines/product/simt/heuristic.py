@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product.atom import DOUBLE, TENSOR, threads
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.knobs import (
-    DOUBLE,
     REALIGNED,
-    TENSOR,
     SimtKnobs,
     blocks,
     knobs_reason,
-    unit_of,
+    product_atom,
+    runs_of,
     vector,
 )
 
@@ -86,12 +86,12 @@ _UNALIGNED_TENSOR = (
 
 def shapes(product: Product) -> tuple[Shape, ...]:
     """Tiles for the product's dtypes, layout and alignment."""
-    unit, aligned = unit_of(product), together(product)
-    if unit is DOUBLE:
+    atom, aligned = product_atom(product), together(product)
+    if atom is DOUBLE:
         # 512 threads have 128 registers each, none of them for an epilogue, a transposed A or many addresses [4].
         spare = product.is_plain and len(product.b) == 1 and not product.a_transposed and aligned > 1
         return _DOUBLE if spare else _DOUBLE[1:]
-    if unit is TENSOR:
+    if atom is TENSOR:
         return _UNALIGNED_TENSOR if aligned <= REALIGNED else _TENSOR
     if product.a.itemsize < 4:
         return _CONVERTED
@@ -102,8 +102,8 @@ def shapes(product: Product) -> tuple[Shape, ...]:
 
 def together(product: Product) -> int:
     """Neighbours that every copy may take."""
-    sides = ((product.a, product.a_transposed), *((b, not product.b_transposed) for b in product.b))
-    return min(vector(unit_of(product), matrix, along) for matrix, along in sides)
+    (along_m, along_n), atom = runs_of(product), product_atom(product)
+    return min(vector(atom, product.a, along_m), *(vector(atom, b, along_n) for b in product.b))
 
 
 def candidates(product: Product, target: Target) -> Iterator[SimtKnobs]:
@@ -125,7 +125,7 @@ def timed(product: Product, target: Target) -> dict[SimtKnobs, float]:
 
 def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
     """Into how many parts K may be cut to occupy more of the device: parts of at least 16 stages."""
-    if knobs.threads(unit_of(product)) > 256:
+    if threads(product_atom(product), knobs) > 256:
         return [1]  # a part's place takes registers too [4]
     most = min(slots // blocks(product, knobs), product.k // (16 * knobs.depth), 64)
     return [1, *(split for split in (2, 3, 4, 6, 8, 16, 32, 64) if split <= most)]
@@ -133,13 +133,13 @@ def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
 
 def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
-    unit = unit_of(product)
+    atom = product_atom(product)
     each = math.ceil(blocks(product, knobs) / sm_count)  # blocks of a multiprocessor, one after the other or together
-    warps = min(each, knobs.resident) * knobs.threads(unit) / 32
-    rate = (TENSOR_RATE if unit is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** FEW_WARPS
+    warps = min(each, knobs.resident) * threads(atom, knobs) / 32
+    rate = (TENSOR_RATE if atom is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** FEW_WARPS
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
-    if unit is TENSOR:
+    if atom is TENSOR:
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
         time = max(time, stages * STAGE[together(product) <= REALIGNED])
         time += EPILOGUE[product.is_plain] * each * knobs.tile_m * knobs.tile_n / len(product.b)

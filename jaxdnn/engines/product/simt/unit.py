@@ -3,9 +3,10 @@
 import math
 from dataclasses import replace
 
+from jaxdnn.engines.product.atom import TENSOR, threads
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.simt.knobs import TENSOR, SimtKnobs, blocks, shared_memory, unit_of, vector
+from jaxdnn.engines.product.simt.knobs import SimtKnobs, blocks, product_atom, runs_of, shared_bytes, vector
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
@@ -13,8 +14,8 @@ from jaxdnn.pointwise.cuda import register_type
 
 def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel that multiplies, and what follows each sum (or each split's sum)."""
-    unit, accumulators = unit_of(product), len(product.b)
-    along = (product.a_transposed, not product.b_transposed)
+    atom, accumulators = product_atom(product), len(product.b)
+    along = runs_of(product)
     matrices = (product.a, product.b[0])
     far = any(
         (knobs.depth if runs else tile) * matrix.row_stride * matrix.itemsize >= 2**32
@@ -30,7 +31,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         "MMajorA": along[0],
         "NMajorB": along[1],
         "Far": far,
-        "Half": unit is TENSOR,
+        "Half": atom is TENSOR,
         "Accumulators": accumulators,
         "TileM": knobs.tile_m,
         "TileN": knobs.tile_n,
@@ -38,11 +39,11 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         "ThreadN": knobs.thread_n,
         "Depth": knobs.depth,
         "Stages": knobs.stages,
-        "VectorA": vector(unit, product.a, along[0]),
-        "VectorB": min(vector(unit, b, along[1]) for b in product.b),
+        "VectorA": vector(atom, product.a, along[0]),
+        "VectorB": min(vector(atom, b, along[1]) for b in product.b),
     }
     call = "jaxdnn::ProductSimt<Config>"
-    needed, threads = shared_memory(product, knobs), knobs.threads(unit)
+    needed, block = shared_bytes(product, knobs), threads(atom, knobs)
     found = _matrix("a", "a", product.a)
     for i, b in enumerate(product.b):
         found += _matrix(f"b{i}", "b", b, f"[{i}]")
@@ -55,13 +56,13 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
         f"static_assert({call}::kSharedBytes == {needed}, "
         '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text("product_simt", call, f"{threads}, {knobs.resident}", found)
+        + entry_text("product_simt", call, f"{block}, {knobs.resident}", found)
     )
     launch = Launch(
         "product_simt",
         arguments(found),
         (blocks(product, knobs), 1, 1),
-        (threads, 1, 1),
+        (block, 1, 1),
         shared_memory=needed,
     )
     return Stage(("product/simt.cuh",), text, (launch,))

@@ -176,6 +176,11 @@ def moved(product: Product) -> int:
     return (product.a.itemsize * operands + (product.a.itemsize + full) * product.m * product.n) * product.batch
 
 
+def overlapped(computing: float, product: Product) -> float:
+    """Seconds of what is computed and moved at once: neither hides behind the other entirely, where they are alike."""
+    return (computing**4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
+
+
 def promotes(product: Product) -> bool:
     """Whether the accumulators of more than one stage of 8-bit floats are added, which the tensor cores do with 14
     bits.
@@ -298,8 +303,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile /= CLUSTER_LATENCY
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
-    # Neither of the two hides behind the other entirely, where they are alike.
-    time = ((turns * tile + last) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
+    time = overlapped(turns * tile + last, product)
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE

@@ -14,13 +14,12 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patche
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.heuristic import (
     L2_RATE,
-    MEMORY_RATE,
     SHARED_RATE,
     TILE,
     TOGETHER,
     accumulator_limit,
     fetched,
-    moved,
+    overlapped,
 )
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed, tensor_maps
 from jaxdnn.engines.product.tma import tma_reason
@@ -116,4 +115,4 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:
         tile *= _WAITING
     tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
-    return _START + ((ceil(tiles / sm_count) * tile) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
+    return _START + overlapped(ceil(tiles / sm_count) * tile, product)

@@ -11,7 +11,7 @@ from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import LINES, STEP, WgradKnobs, WgradPatches, knobs_reason
-from jaxdnn.engines.product.sm90.heuristic import L2_RATE, MEMORY_RATE, SHARED_RATE, TOGETHER, moved
+from jaxdnn.engines.product.sm90.heuristic import L2_RATE, SHARED_RATE, TOGETHER, overlapped
 from jaxdnn.engines.product.tma import CHUNK
 
 _LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
@@ -104,6 +104,5 @@ def seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
     tiles, blocks = patches.tiles(knobs), patches.blocks(knobs) * knobs.split_k
     rounds = ceil(blocks / sm_count)
     block = ceil(tiles / knobs.split_k) * _tile_seconds(patches, knobs, sm_count) + _START
-    multiplying = ((rounds * block) ** 4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
     added = 2 * 4 * product.m * patches.diagonal.groups * product.n * product.batch * knobs.split_k / _SPLIT_RATE
-    return multiplying + _ADD + added
+    return overlapped(rounds * block, product) + _ADD + added
