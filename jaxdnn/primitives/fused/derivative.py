@@ -120,7 +120,8 @@ class EpilogueSpec(DirectedSpec):
         runs = [(self.operands[load.operand], d, o) for load in program.loads for o, d in enumerate(load.dimensions)]
         stored = zip(self.results, program.outputs, strict=True)
         runs += [(name, d, o) for name, output in stored for d, o in enumerate(output.dimensions)]
-        return any(None not in (d, o) and dimensions[name][d] != along[o] for name, d, o in runs)
+        stated = ((dimensions[name][d], along[o]) for name, d, o in runs if d is not None and o is not None)
+        return any(factor != own for factor, own in stated)
 
     def problem(self, signature: Signature) -> Pointwise | str:
         if signature.reason:
