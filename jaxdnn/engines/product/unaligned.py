@@ -1,4 +1,5 @@
-"""Who serves products of which rows are not aligned as TMA wants them: `unaligned_reason`.
+"""Who serves products of which rows are not aligned as TMA wants them: `unaligned_reason`, and of convolutions
+`copies_reason`.
 
 Such an operand is copied before the kernel for Hopper multiplies it, which takes a launch; the kernel for any GPU and
 XLA's take operands as they lie. Numbers in brackets are those of the notes on sm90 in
@@ -23,6 +24,7 @@ COPY = 4e-6  # and a copy, before which the product can't start
 SHORT, SHORT_SPEED = 40e-6, 1.3
 # Bytes of copies that stay in the L2 cache until they are read.
 RESIDENT = 25e6
+MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they are compared with XLA's kernels
 # Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once; few take less
 # [18, 20].
 STORE = {2: (15e-6, 0.5e12), 4: (8e-6, 1.7e12)}
@@ -56,6 +58,22 @@ def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "
         return "copies of its operands would take longer than the kernel for any GPU, which takes them as they lie"
     sizes = f"operands, {copied / 2**20:.1f} MiB, and storing unaligned results, {scattered / 2**20:.1f} MiB"
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
+
+
+def copies_reason(product: Product, target: Target) -> str | None:
+    """Why XLA's kernels take less time than copies of the operands of a convolution, as a product, or None.
+
+    A coarser estimate than `unaligned_reason`'s: of many bytes that are copied, and not of results.
+    """
+    copied = copied_bytes(product)
+    if copied < MANY_COPIED or product.a.itemsize != 2:
+        return None
+    knobs = next(sm90.candidates(product, target))
+    ours = sm90.seconds(product, knobs, target.sm_count) + 2 * copied / MEMORY_RATE
+    flops = 2 * product.m * product.n * product.k * product.batch
+    if ours < max(flops / XLA_RATE[False], moved(product) / MEMORY_RATE):
+        return None
+    return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
 
 def sm90_seconds(product: Product, aligned: float, copied: int) -> float:

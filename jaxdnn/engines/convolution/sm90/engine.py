@@ -27,19 +27,15 @@ from jaxdnn.engines.convolution.sm90.tiled_image.unit import TiledImageUnit
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.convolution.tiled_image import TiledImage, tiled_image
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
-from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved, seconds
-from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.tma import DEPTH_BYTES
-from jaxdnn.engines.product.unaligned import XLA_RATE, copied_bytes
+from jaxdnn.engines.product.unaligned import copies_reason
 from jaxdnn.plan import Plan
 
 _LINE, _HALF_LINE = 64, 32  # channels, which are 128 bytes of 16-bit floats, or 64
 _FEW = 8  # channels, of which less are no 16 bytes
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
-_MANY_COPIED = 16 * 2**20  # bytes
 _HALVES = {"bfloat16", "float16"}
 _Form = ImplicitGemm | WindowLines | TiledImage
 
@@ -56,7 +52,7 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         form = _form(problem)
         if isinstance(form, str):
             return form
-        if reason := Sm90().problem_reason(form.product, target) or _copies_reason(form.product, target):
+        if reason := Sm90().problem_reason(form.product, target) or copies_reason(form.product, target):
             return reason
         if reason := _form_reason(form):
             return reason
@@ -125,19 +121,6 @@ def _form(problem: Convolution) -> _Form | str:
     if few and problem.result != "image":
         return window_lines(problem)
     return (few and image_blocks(problem)) or implicit_gemm(problem)
-
-
-def _copies_reason(product: Product, target: Target) -> str | None:
-    """Why XLA's kernels, which read 16-bit operands as they lie, take less time than copies of them, or None."""
-    copied = copied_bytes(product)
-    if copied < _MANY_COPIED or product.a.itemsize != 2:
-        return None
-    ours = seconds(product, next(product_candidates(product, target)), target.sm_count) + 2 * copied / MEMORY_RATE
-    if ours < max(
-        2 * product.m * product.n * product.k * product.batch / XLA_RATE[False], moved(product) / MEMORY_RATE
-    ):
-        return None
-    return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
