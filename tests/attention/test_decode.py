@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from checking.attention.calls import ALIGNED, DROPOUT, RESIDUAL, arrays, call, check, mask, slopes
-from checking.compiler_log import kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.heuristic import most_blocks
 from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, knobs_reason, tile_count
@@ -90,12 +90,7 @@ def test_configurations_compile(name):
     problem = LARGE[name].problem
     assert ENGINE.reason(problem, H100) is None
     for knobs in list(ENGINE.configurations(problem, H100))[:2]:
-        plan = ENGINE.build(knobs, problem, H100)
-        unit = _native.compile(plan.unit, plan.arch)
-        assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-        for kernel, (registers, spilled) in kernels(unit.log).items():
-            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        compile_checked(ENGINE.build(knobs, problem, H100), knobs)
 
 
 @pytest.mark.parametrize(

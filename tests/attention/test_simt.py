@@ -14,10 +14,10 @@ from checking.attention import problems
 from checking.calls import calls_of
 from checking.cases import AttentionCase
 from checking.cases.dtypes import BF16, F16, F64
-from checking.compiler_log import REGISTERS, kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.simt.engine import AttentionSimt
 from jaxdnn.engines.attention.simt.heuristic import TILES
@@ -201,12 +201,7 @@ def compiles(problem, target, count):
     found = list(ENGINE.configurations(problem, target))[:count]
     assert found
     for knobs in found:
-        plan = ENGINE.build(knobs, problem, target)
-        bounds = launch_bounds(plan.unit)
-        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
-            threads, blocks = bounds[kernel]
-            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * threads * blocks <= REGISTERS
+        compile_checked(ENGINE.build(knobs, problem, target), knobs)
 
 
 @pytest.mark.parametrize(

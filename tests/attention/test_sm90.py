@@ -24,10 +24,10 @@ from checking.attention.calls import (
     mask,
     slopes,
 )
-from checking.compiler_log import kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, knobs_reason
 from jaxdnn.plan import Counter, Scalar, TensorMap
@@ -135,12 +135,7 @@ def test_configurations_compile(name):
     found = list(ENGINE.configurations(problem, H100))
     assert found
     for knobs in found if name in TUNED else found[:1]:
-        plan = ENGINE.build(knobs, problem, H100)
-        unit = _native.compile(plan.unit, plan.arch)
-        assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-        for kernel, (registers, spilled) in kernels(unit.log).items():
-            assert spilled <= MOST_SPILLED, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        compile_checked(ENGINE.build(knobs, problem, H100), knobs, MOST_SPILLED)
 
 
 def test_a_plan_is_what_it_is():

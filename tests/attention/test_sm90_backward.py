@@ -21,10 +21,10 @@ from checking.attention.calls import (
     stripes,
 )
 from checking.attention.gradients import SCALE, Gradients, hiding, scaled, shifted
-from checking.compiler_log import kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.plan import Scalar, TensorMap
@@ -211,12 +211,7 @@ def test_configurations_compile(name):
     found = configured(name, H100)
     assert found
     for knobs, plan in found if name in LARGE else found[:1]:
-        unit = _native.compile(plan.unit, plan.arch)
-        assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-        for kernel, (registers, spilled) in kernels(unit.log).items():
-            most = MOST_SPILLED_WITH_FUNCTIONS if "Function" in plan.unit else MOST_SPILLED
-            assert spilled <= most, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        compile_checked(plan, knobs, MOST_SPILLED_WITH_FUNCTIONS if "Function" in plan.unit else MOST_SPILLED)
 
 
 def test_a_plan_is_what_it_is():

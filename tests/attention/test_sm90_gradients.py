@@ -19,10 +19,10 @@ from checking.attention.calls import (
     stripes,
 )
 from checking.attention.gradients import SCALE, Gradients, scaled, shifted
-from checking.compiler_log import kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.attention.sm90.backward.knobs import SIZES
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.gradients.heuristic import gradient_candidates
@@ -118,13 +118,8 @@ def test_configurations_compile(name):
     assert tried
     for knobs in tried if name in TUNED else tried[:1]:
         plan = gradient_plan(problem, knobs, H100.sm_count)
-        unit = _native.compile(plan.unit, plan.arch)
-        assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-        for kernel, (registers, spilled) in kernels(unit.log).items():
-            with_functions = MOST_SPILLED if knobs.shares == 1 else MOST_SPILLED_OF_SHARES
-            most = with_functions if "Function" in plan.unit else 0
-            assert spilled <= most, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        with_functions = MOST_SPILLED if knobs.shares == 1 else MOST_SPILLED_OF_SHARES
+        compile_checked(plan, knobs, with_functions if "Function" in plan.unit else 0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
-"""What the compiler says of kernels."""
+"""What the compiler says of kernels, and what all of them have to keep to."""
 
+import math
 import re
+
+from jaxdnn import _native
 
 REGISTERS = 65_536  # of a multiprocessor; the same from compute capability 8.0 to 12.0
 
@@ -27,3 +30,16 @@ def launch_bounds(unit):
     """Threads of a block, and blocks that a multiprocessor must be able to hold, by kernel."""
     found = re.findall(r"__launch_bounds__\((\d+)(?:, (\d+))?\)\s+(\w+)\(", unit)
     return {name: (int(threads), int(blocks or 1)) for threads, blocks, name in found}
+
+
+def compile_checked(plan, knobs, most_spilled=0):
+    """Compiles a plan's unit, whose kernels may spill so many bytes, and have the registers and threads to start."""
+    unit, bounds = _native.compile(plan.unit, plan.arch), launch_bounds(plan.unit)
+    assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
+    for launch in plan.launches:
+        assert math.prod(launch.block) <= bounds[launch.kernel][0], f"{launch.kernel} is not made for so many threads"
+    for kernel, (registers, spilled) in kernels(unit.log).items():
+        threads, blocks = bounds[kernel]
+        assert spilled <= most_spilled, f"{kernel} spills {spilled} bytes under {knobs}"
+        assert registers * threads * blocks <= REGISTERS, f"{kernel} needs {registers} registers under {knobs}"
+    return unit

@@ -10,11 +10,11 @@ import pytest
 
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F16, F64, I8, I32
-from checking.compiler_log import REGISTERS, kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.convolution.calls import arrays, check, convolutions, empty, emulate
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
 from jaxdnn.engines.convolution.direct.knobs import ConvolutionDirectKnobs, knobs_reason
 from jaxdnn.engines.convolution.problem import Window
@@ -129,12 +129,7 @@ def test_configurations_compile(name, target):
         assert ENGINE.reason(problem, target) is None
         several = target is H100 and name in ("7 x 7", "3 x 3")
         for knobs in list(ENGINE.configurations(problem, target))[: 3 if several else 1]:
-            plan = ENGINE.build(knobs, problem, target)
-            bounds = launch_bounds(plan.unit)
-            for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
-                threads, blocks = bounds[kernel]
-                assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-                assert registers * threads * blocks <= REGISTERS
+            compile_checked(ENGINE.build(knobs, problem, target), knobs)
 
 
 def test_a_plan_is_what_it_is():

@@ -7,11 +7,11 @@ import pytest
 
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F16, F64, I8, I32
-from checking.compiler_log import REGISTERS, kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.convolution.calls import arrays, check, convolutions, emulate
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.convolution.simt.engine import ConvolutionSimt
 from jaxdnn.engines.convolution.simt.knobs import ConvolutionSimtKnobs, knobs_reason
 
@@ -108,12 +108,7 @@ def test_configurations_compile(name, target):
         problem = convolutions(LARGE[name], result).problem
         found = {replace(knobs, split_k=min(knobs.split_k, 2)): 0 for knobs in ENGINE.configurations(problem, target)}
         for knobs in list(found)[: len(found) if target is H100 and name == "unaligned" else 1]:
-            plan = ENGINE.build(knobs, problem, target)
-            bounds = launch_bounds(plan.unit)
-            for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
-                threads, blocks = bounds[kernel]
-                assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-                assert registers * threads * blocks <= REGISTERS
+            compile_checked(ENGINE.build(knobs, problem, target), knobs)
 
 
 def test_sizes_are_not_in_the_code():

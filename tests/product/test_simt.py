@@ -1,17 +1,16 @@
 """The exact matmul engine: what it plans and refuses, that it all compiles, and that a GPU computes what is right."""
 
-import math
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from checking.compiler_log import REGISTERS, kernels, launch_bounds
+from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase, run
 from checking.product.cases import EXACT as CASES
 from checking.product.results import check_configurations
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
 
@@ -32,22 +31,14 @@ def test_configurations_compile(name, target):
     count = 1 if "large" not in name else len(found) if target is H100 else 4
     found = dict(list(found.items())[:count])
     for knobs in found:
-        plan = ENGINE.build(knobs, product, target)
-        bounds = launch_bounds(plan.unit)
-        for launch in plan.launches:
-            assert math.prod(launch.block) <= bounds[launch.kernel][0]
-        for kernel, (registers, spilled) in kernels(_native.compile(plan.unit, plan.arch).log).items():
-            threads, blocks = bounds[kernel]
-            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * threads * blocks <= REGISTERS
+        compile_checked(ENGINE.build(knobs, product, target), knobs)
 
 
 def test_tiles_of_more_than_4_gib_compile():
     product = ProductCase(256, 256, 2**24).product()
     plan = ENGINE.build(SimtKnobs(), product, H100)
     assert "kFar = true" in plan.unit
-    log = _native.compile(plan.unit, plan.arch).log
-    assert not any(spilled for _, spilled in kernels(log).values())
+    compile_checked(plan, SimtKnobs())
 
 
 def test_a_plan_is_what_it_is():

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from checking.compiler_log import kernels, launch_bounds, stack_frames
+from checking.compiler_log import compile_checked, stack_frames
 from checking.convolution import problems
 from checking.convolution.exact import arrays, check
 from checking.product.calls import run_plan
-from jaxdnn import _native, device
+from jaxdnn import device
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 
 ENGINE = ConvolutionSm90()
@@ -55,13 +55,8 @@ def check_compiled(problem, most, offered=by_places):
     # What differs in numbers alone is the same code.
     offered = [replace(knobs, split_k=min(knobs.split_k, 2)) for knobs in offered(problem, H100)]
     for knobs in list(dict.fromkeys(offered))[:most]:
-        plan = ENGINE.build(knobs, problem, H100)
-        unit = _native.compile(plan.unit, plan.arch)
-        assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
-        assert not any(stack_frames(unit.log).values()), f"{knobs} keeps in local memory what multiplies wait for"
-        for kernel, (registers, spilled) in kernels(unit.log).items():
-            assert not spilled, f"{kernel} spills {spilled} bytes under {knobs}"
-            assert registers * launch_bounds(plan.unit)[kernel][0] <= 65_536
+        log = compile_checked(ENGINE.build(knobs, problem, H100), knobs).log
+        assert not any(stack_frames(log).values()), f"{knobs} keeps in local memory what multiplies wait for"
 
 
 def check_on_gpu(call, forced):
