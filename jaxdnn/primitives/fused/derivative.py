@@ -120,7 +120,7 @@ class EpilogueSpec(DirectedSpec):
         runs = [(self.operands[load.operand], d, o) for load in program.loads for o, d in enumerate(load.dimensions)]
         stored = zip(self.results, program.outputs, strict=True)
         runs += [(name, d, o) for name, output in stored for d, o in enumerate(output.dimensions)]
-        return any(None not in (d, o) and dimensions[name][d] != along[o] for name, d, o in runs)
+        return any(dimensions[name][d] != along[o] for name, d, o in runs if d is not None and o is not None)
 
     def problem(self, signature: Signature) -> Pointwise | str:
         if signature.reason:
