@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxdnn
+from checking.sharding import placed
 
 RANDOM = np.random.default_rng(3)
 X, WEIGHT, BIAS, STATE = (
@@ -92,6 +95,33 @@ def test_gradients(segments):
     got, want = (jax.grad(loss(function), (0, 1, 2))(X, WEIGHT, BIAS) for function in (ours, plain))
     for one, other in zip(got, want, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["no state", "state"])
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["no segments", "segments"])
+def test_explicit_mesh(cpus, segments, state):
+    """Sequences, and channels, lie on devices of their own."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpus)
+    x, weight, bias = X[..., :4], WEIGHT[:, :4], BIAS[:4]
+
+    def ours(*arrays):
+        given = {"segment_ids": None if segments is None else jnp.asarray(segments), "return_final_state": state}
+        return jax.tree.leaves(jaxdnn.causal_conv1d(*arrays, activation=jax.nn.silu, **given))
+
+    with jax.set_mesh(mesh):
+        specs = (P("a", None, "b"), P(None, "b"), P("b"))
+        got = jax.jit(ours)(*placed(mesh, specs, (x, weight, bias)))
+        assert all(jax.typeof(one).sharding.spec == specs[0] for one in got)
+    close(got[0], defined(x, weight, bias, segments=segments))
+
+
+def test_explicit_mesh_of_positions(cpus):
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Explicit,), devices=cpus[:2])
+    with jax.set_mesh(mesh):
+        (x,) = placed(mesh, (P(None, "a"),), (X[:, :8],))
+        y = jax.jit(lambda x: jaxdnn.causal_conv1d(x, WEIGHT, BIAS, activation=jax.nn.silu))(x)
+        assert jax.typeof(y).sharding.spec == P(None, "a", None)
+    close(y, defined(X[:, :8], WEIGHT, BIAS))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

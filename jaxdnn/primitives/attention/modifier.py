@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import PartitionSpec, auto_axes
+from jax.sharding import PartitionSpec
 
 from jaxdnn.pointwise import Captured, Meaning, capture
 from jaxdnn.primitives._define import live
 from jaxdnn.primitives.attention.arrays import SCORES
-from jaxdnn.primitives.fused.sharding import explicit_sharding
+from jaxdnn.primitives.fused.sharding import explicit_sharding, partitioned
 from jaxdnn.primitives.fused.traced import Rules, evaluate
 
 COORDINATES = ("batch", "head", "query", "key")
@@ -59,8 +59,7 @@ class Modifier:
         # Looking up has no type where axes of a mesh are explicit: the partitioner finds out how.
         lies = sharding.spec if score is not None else ()
         out_sharding = sharding.update(spec=PartitionSpec(*lies))
-        function: Any = auto_axes(self._of_blocks, out_sharding=out_sharding)
-        return function(*given)
+        return partitioned(self._of_blocks, out_sharding)(*given)
 
     def _of_blocks(self, *given: jax.Array) -> jax.Array:
         split = len(given) - self.operands

@@ -111,10 +111,14 @@ def causal_conv1d(
     if segment_ids is not None:
         segment_ids = _of_shape(caller, "segment_ids", segment_ids, x.shape[:2])
 
-    state = jnp.zeros((x.shape[0], before, x.shape[2]), x.dtype) if initial_state is None else initial_state
-    state = jnp.concatenate([state.astype(x.dtype), x], 1)
+    def whole() -> jax.Array:
+        """What comes before x, and x."""
+        if initial_state is None:  # zeros that lie as x does, where axes of a mesh are explicit
+            return jnp.pad(x, ((0, 0), (before, 0), (0, 0)))
+        return jnp.concatenate([initial_state.astype(x.dtype), x], 1)
+
     if segment_ids is None:
-        seen, low = (x, before) if initial_state is None else (state, 0)
+        seen, low = (x, before) if initial_state is None else (whole(), 0)
         y = conv_general_dilated(
             seen,
             weight[:, None],
@@ -125,26 +129,26 @@ def causal_conv1d(
             operands=[] if bias is None else [bias],
             epilogue=None if bias is activation is None else _epilogue(activation),
         )
-        final = state[:, x.shape[1] :]
-    else:
-        ids = jnp.pad(segment_ids, ((0, 0), (before, 0)))
-        there = jnp.pad(jnp.ones_like(segment_ids, bool), ((0, 0), (before, 0)))
+        return (y, whole()[:, x.shape[1] :]) if return_final_state else y
 
-        def alike(w: int, last: jax.Array) -> jax.Array:
-            at = slice(w, w + last.shape[1])
-            return (ids[:, at] == last) & there[:, at]
+    state = whole()
+    ids = jnp.pad(segment_ids, ((0, 0), (before, 0)))
+    there = jnp.pad(jnp.ones_like(segment_ids, bool), ((0, 0), (before, 0)))
 
-        wide, length = jnp.promote_types(x.dtype, jnp.float32), x.shape[1]
-        taps = (
-            jnp.where(alike(w, segment_ids)[..., None], state[:, w : w + length] * weight[w].astype(wide), 0)
-            for w in range(before + 1)
-        )
-        y = _epilogue(activation)(sum(taps, jnp.zeros(x.shape, wide)), *(() if bias is None else (bias,)))
-        y = y.astype(x.dtype)
-        final = jnp.where(
-            alike(length, jnp.broadcast_to(ids[:, -1:], (x.shape[0], before)))[..., None], state[:, length:], 0
-        )
-    return (y, final) if return_final_state else y
+    def alike(w: int, last: jax.Array, values: jax.Array) -> jax.Array:
+        """The values, and zeros where they are of another segment."""
+        at = slice(w, w + last.shape[1])
+        same = ((ids[:, at] == last) & there[:, at])[..., None]
+        return jnp.where(same & jnp.ones_like(values, bool), values, 0)
+
+    wide, length = jnp.promote_types(x.dtype, jnp.float32), x.shape[1]
+    taps = (alike(w, segment_ids, state[:, w : w + length] * weight[w].astype(wide)) for w in range(before + 1))
+    y = _epilogue(activation)(sum(taps, jnp.zeros(x.shape, wide)), *(() if bias is None else (bias,)))
+    y = y.astype(x.dtype)
+    if return_final_state:
+        last = jnp.broadcast_to(ids[:, -1:], (x.shape[0], before))
+        return y, alike(length, last, state[:, length:])
+    return y
 
 
 @api_boundary("causal_conv1d_update")

@@ -103,7 +103,6 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
             dimension_numbers=_numbers(spec.result, len(spec.windows)),
             precision=spec.precision,
             preferred_element_type=preferred,
-            out_sharding=None if spec.mapped_axes else spec.sharding,
             **parameters,
         )
         return y.astype(dtype)

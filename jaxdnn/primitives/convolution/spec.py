@@ -23,7 +23,7 @@ from jaxdnn.primitives._define import MultilinearOp, bind
 from jaxdnn.primitives.convolution import axes as of
 from jaxdnn.primitives.convolution.reference import convolved, lax_parameters
 from jaxdnn.primitives.fused.dtypes import allows_rounding, gradient_dtype
-from jaxdnn.primitives.fused.sharding import explicit_sharding
+from jaxdnn.primitives.fused.sharding import explicit_sharding, partitioned
 from jaxdnn.primitives.fused.spec import FusedSpec
 from jaxdnn.spec import Signature, Typed
 
@@ -127,7 +127,13 @@ class ConvolutionSpec(FusedSpec):
         result = self.shape_of(self.result, sizes)
         if 0 in (*a.shape, *b.shape, *result):
             return _nothing(a, b, result, dtype)
-        return convolved(self, dict(zip(self.factor_roles.values(), (a, b), strict=True)), dtype)
+
+        def product(*arrays: jax.Array) -> jax.Array:
+            return convolved(self, dict(zip(self.factor_roles.values(), arrays, strict=True)), dtype)
+
+        sharding = self.sharding or self.told((a, b))
+        # Axes are joined, and images cut, in ways that have no type where axes of a mesh are explicit.
+        return product(a, b) if sharding is None else partitioned(product, sharding)(a, b)
 
     def mapped_product(self, axes: Mapping[str, int | None]) -> tuple[Self, Mapping[str, int]]:
         carried = {role: axes[name] is not None for name, role in self.factor_roles.items()}
@@ -171,20 +177,32 @@ class ConvolutionSpec(FusedSpec):
 
     def told(self, arrays: Sequence[jax.Array]) -> NamedSharding | None:
         """The sharding of the result on explicit axes of a mesh, where those of a and b tell; JAX knows those of images
-        alone.
+        alone. Places are split as the ones that they come from, where their number allows.
         """
         placed = [explicit_sharding(jax.typeof(array)) for array in arrays]
-        dimensions, y, summed, whole = self.product_factors()
-        split: dict[str, Any] = {}
-        for sharding, factors in zip(placed, dimensions.values(), strict=True):
-            pairs = zip(factors, () if sharding is None else sharding.spec, strict=False)
-            split |= {factor: names for factor, names in pairs if names is not None}
         sharding = next((one for one in placed if one is not None), None)
-        names = [split.get(factor) for factor in y]
-        used = [name for one in names if one is not None for name in (one if isinstance(one, tuple) else (one,))]
-        if sharding is None or split.keys() & (summed | whole) or len({*used}) < len(used):
+        if sharding is None:
             return None
-        return sharding.update(spec=PartitionSpec(*names))
+
+        def labels(role: Role) -> list[Any]:
+            *front, _, (channels, _) = self.axes(role)
+            own = [(role, axis) if role == "filter" and axis[0] == "s" else axis for axis in front]
+            return [*own, "g" if self.group == (1, 1) else channels]
+
+        split: dict[Any, Any] = {}
+        for one, role in zip(placed, self.factor_roles.values(), strict=True):
+            pairs = zip(labels(role), () if one is None else one.spec, strict=False)
+            split |= {label: names for label, names in pairs if names is not None}
+        result = labels(self.result)
+        shape = self.shape(dict(zip("ab", arrays, strict=True)))
+        used = [name for names in split.values() for name in _names(names)]
+        if split.keys() - {*result} or len({*used}) < len(used):
+            return None
+        sizes = dict(sharding.mesh.shape_tuple)
+        counts = [prod(sizes[name] for name in _names(split.get(label))) for label in result]
+        fitting = (size % count == 0 for size, count in zip(shape, counts, strict=True))
+        spec = (split.get(label) if fits else None for label, fits in zip(result, fitting, strict=True))
+        return sharding.update(spec=PartitionSpec(*spec))
 
     @property
     def seen(self) -> tuple[Any, Mapping[str, Any]]:
@@ -283,6 +301,11 @@ class ConvolutionSpec(FusedSpec):
             c_stride=strides.get(("c", 0), 0),
             k_stride=strides.get(("k", 0), 0),
         )
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    """The axes of a mesh that a dimension is split over."""
+    return part if isinstance(part, tuple) else () if part is None else (part,)
 
 
 def _nothing(a: jax.Array, b: jax.Array, shape: Sequence[int], dtype: str) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from jaxdnn.config import current_options
 from jaxdnn.planning.select import NoEngineError
@@ -46,6 +46,14 @@ def sharded_product(
 def explicit_sharding(aval: ShapedArray) -> NamedSharding | None:
     """The sharding of an array's type, if axes of its mesh are explicit, so that types carry it."""
     return aval.sharding if AxisType.Explicit in aval.sharding.mesh.axis_types else None
+
+
+def partitioned(function: Callable[..., jax.Array], sharding: NamedSharding) -> Callable[..., jax.Array]:
+    """A function that has no type where axes of a mesh are explicit: the partitioner finds out how its result comes to
+    lie as `sharding` says.
+    """
+    typed: Any = auto_axes(function, axes=sharding.mesh.explicit_axes, out_sharding=sharding)  # manual ones stay so
+    return typed
 
 
 def rearranged(sharding: NamedSharding | None, dimensions: Sequence[int]) -> NamedSharding | None:

@@ -116,5 +116,6 @@ ROWS = Rows(
             (*(P("rows"),) * 3, P()),
             P("rows"),
         ),
+        (Attention(batch=8, queries=2, keys=3, mask_mod="stripes"), (P("rows"),) * 3, P("rows")),
     ],
 )

@@ -278,10 +278,12 @@ ROWS = Rows(
         Split(PATCHES, (P("a", "b"), P())),
         # Places and channels of equal sizes, exchanged by transposes.
         Split(CUBE, (P("a"), P("b"), P("b"), P("a", "b"))),
+        # Places that are split, of which some are cut off, and then every other one is taken.
+        Split(convolution((4, 8, 4), (1, 4, 2), strides=(2,), padding=((0, -1),)), (P("a", "b"), P())),
         # What both have split, and is summed over, is summed over the devices.
         Split(DOWN, (P(None, None, "a"), P(None, "a")), sends={"all-reduce"}, calls=(0, 0), explicit=False),
         # Places, and groups of several channels, are whole on each device.
-        Split(SMALL, (P(None, None, "a"), P()), explicit=False),
+        Split(SMALL, (P(None, None, "a"), P())),
         Split(GROUPED, (P("a", None, "b"), P(None, None, "b")), explicit=False),
     ],
     manual=[(LAYER.replace(a=(8, 5, 4, 2)), (P("rows"), P(), P()), P("rows"))],
