@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxdnn
 
@@ -92,6 +93,37 @@ def test_gradients(segments):
     got, want = (jax.grad(loss(function), (0, 1, 2))(X, WEIGHT, BIAS) for function in (ours, plain))
     for one, other in zip(got, want, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["no segments", "segments"])
+@pytest.mark.parametrize("spec", [P("a"), P(None, None, "a")], ids=["batch", "channels"])
+def test_on_an_explicit_mesh(cpus, spec, segments):
+    """Sequences that it splits, or channels, stay where they are, and so do the states of them."""
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,), devices=cpus[:2])
+    batch, _, channels = (*spec, None, None)[:3]
+
+    def placed(array, *names):
+        return jax.device_put(array, jax.NamedSharding(mesh, P(*names)))
+
+    @jax.jit
+    def call(x, weight, ids):
+        return jaxdnn.causal_conv1d(x, weight, segment_ids=ids, return_final_state=True)
+
+    ids = None if segments is None else placed(segments, batch)
+    with jax.set_mesh(mesh):
+        y, final = call(placed(X[..., :4], *spec), placed(WEIGHT[:, :4], None, channels), ids)
+    want, _ = call(X[..., :4], WEIGHT[:, :4], segments)
+    close(y, want)
+    assert jax.typeof(y).sharding.spec == jax.typeof(final).sharding.spec == P(batch, None, channels)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["no segments", "segments"])
+def test_strict_promotion(dtype, segments):
+    x, weight, bias, state = (jnp.asarray(one, dtype) for one in (X, WEIGHT, BIAS, STATE))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jaxdnn.causal_conv1d(x, weight, bias, segment_ids=segments)
+        jaxdnn.causal_conv1d_update(x[:, 0], state, weight, bias)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxdnn.api_boundary import api_boundary
 from jaxdnn.primitives.convolution.api import conv_general_dilated
+from jaxdnn.primitives.fused.dtypes import accumulator
 from jaxdnn.primitives.fused.epilogue import as_array
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -111,8 +112,10 @@ def causal_conv1d(
     if segment_ids is not None:
         segment_ids = _of_shape(caller, "segment_ids", segment_ids, x.shape[:2])
 
-    state = jnp.zeros((x.shape[0], before, x.shape[2]), x.dtype) if initial_state is None else initial_state
-    state = jnp.concatenate([state.astype(x.dtype), x], 1)
+    if initial_state is None:
+        state = jnp.pad(x, ((0, 0), (before, 0), (0, 0)))
+    else:
+        state = jnp.concatenate([initial_state.astype(x.dtype), x], 1)
     if segment_ids is None:
         seen, low = (x, before) if initial_state is None else (state, 0)
         y = conv_general_dilated(
@@ -134,12 +137,13 @@ def causal_conv1d(
             at = slice(w, w + last.shape[1])
             return (ids[:, at] == last) & there[:, at]
 
-        wide, length = jnp.promote_types(x.dtype, jnp.float32), x.shape[1]
+        wide, length = accumulator(x.dtype, x.dtype), x.shape[1]
+        seen, weight = state.astype(wide), weight[:, None, None].astype(wide)
         taps = (
-            jnp.where(alike(w, segment_ids)[..., None], state[:, w : w + length] * weight[w].astype(wide), 0)
+            jnp.where(alike(w, segment_ids)[..., None], seen[:, w : w + length] * weight[w], 0)
             for w in range(before + 1)
         )
-        y = _epilogue(activation)(sum(taps, jnp.zeros(x.shape, wide)), *(() if bias is None else (bias,)))
+        y = _epilogue(activation)(sum(taps, jnp.zeros_like(x, wide)), *(() if bias is None else (bias,)))
         y = y.astype(x.dtype)
         final = jnp.where(
             alike(length, jnp.broadcast_to(ids[:, -1:], (x.shape[0], before)))[..., None], state[:, length:], 0
@@ -184,15 +188,15 @@ def causal_conv1d_update(
     weight, bias = _checked(caller, x, weight, bias, activation)
     state = _of_shape(caller, "state", state, (x.shape[0], weight.shape[0] - 1, x.shape[1]))
     seen = jnp.concatenate([state, x[:, None].astype(state.dtype)], 1)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    acc = jnp.sum(seen.astype(wide) * weight.astype(wide), 1)
+    wide = accumulator(x.dtype, x.dtype)
+    acc = jnp.sum(seen.astype(wide) * weight[None].astype(wide), 1)
     y = _epilogue(activation)(acc, *(() if bias is None else (bias,)))
     return y.astype(x.dtype), seen[:, 1:]
 
 
 def _epilogue(activation: Activation | None) -> Callable[..., jax.Array]:
     def biased(acc: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-        acc = acc if bias is None else acc + bias.astype(acc.dtype)
+        acc = acc if bias is None else acc + jnp.expand_dims(bias.astype(acc.dtype), range(acc.ndim - 1))
         return acc if activation is None else activation(acc)
 
     return biased
