@@ -3,10 +3,13 @@
 from numbers import Real
 
 
-def number(caller: str, name: str, value: object) -> float:
-    """A real number that is known when tracing, as a float; `caller` is the public function, for messages."""
+def number(caller: str, name: str, value: object, hint: str = "") -> float:
+    """A real number that is known when tracing, as a float.
+
+    In messages, `caller` is the public function, and `hint` what to do instead.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{caller}: {name} must be a real number, known when tracing; got {value!r}")
+        raise TypeError(f"{caller}: {name} must be a real number, known when tracing; got {value!r}{hint}")
     try:
         return float(value)
     except OverflowError:

@@ -43,7 +43,7 @@ BAD = {
     "scale that is traced": (
         lambda: jax.jit(lambda s: call(scale=s)())(0.5),
         TypeError,
-        "scale must be a real number, known when tracing",
+        "scale must be a real number, known when tracing; got .*; multiply query by what is an array, and pass scale=1",
     ),
     "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive, or None for none"),
     # masks

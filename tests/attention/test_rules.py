@@ -46,6 +46,20 @@ def test_the_gradient_is_one_backward_primitive():
     assert primitives(jaxpr.jaxpr) == {"jaxdnn_attention_forward": 1, "jaxdnn_attention_backward": 1}
 
 
+@pytest.mark.usefixtures("each_engine")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_strict_promotion(dtype):
+    query, key, value = (array.astype(dtype) for array in (Q, K, V))
+    keywords = {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0), "sinks": jnp.ones(4, dtype)}
+
+    def joined(query):
+        part = jaxdnn.dot_product_attention(query, key, value, return_residual=True, **keywords)
+        return jnp.sum(jaxdnn.combine_attention(part, part)[0].astype("float32"))
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.jit(jax.grad(joined))(query)
+
+
 def test_the_tangent_is_one_primitive():
     jaxpr = jax.make_jaxpr(lambda *a: jax.jvp(attention, a, a))(Q, K, V)
     assert primitives(jaxpr.jaxpr) == {"jaxdnn_attention_forward": 1, "jaxdnn_attention_tangent": 1}

@@ -124,6 +124,15 @@ def test_explicit_mesh_of_positions(cpus):
     close(y, defined(X[:, :8], WEIGHT, BIAS))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["no segments", "segments"])
+def test_strict_promotion(dtype, segments):
+    x, weight, bias, state = (jnp.asarray(one, dtype) for one in (X, WEIGHT, BIAS, STATE))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jaxdnn.causal_conv1d(x, weight, bias, segment_ids=segments)
+        jaxdnn.causal_conv1d_update(x[:, 0], state, weight, bias)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_dtypes(dtype):
     arrays = [jnp.asarray(one, dtype) for one in (X, WEIGHT, BIAS)]

@@ -132,7 +132,7 @@ def dot_product_attention(
       value: array (batch, keys, key_heads, value_head_size), likewise.
       bias: floating-point array that broadcasts to (batch, heads, queries, keys), added to scaled scores.
       mask: boolean array that broadcasts likewise; True where the key is visible.
-      scale: of the scores; None for 1 / sqrt(head_size).
+      scale: of the scores, a Python number; None for 1 / sqrt(head_size). Multiply query by one that is learnt.
       is_causal: whether a query sees no key that is after it.
       query_seq_lengths: integers (batch,): how many of the queries there are; results of the others are zero. Longer
         than the axis is as long as that.

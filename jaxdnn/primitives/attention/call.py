@@ -107,7 +107,7 @@ def attend(
 
     spec = AttentionSpec(
         optional=tuple(sorted(arrays)),
-        scale=number(CALLER, "scale", scale),
+        scale=number(CALLER, "scale", scale, "; multiply query by what is an array, and pass scale=1"),
         soft_cap=soft_cap,
         score_mod=modify_score,
         band=band,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def accumulator(query: Typed) -> Any:
     """The dtype of scores and sums."""
-    return jnp.promote_types(query.dtype, "float32")
+    return jnp.dtype("float64" if query.dtype == jnp.float64 else "float32")
 
 
 def block_scores(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxdnn.api_boundary import api_boundary
 from jaxdnn.primitives.convolution.api import conv_general_dilated
+from jaxdnn.primitives.fused.dtypes import accumulator
 from jaxdnn.primitives.fused.epilogue import as_array
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -141,9 +142,10 @@ def causal_conv1d(
         same = ((ids[:, at] == last) & there[:, at])[..., None]
         return jnp.where(same & jnp.ones_like(values, bool), values, 0)
 
-    wide, length = jnp.promote_types(x.dtype, jnp.float32), x.shape[1]
-    taps = (alike(w, segment_ids, state[:, w : w + length] * weight[w].astype(wide)) for w in range(before + 1))
-    y = _epilogue(activation)(sum(taps, jnp.zeros(x.shape, wide)), *(() if bias is None else (bias,)))
+    wide, length = accumulator(x.dtype, x.dtype), x.shape[1]
+    seen, weight = state.astype(wide), weight[:, None, None].astype(wide)
+    taps = (alike(w, segment_ids, seen[:, w : w + length] * weight[w]) for w in range(before + 1))
+    y = _epilogue(activation)(sum(taps, jnp.zeros_like(x, wide)), *(() if bias is None else (bias,)))
     y = y.astype(x.dtype)
     if return_final_state:
         last = jnp.broadcast_to(ids[:, -1:], (x.shape[0], before))
@@ -188,15 +190,15 @@ def causal_conv1d_update(
     weight, bias = _checked(caller, x, weight, bias, activation)
     state = _of_shape(caller, "state", state, (x.shape[0], weight.shape[0] - 1, x.shape[1]))
     seen = jnp.concatenate([state, x[:, None].astype(state.dtype)], 1)
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    acc = jnp.sum(seen.astype(wide) * weight.astype(wide), 1)
+    wide = accumulator(x.dtype, x.dtype)
+    acc = jnp.sum(seen.astype(wide) * weight[None].astype(wide), 1)
     y = _epilogue(activation)(acc, *(() if bias is None else (bias,)))
     return y.astype(x.dtype), seen[:, 1:]
 
 
 def _epilogue(activation: Activation | None) -> Callable[..., jax.Array]:
     def biased(acc: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-        acc = acc if bias is None else acc + bias.astype(acc.dtype)
+        acc = acc if bias is None else acc + jnp.expand_dims(bias.astype(acc.dtype), range(acc.ndim - 1))
         return acc if activation is None else activation(acc)
 
     return biased
