@@ -94,7 +94,7 @@ def test_frameworks_take_our_ops(name, capsys):
     variables = {}
     exec(compile(code_of_frameworks()[name], FRAMEWORKS.name, "exec"), variables)
     printed = capsys.readouterr().out
-    for op in ("rms_norm forward", "matmul"):
+    for op in ("attention forward",) if name == "flax attention" else ("rms_norm forward", "matmul"):
         assert re.search(rf"^ +\d+  {op}: (?!xla)", printed, re.MULTILINE), printed
     x, y = variables["x"], variables["y"]
     np.testing.assert_allclose(y, PLAIN[name](variables, x), rtol=2e-2, atol=2e-3)
@@ -105,6 +105,12 @@ def plain_linen(variables, x):
     first, second = parameters["Dense_0"], parameters["Dense_1"]
     y = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-6) * parameters["RMSNorm_0"]["scale"]
     return x + jax.nn.gelu(y @ first["kernel"] + first["bias"]) @ second["kernel"] + second["bias"]
+
+
+def plain_attention(variables, x):
+    layer = variables["linen"].MultiHeadDotProductAttention(num_heads=4)
+    assert not np.array_equal(variables["dropped"], variables["y"])
+    return layer.apply(variables["parameters"], x, mask=variables["mask"])
 
 
 def plain_nnx(variables, x):
@@ -118,7 +124,12 @@ def plain_equinox(variables, x):
     return jax.nn.gelu(jax.vmap(lambda row: hidden.linear(hidden.norm(row)))(x))
 
 
-PLAIN = {"flax linen": plain_linen, "flax nnx": plain_nnx, "equinox": plain_equinox}
+PLAIN = {
+    "flax linen": plain_linen,
+    "flax nnx": plain_nnx,
+    "flax attention": plain_attention,
+    "equinox": plain_equinox,
+}
 
 
 @pytest.mark.parametrize(

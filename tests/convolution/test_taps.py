@@ -48,7 +48,7 @@ def test_is_what_lax_defines(seed):
     np.testing.assert_array_equal(by_taps(lhs, rhs, numbers, **parameters), expected)
 
 
-def test_what_xla_gets_for_a_gpu():
+def lowered(platform):
     image, window = (jax.ShapeDtypeStruct(shape, "int8") for shape in ((2, 9, 9, 4), (3, 3, 4, 5)))
 
     def call(image, window):
@@ -56,7 +56,16 @@ def test_what_xla_gets_for_a_gpu():
             image, window, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), preferred_element_type="int32"
         )
 
+    return jax.jit(call).trace(image, window).lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_what_xla_gets_for_a_gpu():
     with jaxdnn.options(target="sm_90", engine="xla"):
-        text = jax.jit(call).trace(image, window).lower(lowering_platforms=("cuda",)).as_text()
+        text = lowered("cuda")
     assert "stablehlo.convolution" not in text
     assert "stablehlo.dot_general" in text
+
+
+def test_what_xla_gets_for_a_cpu():
+    """Bytes, of which it has fast products, and of int32 slow loops."""
+    assert "(tensor<2x9x9x4xi8>, tensor<3x3x4x5xi8>) -> tensor<2x9x9x5xi32>" in lowered("cpu")

@@ -119,13 +119,18 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
         numbers = _numbers(spec.result, len(spec.windows))
         return by_taps(lhs.astype(wide), rhs.astype(wide), numbers, **parameters).astype(dtype)
 
+    def multiply_bytes(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        # XLA's loops over int32 are slow: on a CPU 8 x 56x56, 3x3, 64 to 64 channels took 485 ms, and this takes 6.
+        return multiply(lhs, rhs, wide)
+
     known = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
+    elsewhere = multiply_bytes if lhs.dtype == rhs.dtype == jnp.int8 and wide == jnp.int32 else multiply_wide
     if jnp.issubdtype(wide, jnp.integer) and known and explicit_sharding(jax.typeof(lhs)) is None:
-        return lax.platform_dependent(lhs, rhs, cuda=multiply_integers, default=multiply_wide)
+        return lax.platform_dependent(lhs, rhs, cuda=multiply_integers, default=elsewhere)
     if lhs.dtype == rhs.dtype == wide:
         return multiply_wide(lhs, rhs)
     plain = lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16) and wide == jnp.float32
-    return lax.platform_dependent(lhs, rhs, cuda=multiply_narrow if plain else multiply_wide, default=multiply_wide)
+    return lax.platform_dependent(lhs, rhs, cuda=multiply_narrow if plain else multiply_wide, default=elsewhere)
 
 
 def _cut(
