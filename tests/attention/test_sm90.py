@@ -22,6 +22,7 @@ from checking.attention.calls import (
     everything,
     mapped,
     mask,
+    same_document,
     slopes,
 )
 from checking.compiler_log import compile_checked
@@ -78,6 +79,7 @@ SMALL = {
     "float32, few queries": call((3, 500, 40, 24), (2, 1), 2, "float32", **SINKS),
     **MASKED,
 }
+DOCUMENTS = (jax.ShapeDtypeStruct((1, 4096), "int32"),)
 LARGE = {
     "64": call((4096, 4096, 64, 64), (8, 8)),
     "128": call((4096, 4096, 128, 128), (8, 8)),
@@ -94,6 +96,7 @@ LARGE = {
     "soft cap 128": call((4096, 4096, 128, 128), (8, 8), **CAUSAL, logits_soft_cap=30.0),
     "slopes 128": call((4096, 4096, 128, 128), (8, 8), score_mod=slopes, **CAUSAL, **RESIDUAL),
     "mask 128": call((4096, 4096, 128, 128), (8, 8), **mask(1, 1, 4096, 4096)),
+    "documents 128": call((4096, 4096, 128, 128), (8, 8), mask_mod=same_document, mask_mod_operands=DOCUMENTS),
     "segments 64": call((4096, 4096, 64, 64), (8, 8), segment_ids=True, **CAUSAL, **RESIDUAL),
     "segments 128": call((4096, 4096, 128, 128), (8, 8), segment_ids=True, **CAUSAL, **RESIDUAL),
     "positions 256": call((4096, 4096, 256, 256), (8, 8), positions=True, **CAUSAL, **RESIDUAL),

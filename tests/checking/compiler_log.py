@@ -2,10 +2,12 @@
 
 import math
 import re
+import time
 
 from jaxdnn import _native
 
 REGISTERS = 65_536  # of a multiprocessor; the same from compute capability 8.0 to 12.0
+SLOWEST = 30  # seconds of a processor that a unit may take: what is slow without a reason takes a minute
 
 
 def kernels(log):
@@ -33,8 +35,10 @@ def launch_bounds(unit):
 
 
 def compile_checked(plan, knobs, most_spilled=0):
-    """Compiles a plan's unit, whose kernels may spill so many bytes, and have the registers and threads to start."""
+    """Compiles a plan's unit, in no time, whose kernels may spill so many bytes, and have the registers to start."""
+    start = time.process_time()
     unit, bounds = _native.compile(plan.unit, plan.arch), launch_bounds(plan.unit)
+    assert time.process_time() - start < SLOWEST, f"too much to compile under {knobs}"
     assert "serialized" not in unit.log, "the compiler has the tensor cores wait for each multiply"
     for launch in plan.launches:
         assert math.prod(launch.block) <= bounds[launch.kernel][0], f"{launch.kernel} is not made for so many threads"

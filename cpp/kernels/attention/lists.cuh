@@ -171,7 +171,8 @@ struct ScoreBlock {
         if (!inside[i]) continue;
         const float none[1] = {};
         Register result[1];
-        Function::Epilogue::apply(none, operand[i], ElementContext{at[i], call.mask_operands}, result);
+        Function::Epilogue::apply(none, operand[i],
+                                  ElementContext<typename Function::Operands>{at[i], call.mask_operands}, result);
         bool sees = result[0];
         if (!counted) {
           sees =

@@ -52,7 +52,8 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (inside[i])
-      Config::Epilogue::apply(accumulators[i], operand[i], ElementContext{coordinates[i], operands}, result[i]);
+      Config::Epilogue::apply(accumulators[i], operand[i],
+                              ElementContext<typename Config::Operands>{coordinates[i], operands}, result[i]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -67,7 +68,7 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
                                                const Coordinate& at, const Accumulator (&accumulators)[kAccumulators]) {
   Register operand[Config::Operands::kArray], result[Config::Results::kCount];
   load_elements<0, typename Config::Operands>(operands, at, operand);
-  Config::Epilogue::apply(accumulators, operand, ElementContext{at, operands}, result);
+  Config::Epilogue::apply(accumulators, operand, ElementContext<typename Config::Operands>{at, operands}, result);
   store_elements<0, typename Config::Results, typename Config::Registers>(results, at, result);
 }
 

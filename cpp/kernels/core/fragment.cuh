@@ -267,7 +267,7 @@ __device__ __forceinline__ void apply_to_element(const Accumulator (&accumulator
     element.row = element.row < at.rows ? element.row : at.rows - 1;
     element.column = element.column < at.columns ? element.column : at.columns - 1;
   }
-  Config::Epilogue::apply(accumulator, operand, ElementContext{element, addresses}, result);
+  Config::Epilogue::apply(accumulator, operand, ElementContext<typename Config::Operands>{element, addresses}, result);
 }
 
 /// Applies the functor to the fragment whose registers begin at `accumulator[first]`; with two accumulators, the second

@@ -184,7 +184,7 @@ __device__ __forceinline__ void pointwise(const Pointwise<Config>& call) {
       for (int i = 0; i < Config::kWidth; ++i) {
         Register operand[Config::Operands::kArray], result[Config::Results::kCount];
         operands[r].widen(fixed, i, operand);
-        const ElementContext context{{here, column + i, batch}, call.operands};
+        const ElementContext<typename Config::Operands> context{{here, column + i, batch}, call.operands};
         Config::Epilogue::apply(nullptr, operand, context, result);
         results.take(i, result);
       }

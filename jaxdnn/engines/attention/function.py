@@ -79,9 +79,16 @@ class ScoreFunction:
             for i, operand in enumerate(self.operands)
         )
         types = {"Epilogue": f"jaxdnn::{emitted.name}", "Operands": f"jaxdnn::TypeList<{operands}>"}
-        constants = {"Results": len(self.program.outputs), "LongEpilogue": is_long(self.program)}
+        constants = {"Results": len(self.program.outputs), "LongEpilogue": self._is_long}
         definition = struct_text(self.config, types, constants, _DEFAULTS)
         return f"namespace jaxdnn {{\n{emitted.source}}}  // namespace jaxdnn\n{definition}"
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether its code stands once for 8 elements: that of a mask, which few blocks of keys need, if it looks up.
+        With lookups for each of 128 x 128 elements, at head size 128, registers of 428 bytes spill.
+        """
+        return is_long(self.program) or (self.name == "mask" and any(one.gathered for one in self.operands))
 
     def parameters(self) -> list[Parameter]:
         """Where its operands lie."""

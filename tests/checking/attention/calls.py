@@ -117,6 +117,12 @@ def stripes(batch, head, query, key, width):
     return ((query - key) % width[head] < 2) & (query % 5 != 3)
 
 
+def same_document(batch, head, query, key, documents):
+    """Two lookups for each score."""
+    del head
+    return documents[batch, query] == documents[batch, key]
+
+
 def mask(*shape):
     return {"mask": jax.ShapeDtypeStruct(shape, "bool")}
 

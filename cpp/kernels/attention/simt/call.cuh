@@ -242,7 +242,7 @@ struct AttentionScores {
                         key.column < call.key_length ? key.column : call.key_length - 1, batch};
     Register operand[Operands::kArray];
     load_elements<0, Operands>(operands, at, operand);
-    Function::apply(accumulators, operand, ElementContext{at, operands}, results);
+    Function::apply(accumulators, operand, ElementContext<Operands>{at, operands}, results);
   }
 };
 

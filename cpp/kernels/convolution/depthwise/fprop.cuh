@@ -207,7 +207,8 @@ struct DepthwiseSums {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum[1] = {finished[i]};
-      Config::Epilogue::apply(sum, operands[channel], ElementContext{{0, 0, 0}, call.operands}, results[i]);
+      Config::Epilogue::apply(sum, operands[channel],
+                              ElementContext<typename Config::Operands>{{0, 0, 0}, call.operands}, results[i]);
     }
     pack_results<Config>(results, pairs);
   }
