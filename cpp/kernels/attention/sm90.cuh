@@ -22,7 +22,9 @@
 //                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out. A
 //                    tile that sees nothing has one block, all of it masked: so each has first scores, and a product.
 //                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
-//                    the function is to be asked
+//                    the function is to be asked. Where Config::kSkips, a consumer lets blocks pass that no query of
+//                    its own sees, and takes their turns: it has the next tile's first scores only when it has let go
+//                    of them
 //   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
 //                    loads of a block is fetched ahead of the wait for the products: a bias that is full takes kTileM
 //                    x kTileN elements from the L2 cache, as many bytes as the block's keys and values at d = dv =
@@ -93,6 +95,7 @@ struct AttentionConsumer {
   using T = typename Config::T;
   using Out = typename Config::Out;
   using Tile = AttentionTile<Config>;
+  using Own = OwnBlocks<Config>;
   static constexpr int kScores = Config::kTileN / 2, kSums = Config::kValueSize / 2;
   static constexpr int kHeld = 16 / static_cast<int>(sizeof(T)), kSteps = kScores / kHeld;  // of a multiply's operand
   static constexpr bool kScored = !is_same<typename Config::Score, void>;
@@ -149,39 +152,81 @@ struct AttentionConsumer {
     } else {
       for (; walk.on_a_tile(); walk.advance()) {
         const Tile tile = block.tile(walk.index);
+        const Own own = this->own(tile);
+        let_pass(own.before);
         start_tile();
-        begin(tile);
-        compute(tile);
+        begin(tile, own);
+        compute(tile, own);
         start_sums();
         finish_sums<0>();
         store(tile);
+        let_pass(own.behind);
       }
     }
   }
 
  private:
-  /// With the first scores of a tile behind the last product of the one before, and behind its being written. The loop
-  /// is left ahead of that product: a branch behind it would have the compiler wait for each multiply.
+  /// With the first scores of a tile behind the last product of the one before, and behind its being written, unless
+  /// blocks between them are let pass. The loop is left ahead of that product: a branch behind it would have the
+  /// compiler wait for each multiply.
   template <class Walk>
   __device__ __forceinline__ void consume_ahead(Walk& walk) {
     Tile tile = block.tile(walk.index);
-    start_tile();
-    begin(tile);
+    Own own = this->own(tile);
     while (true) {
-      compute(tile);
-      walk.advance();
-      if (!walk.on_a_tile()) break;
-      start_sums();
+      let_pass(own.before);
       start_tile();
-      const Tile next = block.tile(walk.index);
-      finish_sums<1>();
+      begin(tile, own);
+      while (true) {
+        compute(tile, own);
+        walk.advance();
+        if (!walk.on_a_tile()) break;
+        if constexpr (Own::kSkips) {
+          if (own.behind > 0 || this->own(block.tile(walk.index)).before > 0) break;
+        }
+        start_sums();
+        start_tile();
+        const Tile next = block.tile(walk.index);
+        finish_sums<1>();
+        store(tile);
+        tile = next;
+        own = this->own(tile);
+        begin(tile, own);
+      }
+      start_sums();
+      finish_sums<0>();
       store(tile);
-      tile = next;
-      begin(tile);
+      let_pass(own.behind);
+      if (!Own::kSkips || !walk.on_a_tile()) break;
+      tile = block.tile(walk.index);
+      own = this->own(tile);
     }
-    start_sums();
-    finish_sums<0>();
-    store(tile);
+  }
+
+  __device__ __forceinline__ Own own(const Tile& tile) const { return {block.call, tile, turns.consumer}; }
+
+  /// Lets go of so many blocks, whose stages are to be there, as other warp groups use them, and takes their turns. In
+  /// this order: others may wait for the stage of keys before they pass on a turn, and for the turn before they let go
+  /// of keys ahead of which these values don't come.
+  __device__ __forceinline__ void let_pass(int blocks) {
+    for (int i = 0; i < blocks; ++i) {
+      keys.wait();
+      __syncwarp();  // no lane is behind, to wait for a phase that is over
+      keys.release();
+      keys.advance();
+      turns.wait();
+      turns.pass_on();
+      if constexpr (kTiled) {
+        score_tiles.wait();
+        __syncwarp();
+        score_tiles.release();
+        score_tiles.advance();
+      }
+      values.wait();
+      __syncwarp();
+      values.release();
+      values.advance();
+    }
   }
 
   /// Starts the first scores of a tile.
@@ -193,9 +238,9 @@ struct AttentionConsumer {
   }
 
   /// From the first scores, which are there, to the last weights, whose product is left to be started.
-  __device__ __forceinline__ void compute(const Tile& tile) {
+  __device__ __forceinline__ void compute(const Tile& tile, const Own& own) {
     KeyBlockWalk<Tile> blocks(tile, 1);
-    int number = blocks.number();
+    int number = kMasked ? blocks.number() : own.end - 1;
     const int first = tile.first_query + (Config::kHeads == 1 ? turns.consumer * 64 : 0);
     const int last = tile.last_query(first, Config::kHeads == 1 ? 64 : Call::kQueries);
     const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
@@ -212,16 +257,16 @@ struct AttentionConsumer {
         }
       }
     } else if constexpr (kOnce) {
-      while (--number >= tile.first_block) {
+      while (--number >= own.first) {
         step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
       }
     } else {
       if constexpr (Config::kRight) {
-        while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);
+        while (number > own.first && number * Config::kTileN > whole_end) step(--number, true);
       }
-      while (number > tile.first_block && number > whole_from) step(--number, false);
+      while (number > own.first && number > whole_from) step(--number, false);
       if constexpr (Config::kLeft) {
-        while (number > tile.first_block) step(--number, true);
+        while (number > own.first) step(--number, true);
       }
     }
     if constexpr (!Config::kQueryInRegisters) let_go_of_query();
@@ -251,7 +296,7 @@ struct AttentionConsumer {
     }
   }
 
-  __device__ __forceinline__ void begin(const Tile& tile) {
+  __device__ __forceinline__ void begin(const Tile& tile, const Own& own) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0;
 #pragma unroll
@@ -268,7 +313,7 @@ struct AttentionConsumer {
     if constexpr (kDropped) {
       dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
     }
-    fetch(KeyBlockWalk<Tile>(tile, 1).number(), true);
+    fetch(kMasked ? KeyBlockWalk<Tile>(tile, 1).number() : own.end - 1, true);
     finish_scores<0>();
   }
 

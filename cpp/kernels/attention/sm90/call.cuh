@@ -112,6 +112,8 @@ struct AttentionSm90Defaults : AttentionMaskDefaults {
   // Of tiles of an array that it reads, a row for each query and an element for each key; 0 where it has none.
   static constexpr int kScoreStages = 0;
   static constexpr int kCluster = 1;  // blocks that share them: each works on another element of the batch
+  // Whether a warp group multiplies only what its own rows see, and lets other blocks of keys of its tile pass.
+  static constexpr bool kSkips = false;
 };
 
 template <class Config>
@@ -232,6 +234,34 @@ struct AttentionTile : KeyRange<Config> {
   /// Its batch; where it has no head, one that there is.
   __device__ __forceinline__ int batch_of(const Call& call, int row) const {
     return batch + (has_head(call, row) ? later_heads(row) : 0);
+  }
+};
+
+/// The blocks of keys that a warp group of a tile multiplies, from `end - 1` down to `first`: those that one of its
+/// rows sees, or, where there are none, the tile's first one, so that each has a product. It lets `before` blocks pass
+/// ahead of them, at the right edge of the band, and `behind` after them, at the left one.
+template <class Config>
+struct OwnBlocks {
+  static constexpr bool kSkips = Config::kSkips && Config::kTileM > 64 && Config::kHeads == 1;
+  static_assert(!kSkips || is_same<typename Config::Mask, void>, "a list has a tile's blocks, not a warp group's");
+
+  int first, end, before = 0, behind = 0;
+
+  __device__ __forceinline__ OwnBlocks(const AttentionSm90<Config>& call, const AttentionTile<Config>& tile,
+                                       int consumer)
+      : first(tile.first_block), end(tile.first_block + (tile.blocks > 1 ? tile.blocks : 1)) {
+    if constexpr (kSkips) {
+      const int query = tile.first_query + consumer * 64, last = tile.last_query(query, 64);
+      const int all_end = end, own_first = tile.first_key(call, query) / Config::kTileN;
+      const int own_end = (tile.end_key(call, last) + Config::kTileN - 1) / Config::kTileN;
+      const int begin = own_first > first ? own_first : first;
+      end = own_end < end ? own_end : end;
+      const bool sees = query <= last && begin < end;
+      if (!sees) end = first + 1;
+      before = all_end - end;
+      behind = sees ? begin - first : 0;
+      first += behind;
+    }
   }
 };
 

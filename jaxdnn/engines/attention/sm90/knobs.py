@@ -39,6 +39,7 @@ class AttentionSm90Knobs:
       splits: parts of a tile's keys, whose results a second kernel combines.
       blocks: of a multiprocessor at a time, of 64 rows each: one's softmax runs behind the other's multiplies.
       cluster: blocks with the same tile of as many elements of the batch, which share what the score function reads.
+      skips: whether a warp group lets blocks of keys pass that its own rows don't see.
     """
 
     tile_m: int = 128
@@ -52,6 +53,7 @@ class AttentionSm90Knobs:
     splits: int = 1
     blocks: int = 1
     cluster: int = 1
+    skips: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "tile_m", "tile_n", "query_stages", "stages", "swizzle", "splits", "blocks")
@@ -133,6 +135,8 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"rows of a tile are of {knobs.heads} heads, and a tile that scores read is of one"
     if knobs.cluster > 1 and (why := _cluster_reason(problem, knobs)):
         return why
+    if knobs.skips and mask_function(problem) is not None:
+        return "a list of blocks of keys is a tile's, of which warp groups skip none"
     if by_feature(problem) and knobs.query_in_registers:
         return "queries of float32 take too many registers"
     if why := lines_reason(problem, knobs.tile_n, "keys"):

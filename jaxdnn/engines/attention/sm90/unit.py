@@ -26,7 +26,7 @@ TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in attention/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "jaxdnn::AttentionSm90Defaults",
-    {"Left": False, "Right": False, "Heads": 1, "Blocks": 1, "ScoreStages": 0, "Cluster": 1},
+    {"Left": False, "Right": False, "Heads": 1, "Blocks": 1, "ScoreStages": 0, "Cluster": 1, "Skips": False},
 )
 
 
@@ -80,6 +80,7 @@ def attention_stage(
         "Stages": knobs.stages,
         "ScoreStages": knobs.score_stages,
         "Cluster": knobs.cluster,
+        "Skips": knobs.skips,
         "Heads": knobs.heads,
         "Blocks": knobs.blocks,
         "HeadSize": head_size(problem),
