@@ -79,6 +79,10 @@ SMALL = {
     "float32, few queries": call((3, 500, 40, 24), (2, 1), 2, "float32", **SINKS),
     **MASKED,
 }
+# With tiles that the heuristic would not choose.
+TILED = {
+    "wide blocks": (call((130, 400, 64, 64), (2, 1), lengths=True, **WINDOW, **RESIDUAL), AttentionSm90Knobs(128, 176)),
+}
 DOCUMENTS = (jax.ShapeDtypeStruct((1, 4096), "int32"),)
 LARGE = {
     "64": call((4096, 4096, 64, 64), (8, 8)),
@@ -118,16 +122,17 @@ FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through s
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    plans = [ENGINE.build(next(ENGINE.configurations(one.problem, FEW)), one.problem, FEW) for one in SMALL.values()]
+    chosen = [(one, next(ENGINE.configurations(one.problem, FEW))) for one in SMALL.values()]
+    plans = [ENGINE.build(knobs, one.problem, FEW) for one, knobs in (*chosen, *TILED.values())]
     return Emulated(plans, tmp_path_factory.mktemp("emulated"))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, *TILED])
 def test_its_text_computes_what_is_right(name, emulated):
-    one = SMALL[name]
+    one = SMALL[name] if name in SMALL else TILED[name][0]
     operands, types = arrays(one), one.signature.results.values()
     results = [np.zeros(type_.shape, type_.dtype) for type_ in types]
-    emulated.run(list(SMALL).index(name), operands, results)
+    emulated.run([*SMALL, *TILED].index(name), operands, results)
     check(one, operands, results)
 
 

@@ -399,10 +399,9 @@ struct AttentionConsumer {
   __device__ __forceinline__ void mask(int number, Edge edge) {
     const int column = number * Config::kTileN + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int r = i / 2 % 2;
-      const unsigned seen = static_cast<unsigned>(column + i / 4 * 8 + i % 2 - first_key[r]);
-      if (seen >= key_count[r]) scores[i] = -math::infinity<float>();
+    for (int r = 0; r < 2; ++r) {
+      each_outside<kScores, kMasked>(r, column, first_key[r], key_count[r],
+                                     [&](int i) { scores[i] = -math::infinity<float>(); });
     }
     if constexpr (kMasked) {
       if (edge != Edge::asked) return;

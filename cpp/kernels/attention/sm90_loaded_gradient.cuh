@@ -254,11 +254,7 @@ struct LoadedGradientConsumer {
     for (int r = 0; r < 2; ++r) {
       const int row = at.row + 8 * r, first = tile.first_key(call, row), end = tile.end_key(call, row);
       const unsigned count = row < tile.query_length && end > first ? end - first : 0;
-#pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const unsigned seen = static_cast<unsigned>(at.column + i / 2 * 8 + i % 2 - first);
-        if (seen >= count) hide(i / 2 * 4 + 2 * r + i % 2);
-      }
+      each_outside<kScores, Tile::kListed>(r, at.column, first, count, hide);
     }
     if constexpr (Tile::kListed) {
       StripFunction<typename Config::Mask, kFragmentColumns> visible;

@@ -352,10 +352,8 @@ struct QueryGradientConsumer {
 
   __device__ __forceinline__ void mask(const FragmentCoordinate& at) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const int r = i / 2 % 2;
-      const unsigned seen = static_cast<unsigned>(at.column + i / 4 * 8 + i % 2 - first_key[r]);
-      if (seen >= key_count[r]) scores[i] = 0;
+    for (int r = 0; r < 2; ++r) {
+      each_outside<kScores, Tile::kListed>(r, at.column, first_key[r], key_count[r], [&](int i) { scores[i] = 0; });
     }
     if constexpr (Tile::kListed) {
       StripFunction<typename Config::Mask, kFragmentColumns> visible;

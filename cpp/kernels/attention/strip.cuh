@@ -92,6 +92,39 @@ struct StripFunction {
 template <int kFetched>
 struct StripFunction<void, kFetched> {};
 
+/// Of the columns 0, 1, 8, 9, 16, 17, ..., those of a row that a thread has: how many are less than `end`.
+__device__ __forceinline__ unsigned own_columns_before(unsigned end) {
+  return end / 8 * 2 + (end % 8 < 2 ? end % 8 : 2);
+}
+
+/// Calls `hide` with the number of each of a thread's scores of its row `r`, of two, that is in none of `count` columns
+/// from `first` on. `column`: of the thread's first score. Each score has a bit, and the compiler makes predicates of 7
+/// at once. Where a function says more of the same scores, it joins comparisons with the function's, and bits take more
+/// instructions: then `kFunction`.
+template <int kScores, bool kFunction, class Hide>
+__device__ __forceinline__ void each_outside(int r, unsigned column, unsigned first, unsigned count, const Hide& hide) {
+  const auto score = [&](int i) { return i / 2 * 4 + 2 * r + i % 2; };
+  if constexpr (kFunction) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      if (column + i / 2 * 8 + i % 2 - first >= count) hide(score(i));
+    }
+  } else {
+    const unsigned begin = own_columns_before(first > column ? first - column : 0);
+    const unsigned end = own_columns_before(first + count > column ? first + count - column : 0);
+#pragma unroll
+    for (unsigned word = 0; word < kScores / 2; word += 32) {
+      const unsigned from = ptx::shl_clamped(~0u, begin > word ? begin - word : 0);
+      const unsigned past = ptx::shl_clamped(~0u, end > word ? end - word : 0);
+      const unsigned outside = ~from | past;
+#pragma unroll
+      for (int i = word; i < kScores / 2 && i < word + 32; ++i) {
+        if (outside & 1u << i % 32) hide(score(i));
+      }
+    }
+  }
+}
+
 /// Some of a thread's scores.
 template <int kScores>
 struct ScoreSetOf {

@@ -43,6 +43,13 @@ __device__ __forceinline__ float tanh_approx(float value) {
   return result;
 }
 
+/// Zero where `count` is 32 or more, unlike `value << count`, which then is anything.
+__device__ __forceinline__ unsigned shl_clamped(unsigned value, unsigned count) {
+  unsigned shifted;
+  asm("shl.b32 %0, %1, %2;" : "=r"(shifted) : "r"(value), "r"(count));
+  return shifted;
+}
+
 /// A product that is rounded even where a sum follows it, unlike `a * b`, which may become part of a fused one.
 __device__ __forceinline__ float mul_rn(float a, float b) {
   float product;

@@ -234,11 +234,7 @@ __device__ __forceinline__ void each_hidden_key(const KeyRange<Config>& range, c
   for (int r = 0; r < 2; ++r) {
     const int key = at.row + 8 * r, first = range.first_query(call, key), end = range.end_query(call, key);
     const unsigned count = key < range.key_length && end > first ? end - first : 0;
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      const unsigned seen = static_cast<unsigned>(at.column + i / 2 * 8 + i % 2 - first);
-      if (seen >= count) hide(i / 2 * 4 + 2 * r + i % 2);
-    }
+    each_outside<kScores, !is_same<typename Config::Mask, void>>(r, at.column, first, count, hide);
   }
   if constexpr (!is_same<typename Config::Mask, void>) {
     StripFunction<typename Config::Mask, kFragmentColumns> visible;

@@ -32,6 +32,7 @@ inline float ex2_approx_ftz(float value) { return approximate<true>(std::exp2(st
 /// 2^12 units are 2^-11, or less.
 inline float tanh_approx(float value) { return approximate<false>(std::tanh(static_cast<double>(value)), 4096, value); }
 
+inline unsigned shl_clamped(unsigned value, unsigned count) { return count < 32 ? value << count : 0; }
 inline float mul_rn(float a, float b) { return a * b; }
 inline double mul_rn(double a, double b) { return a * b; }
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
