@@ -1,4 +1,6 @@
-"""Lists of the blocks of scores that are visible: what is in them, by running the text of their kernels on the CPU."""
+"""Lists of the blocks of scores that are visible, and spans of the keys that queries see: what is in them, by running
+the text of their kernels on the CPU.
+"""
 
 from dataclasses import replace
 
@@ -12,13 +14,15 @@ from jaxdnn.engines.attention.lists import block_lists
 from jaxdnn.engines.unit import includes
 from jaxdnn.plan import Plan, Result, Scratch
 
+NONE, SOME, SPANNED, ALL = range(4)  # of a block; attention/lists.cuh
+
 
 @pytest.fixture(scope="module")
 def listing(tmp_path_factory):
     """The kernels that write lists, by themselves: what is scratch memory of a plan are their results."""
     plans = []
     for one, by_key in ((MASKED[name], by_key) for name in MASKED for by_key in (False, True)):
-        lists = block_lists(one.problem, 64, 48, by_key=by_key, ranked=by_key)
+        lists = block_lists(one.problem, 64, 48, by_key=by_key, ranked=by_key, spanned=not by_key)
         stage = lists.stage(0)
         launches = tuple(
             replace(launch, arguments=tuple(Result(a.index) if isinstance(a, Scratch) else a for a in launch.arguments))
@@ -34,11 +38,11 @@ def listing(tmp_path_factory):
 def test_lists_have_what_is_visible(name, by_key, listing):
     one, number = MASKED[name], 2 * [*MASKED].index(name) + by_key
     plans, emulated = listing
-    lists, _, (seen, written, *_) = plans[number]
+    lists, _, (seen, written, beside) = plans[number]
     operands = arrays(one)
     run = problems.Run(one.problem, operands, [])
     visible = run.visible()
-    found = [np.zeros(seen, "uint8"), np.zeros(written // 4, "int32"), np.zeros(seen, "int32")][: 2 + by_key]
+    found = [np.zeros(seen, "uint8"), np.zeros(written // 4, "int32"), np.zeros(beside // 4, "int32")]
     emulated.run(number, operands, found)
 
     b, n, t = one.problem.batch, one.problem.query_heads, one.problem.query_length
@@ -51,16 +55,36 @@ def test_lists_have_what_is_visible(name, by_key, listing):
         block = visible[at[:2]][64 * at[2] : lengths[at[:2]]][:64, 48 * at[3] :][:, :48]
         some[at], every[at] = block.any(), block.size > 0 and block.shape[1] == 48 and block.all()
     got = found[0].reshape(some.shape)
-    assert not np.any(some & (got == 0)), "a block that is visible is left out"
-    assert not np.any(~every & (got == 2)), "a block that is not wholly visible is said to be"
+    assert not np.any(some & (got == NONE)), "a block that is visible is left out"
+    assert not np.any(~every & (got == ALL)), "a block that is not wholly visible is said to be"
     # Extremes of segments and positions leave some open.
-    exact = np.mean(got == np.where(every, 2, np.where(some, 1, 0)))
+    exact = np.mean(np.where(got == SPANNED, SOME, got) == np.where(every, ALL, np.where(some, SOME, NONE)))
     assert exact == 1 if one.problem.mask.program is not None else exact > 0.8
     of_each = lists.blocks[not by_key]
     states = (np.swapaxes(got, 2, 3) if by_key else got).reshape(-1, of_each)
     for line, of_line in zip(found[1].reshape(-1, 1 + of_each), states, strict=True):
-        wanted = [2 * i + int(of_line[i] == 1) for i in reversed(range(of_each)) if of_line[i]]
+        wanted = [4 * i + ALL - int(of_line[i]) for i in reversed(range(of_each)) if of_line[i] != NONE]
         assert [line[0], *line[1 : 1 + line[0]]] == [len(wanted), *wanted]
     if by_key:
-        before = np.cumsum(got != 0, -1) - (got != 0)
+        before = np.cumsum(got != NONE, -1) - (got != NONE)
         np.testing.assert_array_equal(found[2].reshape(np.swapaxes(got, 2, 3).shape), np.swapaxes(before, 2, 3))
+    else:
+        assert np.any(got == SPANNED) or not name.startswith("segments")
+        check_spans(visible, lengths, got, found[2].reshape(*visible.shape[:3], 2))
+
+
+def check_spans(visible, lengths, got, spans):
+    """Spans are of blocks of queries each of which sees all keys between two that it sees."""
+    keys = np.arange(visible.shape[-1])
+    for at in np.ndindex(got.shape[:3]):
+        rows = slice(64 * at[2], 64 * at[2] + 64)
+        seen, within = visible[at[:2]][rows], spans[at[:2]][rows]
+        seen = seen & (np.arange(*rows.indices(visible.shape[2])) < lengths[at[:2]])[:, None]
+        first = np.where(seen.any(-1), seen.argmax(-1), 0)
+        end = np.where(seen.any(-1), len(keys) - seen[:, ::-1].argmax(-1), 0)
+        neighbours = np.array_equal(seen.sum(-1), end - first)
+        assert not np.any(got[at] == (SOME if neighbours else SPANNED))
+        if neighbours:
+            np.testing.assert_array_equal(within, np.stack([first, end], -1))
+        hidden = seen & ((keys < within[:, :1]) | (keys >= within[:, 1:]))
+        assert not hidden.any(), "a span leaves out what a query sees"

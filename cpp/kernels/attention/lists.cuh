@@ -4,17 +4,23 @@
 //
 //   attention_blocks   a warp for each block of kTileM queries by kTileN keys: whether no pair of them is visible, some
 //                      are, or all
+//   attention_spans    a block for each block of queries: the keys from the first that a query sees to the last. If
+//   each
+//                      of them sees all in between, as in documents that are packed one after the other, what is
+//                      visible of a block is a comparison of its columns with the span, and no function is asked
 //   attention_lists    a warp for each list: of the blocks of keys that a block of queries sees, or the other way round
 //   attention_ranks    a warp for each block of queries: of each block of keys, how many before it the queries see
 //
-// A list is its length, and then 2 * block + (1 where not all is visible), from the last block to the first. There is
-// one for each batch, or for fewer, if the mask is the same for all elements, or heads.
+// A list is its length, and then 4 * block + an `Edge`, from the last block to the first. There is one for each batch,
+// or for fewer, if the mask is the same for all elements, or heads.
 //
 // Segments and positions: from the least and the greatest of both sides. Where these leave it open, some are visible.
 // A function: of each pair, until one is visible and one is not. That is (operations of the function) / 128 clocks of a
-// multiprocessor for each pair, of each list; the tensor cores take (d + dv) / 2048 clocks, for each head.
+// multiprocessor for each pair, of each list; the tensor cores take (d + dv) / 2048 clocks, for each head. Spans: of
+// each pair of blocks that are partly visible, until a query is found to miss a key between two that it sees.
 #pragma once
 
+#include "attention/edge.cuh"
 #include "attention/key_range.cuh"
 #include "attention/strip.cuh"
 #include "core/epilogue_element.cuh"
@@ -22,7 +28,12 @@
 
 namespace jaxdnn {
 
-enum class Visible : unsigned char { none, some, all };
+/// How much of a block is visible; `spanned` is some of it, of each query the part of its span.
+enum class Visible : unsigned char { none, some, spanned, all };
+
+__device__ __forceinline__ Edge edge_of(Visible visible) {
+  return visible == Visible::all ? Edge::none : visible == Visible::spanned ? Edge::counted : Edge::asked;
+}
 
 /// What a `Config` has besides kTileM, kTileN and Mask.
 struct AttentionBlocksDefaults : AttentionMaskDefaults {
@@ -75,6 +86,33 @@ __device__ __forceinline__ Extremes extremes(const OperandAddress& address, int 
       found.greatest = greatest > found.greatest ? greatest : found.greatest;
     }
     return found;
+  }
+}
+
+/// Which of some pairs of a batch are visible, by all there is; `counted` if the range need not be looked at. Those
+/// that are not `inside` are left alone.
+template <int kPairs, class Config>
+__device__ __forceinline__ void see_pairs(const AttentionBlocks<Config>& call, const KeyRange<Config>& range,
+                                          const Coordinate (&at)[kPairs], const bool (&inside)[kPairs], bool counted,
+                                          bool (&sees)[kPairs]) {
+  using Function = typename Config::Mask;
+  Register operand[kPairs][Function::Operands::kArray];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    if (inside[i]) load_elements<0, typename Function::Operands>(call.mask_operands, at[i], operand[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    if (!inside[i]) continue;
+    const float none[1] = {};
+    Register result[1];
+    Function::Epilogue::apply(none, operand[i], ElementContext<typename Function::Operands>{at[i], call.mask_operands},
+                              result);
+    sees[i] = result[0];
+    if (!counted) {
+      sees[i] =
+          sees[i] && at[i].column >= range.first_key(call, at[i].row) && at[i].column < range.end_key(call, at[i].row);
+    }
   }
 }
 
@@ -149,37 +187,25 @@ struct ScoreBlock {
 
   /// By all there is; `counted` if the range need not be looked at.
   __device__ __forceinline__ Visible by_function(bool counted) const {
-    using Function = typename Config::Mask;
     constexpr int kAtOnce = 8, kColumns = Config::kTileN;
     static_assert(Config::kTileM * kColumns % (32 * kAtOnce) == 0, "a warp's elements");
     bool some = false, all = end_column == first_column + kColumns;
     // Lanes vote together: how far they are is the same for all.
     for (int first = 0; first < (end_row - first_row) * kColumns && !(some && !all); first += 32 * kAtOnce) {
       bool seen = false, unseen = false;
-      Register operand[kAtOnce][Function::Operands::kArray];
       Coordinate at[kAtOnce];
-      bool inside[kAtOnce];
+      bool inside[kAtOnce], sees[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int element = first + 32 * i + threadIdx.x % 32;
         at[i] = {first_row + element / kColumns, first_column + element % kColumns, batch};
         inside[i] = at[i].row < end_row && at[i].column < end_column;
-        if (inside[i]) load_elements<0, typename Function::Operands>(call.mask_operands, at[i], operand[i]);
       }
+      see_pairs(call, range, at, inside, counted, sees);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (!inside[i]) continue;
-        const float none[1] = {};
-        Register result[1];
-        Function::Epilogue::apply(none, operand[i],
-                                  ElementContext<typename Function::Operands>{at[i], call.mask_operands}, result);
-        bool sees = result[0];
-        if (!counted) {
-          sees =
-              sees && at[i].column >= range.first_key(call, at[i].row) && at[i].column < range.end_key(call, at[i].row);
-        }
-        seen = seen || sees;
-        unseen = unseen || !sees;
+        seen = seen || (inside[i] && sees[i]);
+        unseen = unseen || (inside[i] && !sees[i]);
       }
       some = some || ptx::vote_sync_ballot(seen) != 0;
       all = all && ptx::vote_sync_ballot(unseen) == 0;
@@ -187,6 +213,105 @@ struct ScoreBlock {
     return !some ? Visible::none : all ? Visible::all : Visible::some;
   }
 };
+
+/// Keys that a query sees: the first and the last of them, and how many.
+struct SeenKeys {
+  int first = math::kHighest<int>, last = -1, count = 0;
+
+  __device__ __forceinline__ void add(int key) {
+    first = key < first ? key : first;
+    last = key > last ? key : last;
+    ++count;
+  }
+  __device__ __forceinline__ void add(const SeenKeys& others) {
+    first = others.first < first ? others.first : first;
+    last = others.last > last ? others.last : last;
+    count += others.count;
+  }
+  /// Whether there is none between them that it does not see.
+  __device__ __forceinline__ bool neighbours() const { return count == 0 || count == last - first + 1; }
+};
+
+template <class Config>
+struct AttentionSpans : AttentionBlocks<Config> {
+  static constexpr int kLanes = 4;  // of a query, each with as many neighbouring keys of a block
+  static constexpr int kThreads = kLanes * Config::kTileM;
+
+  KeySpan* spans = nullptr;  // [lists, queries]
+};
+
+template <class Config>
+__device__ __forceinline__ void attention_spans(const AttentionSpans<Config>& call) {
+  constexpr int kLanes = AttentionSpans<Config>::kLanes, kKeys = Config::kTileN / kLanes, kAtOnce = 4;
+  static_assert(kKeys % kAtOnce == 0, "a lane's keys");
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  volatile int& broken = *reinterpret_cast<int*>(shared_memory);  // whether one of the queries has no span
+  if (threadIdx.x == 0) broken = 0;
+  __syncthreads();
+
+  const unsigned list = blockIdx.x / call.query_blocks;
+  const int batch = list / call.heads * call.query_heads + list % call.heads;
+  const int query = blockIdx.x % call.query_blocks * Config::kTileM + threadIdx.x / kLanes;
+  Visible* const seen = call.seen + static_cast<long long>(blockIdx.x) * call.key_blocks;
+  KeyRange<Config> range;
+  range.read(call, batch);
+  SeenKeys keys;
+  const int key_blocks = call.key_blocks;
+  // It may stop early where one is broken, since no span is asked for then: a warp's lanes together, as they vote.
+  for (int before = 0; before < key_blocks && !ptx::vote_sync_any(broken != 0); before += 32) {
+    const int lane = threadIdx.x % 32;
+    const Visible visible = before + lane < key_blocks ? seen[before + lane] : Visible::none;
+    const unsigned whole = ptx::vote_sync_ballot(visible == Visible::all);
+    unsigned left = ptx::vote_sync_ballot(visible != Visible::none);
+    for (; left != 0 && broken == 0; left &= left - 1) {
+      const int number = __popcll((left & -left) - 1);
+      const int first = (before + number) * Config::kTileN + threadIdx.x % kLanes * kKeys;
+      SeenKeys found;
+      if (whole >> number & 1) {
+        found = {first, first + kKeys - 1, kKeys};
+      } else {
+        for (int key = first; key < first + kKeys; key += kAtOnce) {
+          Coordinate at[kAtOnce];
+          bool inside[kAtOnce], sees[kAtOnce];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            at[i] = {query, key + i, batch};
+            inside[i] = query < range.query_length && key + i < range.key_length;
+          }
+          see_pairs(call, range, at, inside, false, sees);
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            if (inside[i] && sees[i]) found.add(key + i);
+          }
+        }
+      }
+      if (!found.neighbours()) broken = 1;
+      keys.add(found);
+    }
+  }
+#pragma unroll
+  for (int mask = 1; mask < kLanes; mask *= 2) {
+    keys.add({static_cast<int>(ptx::shfl_sync_bfly(static_cast<unsigned>(keys.first), mask)),
+              static_cast<int>(ptx::shfl_sync_bfly(static_cast<unsigned>(keys.last), mask)),
+              static_cast<int>(ptx::shfl_sync_bfly(static_cast<unsigned>(keys.count), mask))});
+  }
+  if (!keys.neighbours()) broken = 1;
+  __syncthreads();
+  const bool spanned = broken == 0;
+  if (threadIdx.x % kLanes == 0 && query < call.query_length) {
+    KeySpan span = {range.first_key(call, query), range.end_key(call, query)};
+    if (query >= range.query_length || (spanned && keys.count == 0)) {
+      span = {0, 0};
+    } else if (spanned) {
+      span = {keys.first, keys.last + 1};
+    }
+    call.spans[static_cast<long long>(list) * call.query_length + query] = span;
+  }
+  if (!spanned) return;
+  for (int block = threadIdx.x; block < key_blocks; block += AttentionSpans<Config>::kThreads) {
+    if (seen[block] == Visible::some) seen[block] = Visible::spanned;
+  }
+}
 
 template <class Config>
 __device__ __forceinline__ void attention_blocks(const AttentionBlocks<Config>& call) {
@@ -222,7 +347,7 @@ __device__ __forceinline__ void attention_lists(const AttentionLists& call) {
     const Visible visible = block >= 0 ? seen[block * call.block_stride] : Visible::none;
     const unsigned found = ptx::vote_sync_ballot(visible != Visible::none);
     if (visible != Visible::none) {
-      list[1 + count + __popcll(found & ((1u << lane) - 1))] = 2 * block + (visible == Visible::some ? 1 : 0);
+      list[1 + count + __popcll(found & ((1u << lane) - 1))] = list_entry(block, edge_of(visible));
     }
     count += __popcll(found);
   }

@@ -22,9 +22,9 @@
 //                    queries, which are peeled from the loop; blocks that no query of the tile sees are left out. A
 //                    tile that sees nothing has one block, all of it masked: so each has first scores, and a product.
 //                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
-//                    the function is to be asked. Where Config::kSkips, a consumer lets blocks pass that no query of
-//                    its own sees, and takes their turns: it has the next tile's first scores only when it has let go
-//                    of them
+//                    the function is to be asked; with documents of neighbouring tokens, of none. Where Config::kSkips,
+//                    a consumer lets blocks pass that no query of its own sees, and takes their turns: it has the next
+//                    tile's first scores only when it has let go of them
 //   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
 //                    loads of a block is fetched ahead of the wait for the products: a bias that is full takes kTileM
 //                    x kTileN elements from the L2 cache, as many bytes as the block's keys and values at d = dv =
@@ -246,27 +246,32 @@ struct AttentionConsumer {
     const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
     const int whole_end = tile.end_key(block.call, first);  // in keys
     float correction[2];
-    soften(number, true, correction);
+    soften(number, kMasked ? blocks.edge() : Edge::counted, correction);
     pack_weights(number);
     if constexpr (kMasked) {
       for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
-        if (kOnce || blocks.partial()) {
-          step(blocks.number(), !kOnce || blocks.partial());
+        if (kOnce) {
+          step(blocks.number(), blocks.edge());
+        } else if (blocks.edge() == Edge::none) {
+          step(blocks.number(), Edge::none);
+        } else if (Config::kSpanned && blocks.edge() == Edge::counted) {
+          step(blocks.number(), Edge::counted);
         } else {
-          step(blocks.number(), false);
+          step(blocks.number(), Edge::asked);
         }
       }
     } else if constexpr (kOnce) {
       while (--number >= own.first) {
-        step(number, (number + 1) * Config::kTileN > whole_end || number < whole_from);
+        const bool cut = (number + 1) * Config::kTileN > whole_end || number < whole_from;
+        step(number, cut ? Edge::counted : Edge::none);
       }
     } else {
       if constexpr (Config::kRight) {
-        while (number > own.first && number * Config::kTileN > whole_end) step(--number, true);
+        while (number > own.first && number * Config::kTileN > whole_end) step(--number, Edge::counted);
       }
-      while (number > own.first && number > whole_from) step(--number, false);
+      while (number > own.first && number > whole_from) step(--number, Edge::none);
       if constexpr (Config::kLeft) {
-        while (number > own.first) step(--number, true);
+        while (number > own.first) step(--number, Edge::counted);
       }
     }
     if constexpr (!Config::kQueryInRegisters) let_go_of_query();
@@ -274,8 +279,8 @@ struct AttentionConsumer {
   }
 
   /// One more block of keys, whose scores and weights follow those that are in the registers.
-  __device__ __forceinline__ void step(int number, bool masked) {
-    fetch(number, masked);
+  __device__ __forceinline__ void step(int number, Edge edge) {
+    fetch(number, edge);
     keys.wait();
     turns.wait();
     start_scores();
@@ -284,10 +289,10 @@ struct AttentionConsumer {
     turns.pass_on();
     finish_scores<1>();
     // A mask's function takes the weights' registers, if that is known here.
-    const bool early = kMasked && !kOnce && masked;
+    const bool early = kMasked && !kOnce && edge == Edge::asked;
     if (early) finish_sums<0>();
     float correction[2];
-    soften(number, masked, correction);
+    soften(number, edge, correction);
     if (!early) finish_sums<0>();
     pack_weights(number);
     if (ptx::vote_sync_any(correction[0] != 1 || correction[1] != 1)) {
@@ -302,29 +307,31 @@ struct AttentionConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = tile.query(first_row + 8 * r);
-      const int end = tile.blocks > 0 ? tile.end_key(block.call, query) : 0;
+      const KeySpan seen = tile.seen_keys(block.call, query);
       largest[r] = -math::infinity<float>();
       total[r] = 0;
-      first_key[r] = tile.first_key(block.call, query);
-      key_count[r] = end > first_key[r] ? end - first_key[r] : 0;
+      first_key[r] = seen.first;
+      key_count[r] = seen.end > seen.first ? seen.end - seen.first : 0;
     }
     const int batch = tile.batch_of(block.call, first_row);
     first_score = {tile.query(first_row), lane % 4 * 2, batch, block.call.query_length, block.call.key_length};
     if constexpr (kDropped) {
       dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
     }
-    fetch(kMasked ? KeyBlockWalk<Tile>(tile, 1).number() : own.end - 1, true);
+    const KeyBlockWalk<Tile> blocks(tile, 1);
+    fetch(kMasked ? blocks.number() : own.end - 1, blocks.edge());
     finish_scores<0>();
   }
 
   /// Starts to load what the scores of a block of keys are made of besides products; what its mask reads, into caches.
-  __device__ __forceinline__ void fetch(int number, bool masked) {
+  __device__ __forceinline__ void fetch(int number, Edge edge) {
     const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
     if constexpr (kScored) score.fetch(block.call.score_operands, at);
     if constexpr (kMasked) {
       FragmentCoordinate of_warp = at.to_the_right(-(lane % 4 * 2));
       of_warp.row -= lane / 4;
-      if (masked) prefetch_operands<typename Config::Mask::Operands, Config::kTileN>(block.call.mask_operands, of_warp);
+      if (edge == Edge::asked)
+        prefetch_operands<typename Config::Mask::Operands, Config::kTileN>(block.call.mask_operands, of_warp);
     }
   }
 
@@ -391,9 +398,9 @@ struct AttentionConsumer {
 
   /// Makes weights of the scores of a block of keys, relative to the rows' `largest`, and says by what earlier weights
   /// are to be multiplied: as a rule by one, since only a maximum that exceeds it by more than kSlack takes its place.
-  __device__ __forceinline__ void soften(int number, bool masked, float (&correction)[2]) {
+  __device__ __forceinline__ void soften(int number, Edge edge, float (&correction)[2]) {
     if constexpr (kScored) apply_score(number);
-    if (masked) mask(number);
+    if (edge != Edge::none) mask(number, edge);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = largest[r];
@@ -434,7 +441,7 @@ struct AttentionConsumer {
     }
   }
 
-  __device__ __forceinline__ void mask(int number) {
+  __device__ __forceinline__ void mask(int number, Edge edge) {
     const int column = number * Config::kTileN + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -442,6 +449,7 @@ struct AttentionConsumer {
                                      [&](int i) { scores[i] = -math::infinity<float>(); });
     }
     if constexpr (kMasked) {
+      if (edge != Edge::asked) return;
       const FragmentCoordinate at = first_score.to_the_right(number * Config::kTileN);
       StripFunction<typename Config::Mask, kMaskColumns> visible;
       visible.fetch(block.call.mask_operands, at);

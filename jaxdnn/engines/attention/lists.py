@@ -13,10 +13,31 @@ from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers
 from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Index
 
-THREADS = 256  # of each kernel
+THREADS = 256  # of a kernel whose warps work by themselves
+SPAN_LANES = 4  # of a query, of the kernel that finds spans
 MOST_BOUND = 2**30  # of a band: more than any distance
 UNBOUNDED = 2**40  # of positions: more than any distance of theirs
 _DEFAULTS = ("jaxdnn::AttentionBlocksDefaults", {"Left": False, "Right": False, "Positions": False, "Function": False})
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One of cpp/kernels/attention/lists.cuh, by so many warps; `call` is what it is called with."""
+
+    name: str
+    call: str
+    parameters: list[Parameter]
+    warps: int
+    threads: int = THREADS
+    shared_memory: int = 0
+
+    def text(self, suffix: str) -> str:
+        call = f"jaxdnn::Attention{self.call}"
+        return entry_text(self.name, call, str(self.threads), self.parameters, self.name + suffix)
+
+    def launch(self, suffix: str) -> Launch:
+        grid, block = (ceil(32 * self.warps / self.threads), 1, 1), (self.threads, 1, 1)
+        return Launch(self.name + suffix, arguments(self.parameters), grid, block, shared_memory=self.shared_memory)
 
 
 @dataclass(frozen=True)
@@ -27,6 +48,8 @@ class BlockLists:
       by_element, by_head: whether the mask, and with it the lists, differ between elements of the batch, and heads.
       by_key: whether there is one for each block of keys, of blocks of queries.
       ranked: whether there is a table, too, of how many blocks of less keys the queries of each block see.
+      spanned: whether there is one of the first and the last key that each query sees; lists then know of which blocks
+        that says all.
       name: of their kernels' entry points, after those' own.
     """
 
@@ -38,6 +61,7 @@ class BlockLists:
     by_head: bool
     by_key: bool = False
     ranked: bool = False
+    spanned: bool = False
     name: str = ""
 
     @property
@@ -61,7 +85,7 @@ class BlockLists:
         return self.blocks[self.by_key]
 
     def stage(self, scratch: int) -> Stage:
-        """What writes the lists, in the second of the scratch buffers from `scratch` on, and ranks in the third."""
+        """What writes lists, in the second of the scratch buffers from `scratch` on; in the third ranks, or spans."""
         of_queries, of_keys = self.blocks
         count = self.matrices * of_queries * of_keys
         lists, of_each = self.matrices * self.listed, self.blocks[not self.by_key]
@@ -77,45 +101,48 @@ class BlockLists:
             *numbers("unsigned", block_stride=of_keys if self.by_key else 1),
         ]
         blocks = f"Blocks{self.name.title().replace('_', '')}"
-        kernels = [
-            ("attention_blocks", f"Blocks<{blocks}>", found, count),
-            ("attention_lists", "Lists", writing, lists),
-        ]
+        beside, rows = Scratch(scratch + 2), self.matrices * of_queries
+        kernels = [_Kernel("attention_blocks", f"Blocks<{blocks}>", found, warps=count)]
+        if self.spanned:
+            spanning = [*found, Parameter("jaxdnn::KeySpan*", "spans", "spans", beside)]
+            threads = SPAN_LANES * self.tile_m
+            kernels.append(_Kernel("attention_spans", f"Spans<{blocks}>", spanning, rows * threads // 32, threads, 4))
+        kernels.append(_Kernel("attention_lists", "Lists", writing, warps=lists))
         if self.ranked:
             ranking = [
                 Parameter("const jaxdnn::Visible*", "seen", "seen", seen),
-                Parameter("int*", "ranks", "ranks", Scratch(scratch + 2)),
-                *numbers("unsigned", rows=self.matrices * of_queries, query_blocks=of_queries),
+                Parameter("int*", "ranks", "ranks", beside),
+                *numbers("unsigned", rows=rows, query_blocks=of_queries),
                 *numbers(key_blocks=of_keys),
             ]
-            kernels.append(("attention_ranks", "Ranks", ranking, self.matrices * of_queries))
-        text = struct_text(blocks, *self._config(), _DEFAULTS) + "".join(
-            entry_text(kernel, f"jaxdnn::Attention{call}", str(THREADS), parameters, kernel + self.name)
-            for kernel, call, parameters, _ in kernels
-        )
-        launches = tuple(
-            Launch(kernel + self.name, arguments(parameters), (ceil(32 * warps / THREADS), 1, 1), (THREADS, 1, 1))
-            for kernel, _, parameters, warps in kernels
-        )
-        sizes = (count, 4 * lists * (1 + of_each), *([4 * count] if self.ranked else []))
-        return Stage(("attention/lists.cuh",), text, launches, sizes)
+            kernels.append(_Kernel("attention_ranks", "Ranks", ranking, warps=rows))
+        text = struct_text(blocks, *self._config(), _DEFAULTS) + "".join(one.text(self.name) for one in kernels)
+        sizes = [count, 4 * lists * (1 + of_each)]
+        sizes += [4 * count] * self.ranked + [8 * self.matrices * self.problem.query_length] * self.spanned
+        return Stage(("attention/lists.cuh",), text, tuple(one.launch(self.name) for one in kernels), tuple(sizes))
 
     def parameters(self, scratch: int) -> list[Parameter]:
         """What a kernel that walks through the lists is told of them."""
-        head = self.listed if self.by_head else 0
-        element = self.heads * self.listed if self.by_element else 0
-        return [
-            Parameter("const int*", "lists", "lists", Scratch(scratch + 1)),
-            *([Parameter("const int*", "ranks", "ranks", Scratch(scratch + 2))] if self.ranked else []),
-            *numbers("long long", list_element=element, list_head=head),
-        ]
+        found = [Parameter("const int*", "lists", "lists", Scratch(scratch + 1)), *self._strides("list", self.listed)]
+        beside = Scratch(scratch + 2)
+        if self.ranked:
+            found.append(Parameter("const int*", "ranks", "ranks", beside))
+        if self.spanned:
+            found.append(Parameter("const jaxdnn::KeySpan*", "spans", "spans", beside))
+            found += self._strides("span", self.problem.query_length)
+        return found
 
     def seen_parameters(self, scratch: int) -> list[Parameter]:
         """What a kernel is told that asks how much of a block is visible."""
         return [
             Parameter("const jaxdnn::Visible*", "seen", "seen", Scratch(scratch)),
-            *numbers("long long", seen_element=self.heads if self.by_element else 0, seen_head=int(self.by_head)),
+            *self._strides("seen", 1),
         ]
+
+    def _strides(self, name: str, of_matrix: int) -> list[Parameter]:
+        """Of elements and heads, where a matrix of blocks has so many of something."""
+        element, head = self.heads * of_matrix if self.by_element else 0, of_matrix if self.by_head else 0
+        return numbers("long long", **{f"{name}_element": element, f"{name}_head": head})
 
     def _config(self) -> tuple[dict[str, str], dict[str, bool | int | str]]:
         mask, band = self.problem.mask, counted_band(self.problem.mask)
@@ -157,7 +184,13 @@ class BlockLists:
 
 
 def block_lists(
-    problem: Attention, tile_m: int, tile_n: int, *, by_key: bool = False, ranked: bool = False
+    problem: Attention,
+    tile_m: int,
+    tile_n: int,
+    *,
+    by_key: bool = False,
+    ranked: bool = False,
+    spanned: bool = False,
 ) -> BlockLists | None:
     """The lists that a call needs, if any."""
     function = mask_function(problem)
@@ -173,7 +206,7 @@ def block_lists(
             found.add((instruction.immediate.divisor, instruction.immediate.modulus))
     by_element = any(not modulus or heads % (divisor * modulus) for divisor, modulus in found)
     by_head = any(divisor % heads for divisor, _ in found)
-    return BlockLists(problem, function, tile_m, tile_n, by_element, by_head, by_key, ranked)
+    return BlockLists(problem, function, tile_m, tile_n, by_element, by_head, by_key, ranked, spanned)
 
 
 def mask_places(problem: Attention) -> dict[str, EpilogueOperand]:

@@ -192,7 +192,7 @@ struct AttentionSight : KeyRange<Config> {
   __device__ __forceinline__ QueryBlock block(int i) const {
     if constexpr (kListed) {
       const int entry = last[-i];
-      return {entry / 2, entry % 2 != 0};
+      return {listed_block(entry), listed_edge(entry) != Edge::none};
     } else {
       return {i, false};
     }

@@ -2,6 +2,7 @@
 // memory, and which keys their queries see.
 #pragma once
 
+#include "attention/edge.cuh"
 #include "attention/key_range.cuh"
 #include "core/pipeline_tma.cuh"
 #include "core/scheduler.cuh"
@@ -111,7 +112,8 @@ struct AttentionSm90Defaults : AttentionMaskDefaults {
   using Score = void;
   // Of tiles of an array that it reads, a row for each query and an element for each key; 0 where it has none.
   static constexpr int kScoreStages = 0;
-  static constexpr int kCluster = 1;  // blocks that share them: each works on another element of the batch
+  static constexpr int kCluster = 1;       // blocks that share them: each works on another element of the batch
+  static constexpr bool kSpanned = false;  // whether there are spans of the keys that each query sees, beside lists
   // Whether a warp group multiplies only what its own rows see, and lets other blocks of keys of its tile pass.
   static constexpr bool kSkips = false;
 };
@@ -127,6 +129,8 @@ struct AttentionSm90 : AttentionMask<Config> {
   OperandAddress score_operands[kOperandsOf<typename Config::Score>];
   const int* lists = nullptr;  // of blocks of keys, for each block of queries; strides are of them
   long long list_element = 0, list_head = 0;
+  const KeySpan* spans = nullptr;  // of the keys that each query sees; strides are of queries
+  long long span_element = 0, span_head = 0;
   int batches = 0, group = 1, value_size = 0;                 // group: query heads that share a key head
   int query_batched = 1, key_batched = 1, value_batched = 1;  // 0 when one array serves the whole batch
   int score_batched = 1, score_headed = 1;                    // likewise; and when one serves all heads
@@ -231,6 +235,18 @@ struct AttentionTile : KeyRange<Config> {
     return Config::kHeads == 1 || head % call.group + later_heads(row) < call.group;
   }
 
+  /// The keys that a query sees, but for those that the mask's function has to be asked.
+  __device__ __forceinline__ KeySpan seen_keys(const Call& call, int query) const {
+    if (blocks <= 0) return {0, 0};
+    if constexpr (Config::kSpanned) {
+      if (query >= this->query_length) return {0, 0};
+      const long long number = element * call.span_element + head * call.span_head + query;
+      return call.spans[number];
+    } else {
+      return {this->first_key(call, query), this->end_key(call, query)};
+    }
+  }
+
   /// Its batch; where it has no head, one that there is.
   __device__ __forceinline__ int batch_of(const Call& call, int row) const {
     return batch + (has_head(call, row) ? later_heads(row) : 0);
@@ -266,11 +282,11 @@ struct OwnBlocks {
 };
 
 /// A walk through the blocks of keys of a tile, from the last to the first. Where there are fewer than `fewest`, 0 or
-/// 1, it comes to one that nobody sees.
+/// 1, it comes to one that nobody sees, of which counting says so.
 template <class Tile>
 struct KeyBlockWalk {
   const Tile& tile;
-  int left, entry = 1;  // blocks that are left; in a list
+  int left, entry = list_entry(0, Edge::counted);  // blocks that are left; in a list
 
   __device__ __forceinline__ explicit KeyBlockWalk(const Tile& tile, int fewest = 0)
       : tile(tile), left(tile.blocks > fewest ? tile.blocks : fewest) {
@@ -278,9 +294,11 @@ struct KeyBlockWalk {
   }
 
   __device__ __forceinline__ bool on_a_block() const { return left > 0; }
-  __device__ __forceinline__ int number() const { return Tile::kListed ? entry / 2 : tile.first_block + left - 1; }
-  /// Whether some of the block's keys are not seen by some of the queries; of a list.
-  __device__ __forceinline__ bool partial() const { return entry % 2; }
+  __device__ __forceinline__ int number() const {
+    return Tile::kListed ? listed_block(entry) : tile.first_block + left - 1;
+  }
+  /// What hides some of the block's keys from some of the queries; of a list.
+  __device__ __forceinline__ Edge edge() const { return listed_edge(entry); }
 
   __device__ __forceinline__ void advance() {
     --left;

@@ -81,7 +81,9 @@ struct KeyTileWalk : KeyRange<Config> {
 
   __device__ __forceinline__ int key_head() const { return share / call.shares; }
   __device__ __forceinline__ bool on_a_block() const { return head < (share + 1) * call.group; }
-  __device__ __forceinline__ int first_query() const { return (kListed ? entry / 2 : block) * Config::kTileM; }
+  __device__ __forceinline__ int first_query() const {
+    return (kListed ? listed_block(entry) : block) * Config::kTileM;
+  }
 
   __device__ __forceinline__ void advance() {
     if (++block < end_block) {
@@ -97,7 +99,7 @@ struct KeyTileWalk : KeyRange<Config> {
   __device__ __forceinline__ bool masked() const {
     const int first = first_query(), last = first + Config::kTileM - 1, last_key = first_key + Call::kTileN - 1;
     bool found = last_key >= this->key_length || (Call::kScored && last >= this->query_length);
-    if constexpr (kListed) return found || entry % 2 != 0;
+    if constexpr (kListed) return found || listed_edge(entry) != Edge::none;
     if constexpr (Config::kRight) found |= last_key > first + this->offset + call.right;
     if constexpr (Config::kLeft) found |= first_key < last + this->offset - call.left;
     return found;

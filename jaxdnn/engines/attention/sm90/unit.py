@@ -26,7 +26,16 @@ TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in attention/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "jaxdnn::AttentionSm90Defaults",
-    {"Left": False, "Right": False, "Heads": 1, "Blocks": 1, "ScoreStages": 0, "Cluster": 1, "Skips": False},
+    {
+        "Left": False,
+        "Right": False,
+        "Heads": 1,
+        "Blocks": 1,
+        "ScoreStages": 0,
+        "Cluster": 1,
+        "Skips": False,
+        "Spanned": False,
+    },
 )
 
 
@@ -42,7 +51,7 @@ def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
 
 def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     """What one call does."""
-    lists = block_lists(problem, knobs.tile_m, knobs.tile_n)
+    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=knobs.heads == 1)
     stages = [] if lists is None else [Stage(text=lists.function.text()), lists.stage(0)]
     values = None
     if by_feature(problem):
@@ -83,6 +92,7 @@ def attention_stage(
         "Skips": knobs.skips,
         "Heads": knobs.heads,
         "Blocks": knobs.blocks,
+        "Spanned": lists is not None and lists.spanned,
         "HeadSize": head_size(problem),
         "ValueSize": value_size(problem),
     }
