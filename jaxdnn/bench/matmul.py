@@ -52,6 +52,8 @@ def cases(shapes: Sequence[tuple[int, int, int]] = (), dtypes: Sequence[str] = (
 def _with_epilogues(shape: tuple[int, int, int], dtype: np.dtype) -> Iterator[Case]:
     if dtype == E4M3:
         yield _case("matmul", shape, dtype, [shape], _fused_dot, _plain_dot, columns=0)
+        fused, plain = (partial(dot, precision=_FAST) for dot in (_fused_dot, _plain_dot))
+        yield _case("matmul, fast accumulation", shape, dtype, [shape], fused, plain, columns=0)
         return
     yield _case("matmul", shape, dtype, [shape], jaxdnn.matmul, jnp.matmul)
     yield _case("matmul + bias + gelu", shape, dtype, [shape], _fused_gelu, _plain_gelu, bias=True)
@@ -102,12 +104,16 @@ def plain_swiglu(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
 _NUMBERS = (((1,), (1,)), ((), ()))
 
 
-def _fused_dot(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jaxdnn.dot_general(x, w, _NUMBERS, out_dtype=BF16)
+# As few bits of a sum as tensor cores keep: XLA's default, and not ours.
+_FAST = jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
 
 
-def _plain_dot(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x, w, _NUMBERS, preferred_element_type=BF16)
+def _fused_dot(x: jax.Array, w: jax.Array, precision: jax.lax.PrecisionLike = None) -> jax.Array:
+    return jaxdnn.dot_general(x, w, _NUMBERS, precision, out_dtype=BF16)
+
+
+def _plain_dot(x: jax.Array, w: jax.Array, precision: jax.lax.PrecisionLike = None) -> jax.Array:
+    return jax.lax.dot_general(x, w, _NUMBERS, precision, preferred_element_type=BF16)
 
 
 def _operands(

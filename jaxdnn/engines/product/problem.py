@@ -93,6 +93,7 @@ class Product(Problem):
         engine writes an element of it once, when everything that depends on the operand's element there has been
         computed, and has no other use for a result's memory.
       exact: whether float32 operands may not be rounded to tf32, which is what tensor cores multiply.
+      fast: whether products of float8 may be summed with as few bits as tensor cores sum them.
     """
 
     family = "product"
@@ -109,6 +110,7 @@ class Product(Problem):
     a_transposed: bool = False
     b_transposed: bool = False
     exact: bool = False
+    fast: bool = False
 
     @property
     def rounding_reason(self) -> str | None:

@@ -91,6 +91,11 @@ def allows_rounding(algorithm: Any) -> bool:
     return all(one in _ROUNDED or getattr(one, "name", "") in _ROUNDED_ALGORITHMS for one in both)
 
 
+def allows_fast_accumulation(algorithm: Any) -> bool:
+    """Whether products of float8 may be summed with less bits than float32 has."""
+    return getattr(algorithm, "name", "").endswith("_FAST_ACCUM")
+
+
 def summed(
     a: jax.Array,
     b: jax.Array,

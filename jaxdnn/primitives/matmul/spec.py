@@ -13,7 +13,7 @@ from jax.core import ShapedArray
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.plan import Operand
 from jaxdnn.primitives._define import MultilinearOp, bind
-from jaxdnn.primitives.fused.dtypes import allows_rounding, gradient_dtype, summed
+from jaxdnn.primitives.fused.dtypes import allows_fast_accumulation, allows_rounding, gradient_dtype, summed
 from jaxdnn.primitives.fused.sharding import explicit_sharding, rearranged
 from jaxdnn.primitives.fused.spec import FusedSpec
 from jaxdnn.primitives.matmul.dimensions import Dimensions, Labels, Which, arrange
@@ -157,6 +157,7 @@ class MatmulSpec(FusedSpec):
             a_transposed=a_order.index("k") < a_order.index("m"),
             b_transposed=b_order.index("n") < b_order.index("k"),
             exact=self.exact,
+            fast=allows_fast_accumulation(self.algorithm),
         )
 
     def _matrix(

@@ -183,9 +183,9 @@ def overlapped(computing: float, product: Product) -> float:
 
 def promotes(product: Product) -> bool:
     """Whether the accumulators of more than one stage of 8-bit floats are added, which the tensor cores do with 14
-    bits.
+    bits, and the call wants more.
     """
-    return "float8" in product.a.dtype and product.k > depth(product)
+    return "float8" in product.a.dtype and product.k > depth(product) and not product.fast
 
 
 def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
