@@ -1,6 +1,5 @@
 """The engine of depthwise convolutions by whole lines: what it plans and refuses, that it compiles, and that it computes
-what is right.
-"""
+what is right."""
 
 from dataclasses import replace
 

@@ -86,6 +86,8 @@ class Unit:
     instruction = "WGMMA"  # of ptx/wgmma.cuh
     diagonal = Diagonal()
 
+    any_tile = True  # whether a cluster may have any tile
+
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
         self.knobs, self.sm_count = knobs, sm_count
         self.headers: list[str] = []
@@ -274,15 +276,20 @@ class Unit:
             found += numbers(a_batched=a_batched, b_batched=b_batched)
         cluster = knobs.cluster_m * knobs.cluster_n
         tiles = self.tiles(product)
-        # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
-        rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
+        clusters = self.clusters(product)
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
-        takes = rounds > 1 and ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        ahead = ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        takes = self.any_tile and tiles > clusters and ahead
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
-        grid = (ceil(tiles / rounds) * cluster, 1, 1)
+        grid = (clusters * cluster, 1, 1)
         shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
+
+    def clusters(self, product: Product) -> int:
+        """As few as take no more rounds than all of them would: idle ones in the last round only draw power."""
+        tiles = self.tiles(product)
+        return ceil(tiles / ceil(tiles / resident_clusters(self.knobs.cluster_m * self.knobs.cluster_n, self.sm_count)))
 
     def tiles(self, product: Product) -> int:
         """How many tiles of clusters there are."""
