@@ -3,8 +3,8 @@
 //
 //   grid             parts of the rows of all images
 //   a thread         two channels of kWidth places: the taps of these channels, in registers, and kTapsY rows of sums.
-//                    A row of the source is added to each of them, by another row of the filter; then they move on by
-//                    one, which costs nothing, since a multiply-add may leave its sum where the next row's is
+//                    A row of the source is added to each of them, by another row of the filter. They lie in a ring:
+//                    so many steps stand one after the other in the code, and nothing moves
 //   shared memory    | kStages lines of the source | barriers |     lines.cuh
 //
 //        source row      0  1  2  3  4 ...             3 taps: slot s of step m is row m - s of the result
@@ -61,40 +61,85 @@ struct LineSums {
   /// Before the first step of a run.
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kSlots * kWidth * 2; ++i) sums[i / 2 / kWidth][i / 2 % kWidth][i % 2] = 0;
+    for (int row = 0; row < kSlots; ++row) clear_places(sums[row]);
   }
 
-  /// Rows move on by a slot, and the first one begins.
-  __device__ __forceinline__ void advance() {
-#pragma unroll
-    for (int slot = kSlots - 1; slot >= 0; --slot) {
-#pragma unroll
-      for (int i = 0; i < kWidth * 2; ++i)
-        sums[slot][i / 2][i % 2] = slot > 0 ? sums[slot > 0 ? slot - 1 : 0][i / 2][i % 2] : 0;
+  /// Adds a line of the source, of which the thread's first place lies at `from`, or none. The row that begins with it
+  /// has slot `kNewest`.
+  template <int kNewest>
+  __device__ __forceinline__ void add(unsigned from, bool there) {
+    if (!there) {
+      clear_places(sums[kNewest]);
+      return;
     }
-  }
-
-  /// Adds a line of the source, of which the thread's first place lies at `from`.
-  __device__ __forceinline__ void add(unsigned from) {
 #pragma unroll
     for (int at = 0; at < Call::kReach; ++at) {
       float values[2];
       load_pair<T>(values, from + at * Call::kPlaceBytes);
 #pragma unroll
-      for (int slot = kSlots - 1; slot >= 0; --slot) {
+      for (int row = kSlots - 1; row >= 0; --row) {
+        Row& own = sums[slot(kNewest, row)];
 #pragma unroll
         for (int column = 0; column < Config::kTapsX; ++column) {
           const int place = at - column;
           if (place < 0 || place >= kWidth) continue;
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            sums[slot][place][i] = ptx::fma_rn(values[i], taps[slot][column][i], sums[slot][place][i]);
+            const float tap = taps[row][column][i];
+            own[place][i] = row == 0 && column == 0 ? values[i] * tap : ptx::fma_rn(values[i], tap, own[place][i]);
           }
         }
       }
     }
   }
+
+  /// The row of sums that began `steps` steps before the newest one.
+  static constexpr int slot(int newest, int steps) { return (newest - steps + kSlots) % kSlots; }
 };
+
+/// The epilogue of a thread's places, of all results, `to` bytes from their beginnings.
+template <class Call>
+__device__ __forceinline__ void store_places(const Call& call, const float (&sums)[Call::kWidth][2],
+                                             const Register (&operands)[2][Call::Config::Operands::kArray],
+                                             long long to) {
+  using Config = typename Call::Config;
+  unsigned words[Call::kWidth][Call::kResults];
+#pragma unroll
+  for (int place = 0; place < Call::kWidth; ++place) {
+    Register results[2][Call::kResults];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum[1] = {sums[place][i]};
+      Config::Epilogue::apply(sum, operands[i], ElementContext<typename Config::Operands>{{0, 0, 0}, call.operands},
+                              results[i]);
+    }
+    pack_results<Config>(results, words[place]);
+  }
+#pragma unroll
+  for (int k = 0; k < Call::kResults; ++k) {
+    char* const line = static_cast<char*>(call.results[k].data) + to;
+#pragma unroll
+    for (int place = 0; place < Call::kWidth; ++place) {
+      ptx::st_global<4>(line + place * Call::kPlaceBytes, words[place] + k);
+    }
+  }
+}
+
+/// Steps of a run until it ends, from the one whose row begins in slot `kNewest` on, once around the slots.
+/// `finish(sums)` has the row that a step finishes.
+template <int kNewest, class Call, class Ring, class Copy, class Finish>
+__device__ __forceinline__ void add_lines(LineSums<Call>& sums, LineWalk<typename Call::Lines>& walk, Ring& ring,
+                                          unsigned own, const Copy& copy, const Finish& finish) {
+  if constexpr (kNewest < LineSums<Call>::kSlots) {
+    if (!walk.on()) return;
+    const unsigned stage = ring.wait(copy);
+    sums.template add<kNewest>(stage + own, walk.has_source());
+    ring.release();
+    if (walk.finishes()) finish(sums.sums[LineSums<Call>::slot(kNewest, Call::kWarmUp)]);
+    ++walk.row;
+    add_lines<kNewest + 1>(sums, walk, ring, own, copy, finish);
+  }
+}
 
 template <class Config>
 __device__ __forceinline__ void lines_fprop(const LinesFprop<Config>& call) {
@@ -123,41 +168,12 @@ __device__ __forceinline__ void lines_fprop(const LinesFprop<Config>& call) {
         2 * ((static_cast<long long>(walk.image) * call.rows + walk.begin) * Call::kPlaces * Call::kChannels) +
         own.offset();
     sums.clear();
-#pragma unroll 1
-    for (; walk.on(); ++walk.row) {
-      const unsigned stage = ring.wait(copy);
-      if (walk.has_source()) {
-        sums.advance();
-        sums.add(stage + own.offset());
-      } else {
-        sums.advance();
-      }
-      ring.release();
-      if (!walk.finishes()) continue;
-      unsigned words[Call::kWidth][Call::kResults];
-#pragma unroll
-      for (int place = 0; place < Call::kWidth; ++place) {
-        Register results[2][Call::kResults];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float sum[1] = {sums.sums[Call::kWarmUp][place][i]};
-          Config::Epilogue::apply(sum, operands[i], ElementContext<typename Config::Operands>{{0, 0, 0}, call.operands},
-                                  results[i]);
-        }
-        pack_results<Config>(results, words[place]);
-      }
-      if (own.active) {
-#pragma unroll
-        for (int k = 0; k < Call::kResults; ++k) {
-          char* const line = static_cast<char*>(call.results[k].data) + to;
-#pragma unroll
-          for (int place = 0; place < Call::kWidth; ++place) {
-            ptx::st_global<4>(line + place * Call::kPlaceBytes, words[place] + k);
-          }
-        }
-      }
+    const auto finish = [&](const auto& row) {
+      if (own.active) store_places(call, row, operands, to);
       to += Call::kPlaces * Call::kPlaceBytes;
-    }
+    };
+#pragma unroll 1
+    while (walk.on()) add_lines<0>(sums, walk, ring, own.offset(), copy, finish);
   } while (walk.next_run());
 }
 

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "core/element.cuh"
+#include "core/opaque.cuh"
 #include "core/pipeline_tma.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -187,6 +188,15 @@ __device__ __forceinline__ void load_pair(float (&values)[2], unsigned address) 
   high.bits = static_cast<unsigned short>(word[0] >> 16);
   values[0] = widen(low);
   values[1] = widen(high);
+}
+
+/// Zeros. Of ones that the compiler knows it would make a move for each of these, with every step.
+template <int kWidth>
+__device__ __forceinline__ void clear_places(float (&places)[kWidth][2]) {
+  unsigned zero = 0;
+  make_opaque(zero);
+#pragma unroll
+  for (int i = 0; i < kWidth * 2; ++i) places[i / 2][i % 2] = ptx::mov_f32(zero);
 }
 
 /// What a thread has: two neighbouring channels of the places of a strip. The last threads of a block may have none,

@@ -52,7 +52,7 @@ struct LineProducts {
   /// Before the first step of a run.
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kSlots * kWidth * 2; ++i) outputs[i / 2 / kWidth][i / 2 % kWidth][i % 2] = 0;
+    for (int row = 0; row < kSlots; ++row) clear_places(outputs[row]);
   }
 
   /// Takes a row of the output, or none, into slot `kNewest`.
@@ -64,8 +64,7 @@ struct LineProducts {
         load_pair<T>(outputs[kNewest][place], from + place * Call::kPlaceBytes);
       }
     } else {
-#pragma unroll
-      for (int i = 0; i < kWidth * 2; ++i) outputs[kNewest][i / 2][i % 2] = 0;
+      clear_places(outputs[kNewest]);
     }
   }
 
