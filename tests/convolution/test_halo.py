@@ -143,6 +143,16 @@ def test_what_is_no_number_stays_in_its_windows(name, emulated):
     check_where_finite(call, operands, emulated, list(RUNS).index(name))
 
 
+def test_blocks_keep_a_column():
+    """From one round to the next a block goes on by whole rows of tiles, whose columns have filters of their own."""
+    problem = calls(LARGE["32 groups"])["output"].problem
+    for sm_count, blocks in ((132, 128), (100, 96), (3, 16)):
+        target = replace(H100, sm_count=sm_count)
+        knobs = next(knobs for knobs in by_patches(problem, target) if knobs.resident)
+        (launch,) = ENGINE.build(knobs, problem, target).launches
+        assert launch.grid == (blocks, 1, 1)
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_configurations_compile(name):
     for direction in ("output", "image"):

@@ -1,5 +1,6 @@
-"""The engine of depthwise convolutions by whole lines: what it plans and refuses, that it compiles, and that it computes
-what is right."""
+"""The engine of depthwise convolutions by whole lines: what it plans and refuses, that it compiles, and that what it
+computes is right.
+"""
 
 from dataclasses import replace
 
