@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
-from jaxdnn.engines.convolution.depthwise import heuristic as depthwise
-from jaxdnn.engines.convolution.lines.heuristic import candidates, seconds
+from jaxdnn.engines.convolution.lines.heuristic import candidates, is_bound_by_memory
 from jaxdnn.engines.convolution.lines.knobs import Lines, LinesKnobs, knobs_reason, lines_reason
 from jaxdnn.engines.convolution.lines.unit import fprop, wgrad
 from jaxdnn.engines.convolution.matrices import product_of_groups
@@ -33,11 +32,8 @@ class ConvolutionLines(ProblemEngine[Convolution, LinesKnobs]):
         form, best = Lines(problem), next(self.configurations(problem, target), None)
         if best is None:
             return "a block's threads, registers and shared memory are too few for a whole line"
-        strips = next(depthwise.candidates(form.strips, target), None)
-        others = [depthwise.ordinary_seconds(form.strips, target)]
-        others += [depthwise.seconds(form.strips, strips, target)] if strips else []
-        if seconds(form, best, target) > min(others):
-            return "blocks with less than whole lines take less time for so many taps, or so few places"
+        if not is_bound_by_memory(form, best, target):
+            return "multiply-adds, or its first lines, would take longer than memory for so many taps, or so few rows"
         return element_reason(product_of_groups(problem), [best])
 
     def configurations(self, problem: Convolution, target: Target) -> Iterator[LinesKnobs]:
@@ -47,7 +43,7 @@ class ConvolutionLines(ProblemEngine[Convolution, LinesKnobs]):
         if reason := lines_reason(problem) or knobs_reason(Lines(problem), config, target):
             raise ValueError(f"{self.name}: {config} does not fit: {reason}")
         form, product = Lines(problem), product_of_groups(problem)
-        if not form.strips.to_filter:
+        if not form.to_filter:
             return fprop(form, config, element_epilogue(product, 0)[0]).plan("sm_90a")
         epilogue, after = element_epilogue(product, 1)
         return joined([wgrad(form, config), split_stage(product, epilogue, config.parts), after]).plan("sm_90a")

@@ -15,6 +15,7 @@ _MEMORY = 0.88  # of a copy's speed, that whole lines reach
 _ISSUE = 1.2e9  # instructions of a scheduler, a second, with enough warps
 _WARPS = 12  # that are enough
 _OTHERS = 4.5  # instructions of an element besides multiply-adds
+_LEAST_ROWS = 4  # of a block, that its first lines are worth waiting for
 _SCHEDULERS, _LANES = 4, 32
 _START = {False: 5e-6, True: 8e-6}  # seconds besides; of a filter's gradient those of a second kernel, too
 
@@ -37,12 +38,28 @@ def _fitting(form: Lines, target: Target) -> Iterator[LinesKnobs]:
 
 def seconds(form: Lines, knobs: LinesKnobs, target: Target) -> float:
     """An estimate of the time."""
-    y, x = form.windows
+    return max(_arithmetic(form, knobs), _moved(form, knobs, target)) + _START[form.to_filter]
+
+
+def is_bound_by_memory(form: Lines, knobs: LinesKnobs, target: Target) -> bool:
+    """Whether multiply-adds hide behind what is moved, and every multiprocessor has a few rows."""
+    return form.count >= _LEAST_ROWS * target.sm_count and _arithmetic(form, knobs) <= _moved(form, knobs, target)
+
+
+def _arithmetic(form: Lines, knobs: LinesKnobs) -> float:
+    places = form.windows[1]
+    elements = form.channels * places.output
+    instructions = elements * (form.taps + _OTHERS + places.filter / knobs.width) / _LANES / _SCHEDULERS
+    return _steps(form, knobs) * instructions / (_ISSUE * min(1.0, form.threads(knobs) / _LANES / _WARPS))
+
+
+def _moved(form: Lines, knobs: LinesKnobs, target: Target) -> float:
+    places = form.windows[1]
+    line = 2 * form.channels * (places.image + places.output)
+    return _steps(form, knobs) * line / (_MEMORY * target.bandwidth / target.sm_count)
+
+
+def _steps(form: Lines, knobs: LinesKnobs) -> float:
+    """Of a block, each of which is a row; between images, and parts, there are some more."""
     rows = ceil(form.count / knobs.parts)
-    overlap = (y.filter - 1) * ceil(rows / y.output + 0.5)
-    elements = form.channels * x.output
-    instructions = elements * (form.taps + _OTHERS + x.filter / knobs.width) / _LANES / _SCHEDULERS
-    arithmetic = instructions / (_ISSUE * min(1.0, form.threads(knobs) / _LANES / _WARPS))
-    moved = 2 * form.channels * (x.image + x.output) / (_MEMORY * target.bandwidth / target.sm_count)
-    waves = ceil(knobs.parts / target.sm_count)
-    return waves * max((rows + overlap) * arithmetic, (rows + overlap / 2) * moved) + _START[form.strips.to_filter]
+    return rows + (form.windows[0].filter - 1) * (rows / form.windows[0].output + 0.5)

@@ -4,13 +4,12 @@ The kernel is cpp/kernels/convolution/lines/.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import check_least
-from jaxdnn.engines.convolution.depthwise.knobs import Strips, strips_reason
-from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
+from jaxdnn.engines.convolution.problem import Convolution, Tensor
+from jaxdnn.engines.convolution.sliding import Sliding, sliding_reason
 
 # What convolution/lines/lines.cuh has too.
 LAG = 2  # stages that are not filled, since a step's readers may still have them
@@ -47,24 +46,13 @@ class LinesKnobs:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """A depthwise convolution in two dimensions, whose windows slide over lines of a source."""
-
-    problem: Convolution
-
-    @cached_property
-    def strips(self) -> Strips:
-        return Strips(self.problem)
-
-    @cached_property
-    def windows(self) -> tuple[Window, Window]:
-        """Of rows, and of the places of a row."""
-        return self.strips.windows
+class Lines(Sliding):
+    """By whole lines of the source."""
 
     @property
     def arrays(self) -> list[Tensor]:
         """Those whose lines are copied."""
-        return [self.strips.source, *([self.strips.other] if self.strips.to_filter else [])]
+        return [self.source, *([self.other] if self.to_filter else [])]
 
     @property
     def channels(self) -> int:
@@ -111,7 +99,7 @@ class Lines:
         """Bytes, as the kernel's own `kSharedBytes` says."""
         x = self.windows[1]
         stage = self.line_bytes(x.output + x.filter - 1)
-        if not self.strips.to_filter:
+        if not self.to_filter:
             return knobs.stages * (stage + _BARRIER_BYTES)
         ring = knobs.stages * (stage + self.line_bytes(x.output) + _BARRIER_BYTES)
         return max(ring, x.output // knobs.width * self.taps * self.channels * 4)
@@ -119,10 +107,10 @@ class Lines:
 
 def lines_reason(problem: Convolution) -> str | None:
     """Why the kernel can't have the convolution, or None."""
-    if reason := strips_reason(problem):
+    if reason := sliding_reason(problem):
         return reason
     form = Lines(problem)
-    if form.strips.linear:
+    if form.linear:
         return "it has 2 spatial dimensions, and the convolution 1"
     if any((window.stride, window.dilation) != (1, 1) for window in form.windows):
         return "it is for windows without strides and dilation"

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from math import ceil
 
-from jaxdnn.engines.convolution.depthwise.unit import array_of_first_tap, filter_steps, in_fields
 from jaxdnn.engines.convolution.lines.knobs import Lines, LinesKnobs
 from jaxdnn.engines.convolution.problem import Tensor
+from jaxdnn.engines.convolution.sliding import in_fields
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
 from jaxdnn.plan import Launch, Scratch
@@ -15,8 +15,8 @@ _ITEM = 2  # bytes of an element
 
 def fprop(form: Lines, knobs: LinesKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel of outputs, and of gradients in the image."""
-    filter_ = form.strips.other
-    buffer, row, column = array_of_first_tap(form.strips, filter_)
+    filter_ = form.other
+    buffer, row, column = form.first_tap
     found = [
         *_walk(form, knobs),
         Parameter(f"const {ctype(filter_.dtype)}*", "filter", "filter", buffer),
@@ -29,10 +29,10 @@ def fprop(form: Lines, knobs: LinesKnobs, epilogue: ElementEpilogue) -> Stage:
 def wgrad(form: Lines, knobs: LinesKnobs) -> Stage:
     """The sums of parts of all places, in the first scratch buffer."""
     y, x = form.windows
-    first, row, column = filter_steps(form.strips)
+    first, row, column = form.filter_steps
     found = [
         *_walk(form, knobs),
-        *_array("output", form.strips.other, 0, y.output, x.output, 0),
+        *_array("output", form.other, 0, y.output, x.output, 0),
         *numbers(filter_first=first, filter_row=row, filter_column=column),
         Parameter("float*", "accumulators", "accumulators", Scratch(0)),
     ]
@@ -43,7 +43,7 @@ def _stage(
     kernel: str, epilogue: ElementEpilogue | None, form: Lines, knobs: LinesKnobs, found: list[Parameter]
 ) -> Stage:
     y, x = form.windows
-    types = {"T": ctype(form.strips.source.dtype), **(epilogue.types() if epilogue else {})}
+    types = {"T": ctype(form.source.dtype), **(epilogue.types() if epilogue else {})}
     constants = {
         "TapsX": x.filter,
         "TapsY": y.filter,
@@ -67,7 +67,7 @@ def _stage(
 def _walk(form: Lines, knobs: LinesKnobs) -> list[Parameter]:
     """What both kernels have: the source, and how blocks walk along it."""
     y, _ = form.windows
-    found = _array("source", form.strips.source, form.first, y.image, form.copied, form.zeros)
+    found = _array("source", form.source, form.first, y.image, form.copied, form.zeros)
     return found + numbers(low=y.low, rows=y.output, count=form.count, part_rows=ceil(form.count / knobs.parts))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product as pairs
 from math import ceil
 
-from jaxdnn.device import Target
+from jaxdnn.device import Target, fewest_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.convolution.sm90.halo.knobs import (
     BLOCK_ROWS,
@@ -17,7 +17,6 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
     columns_of_tiles,
     fetch_reason,
     knobs_reason,
-    resident_blocks,
 )
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.heuristic import (
@@ -133,5 +132,5 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
         tile *= _WAITING
     columns = columns_of_tiles(product, knobs)
     tiles = ceil(patches.rows / knobs.tile_m) * columns * product.batch
-    blocks = resident_blocks(tiles, columns, sm_count) if knobs.resident else sm_count
+    blocks = fewest_clusters(tiles, 1, sm_count, columns) if knobs.resident else sm_count
     return _START + overlapped(ceil(tiles / blocks) * tile, product)

@@ -96,13 +96,6 @@ def columns_of_tiles(product: Product, knobs: ConvolutionKnobs) -> int:
     return ceil(product.n / knobs.tile_n)
 
 
-def resident_blocks(tiles: int, columns: int, sm_count: int) -> int:
-    """Thread blocks whose filter stays: with whole rows of tiles from one round to the next, each has one column."""
-    rows = tiles // columns  # of tiles
-    at_once = max(1, sm_count // columns)
-    return columns * ceil(rows / ceil(rows / at_once))
-
-
 def _aligned(size: int) -> int:
     return ceil(size / _ALIGNMENT) * _ALIGNMENT
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import prod
 
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, Patches, columns_of_tiles, resident_blocks
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, Patches, columns_of_tiles
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.product.problem import Matrix, Product
@@ -24,16 +24,11 @@ class HaloUnit(ConvolutionUnit):
         self.patches, self.halo = patches, knobs
         product = replace(patches.gemm.product, k=patches.stages(knobs.patch) * patches.depth(knobs.patch))
         gemm = replace(patches.gemm, product=product, axes=patches.axes, rows=patches.rows, line=knobs.patch)
-        self.any_tile = not knobs.resident or columns_of_tiles(product, knobs) == 1
+        self.columns = columns_of_tiles(product, knobs) if knobs.resident else 1
         super().__init__(gemm, knobs, sm_count)
 
     def depth(self, product: Product) -> int:
         return self.patches.plane_taps * self.halo.patch // product.a.itemsize
-
-    def clusters(self, product: Product) -> int:
-        if not self.halo.resident:
-            return super().clusters(product)
-        return resident_blocks(self.tiles(product), columns_of_tiles(product, self.halo), self.sm_count)
 
     def shared_memory(self, product: Product) -> int:
         return self.patches.shared_memory(product, self.halo)
