@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
+from math import ceil
 
 from jaxdnn import _native
 from jaxdnn.config import Options
@@ -43,6 +44,15 @@ def resident_clusters(size: int, sm_count: int) -> int:
     """
     # Graphics processing clusters have 16 or 18 multiprocessors: 132 hold 66 pairs, and 32 groups of four.
     return max(1, sm_count // size - (size > 2))
+
+
+def fewest_clusters(tiles: int, size: int, sm_count: int, columns: int = 1) -> int:
+    """Clusters that take no more rounds of tiles than all would, which idle in the last one and draw power; whole
+    multiples of `columns` of them.
+    """
+    at_once = max(1, resident_clusters(size, sm_count) // columns)
+    rows = ceil(tiles / columns)
+    return columns * ceil(rows / ceil(rows / at_once))
 
 
 _KIB, _MIB = 2**10, 2**20

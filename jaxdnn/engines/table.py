@@ -7,6 +7,7 @@ from jaxdnn.engines.base import Engine
 from jaxdnn.engines.convolution.depthwise.engine import ConvolutionDepthwise
 from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
 from jaxdnn.engines.convolution.host.engine import HostConvolution
+from jaxdnn.engines.convolution.lines.engine import ConvolutionLines
 from jaxdnn.engines.convolution.simt.engine import ConvolutionSimt
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.engines.norm.direct.engine import DirectNorm
@@ -24,6 +25,7 @@ ENGINES: tuple[Engine, ...] = (
     Skinny(),
     Sm90(),
     Simt(),
+    ConvolutionLines(),
     ConvolutionDepthwise(),
     ConvolutionDirect(),
     ConvolutionSm90(),

@@ -17,7 +17,8 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import device
 from jaxdnn.engines.convolution.depthwise.engine import ConvolutionDepthwise
-from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, strips_reason
+from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs
+from jaxdnn.engines.convolution.sliding import sliding_reason
 
 ENGINE = ConvolutionDepthwise()
 H100, A100 = device._NAMED[90], device._NAMED[80]
@@ -94,7 +95,7 @@ def emulated(tmp_path_factory):
 @pytest.mark.parametrize("number", range(len(CALLS)), ids=NAMES)
 def test_its_text_computes_what_is_right(number, emulated):
     _, _, call = CALLS[number]
-    assert strips_reason(call.problem) is None
+    assert sliding_reason(call.problem) is None
     emulate(emulated, number, call)
 
 

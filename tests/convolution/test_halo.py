@@ -83,6 +83,13 @@ FORCED = {
     ],
     "windows of 2, flipped, output": [patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1)],
     "three dimensions, image": [patches(tile_m=192, tile_n=64, stages=2, consumers=3, patch=32, filter_stages=3)],
+    # Several columns of tiles, and more rows of them than blocks.
+    "groups of 32, output": [
+        patches(tile_m=64, tile_n=64, stages=2, consumers=1, groups=2, filter_stages=4, resident=True, swizzle=1)
+    ],
+    "groups of 32, image": [
+        patches(tile_m=64, tile_n=64, stages=2, consumers=1, groups=2, filter_stages=4, resident=True, swizzle=1)
+    ],
     "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
     # A block more than a convolution has.
     "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
@@ -134,6 +141,16 @@ def test_what_is_no_number_stays_in_its_windows(name, emulated):
     operands[image.buffer.index][0, ..., -1, -1, 0] = np.nan
     operands[image.buffer.index][-1, ..., 1, 2, -1] = np.nan
     check_where_finite(call, operands, emulated, list(RUNS).index(name))
+
+
+def test_blocks_keep_a_column():
+    """From one round to the next a block goes on by whole rows of tiles, whose columns have filters of their own."""
+    problem = calls(LARGE["32 groups"])["output"].problem
+    for sm_count, blocks in ((132, 128), (100, 96), (3, 16)):
+        target = replace(H100, sm_count=sm_count)
+        knobs = next(knobs for knobs in by_patches(problem, target) if knobs.resident)
+        (launch,) = ENGINE.build(knobs, problem, target).launches
+        assert launch.grid == (blocks, 1, 1)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -272,7 +289,7 @@ def test_patches_that_are_larger_than_shared_memory_are_not_offered():
         ("same", patches(tile_n=48, patch=64, split_k=2), "one split"),
         ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a cooperative schedule"),
         ("same", patches(tile_n=48, patch=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
-        ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "more filters, or columns, than stay"),
+        ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "filters of their own"),
         ("same", patches(tile_n=48, stages=9), "bytes of shared memory, and a block has"),
         ("same", patches(tile_n=48, patch=64, stages=2, store="rows"), "store is 'rows'; expected 'tma'"),
         (

@@ -85,7 +85,8 @@ def test_engine_option():
         (
             "host",
             "cuda",
-            "runs on cuda.*: direct, skinny, sm90, simt, depthwise, pointwise, xla; got 'host', which runs on cpu",
+            "runs on cuda.*: direct, skinny, sm90, simt, lines, depthwise, pointwise, xla; "
+            "got 'host', which runs on cpu",
         ),
     ],
 )

@@ -37,8 +37,7 @@
 #pragma once
 
 #include "convolution/depthwise/strips.cuh"
-#include "core/epilogue_element.cuh"
-#include "core/vector.cuh"
+#include "convolution/pairs.cuh"
 #include "ptx/warp.cuh"
 
 namespace jaxdnn {
@@ -62,21 +61,6 @@ struct DepthwiseFprop : StripCall<ConfigOf> {
   ResultAddress results[kResults];  // of 16 bits, and of the same strides
   int result_step = 0;              // bytes from a step's places to the next one's
 };
-
-/// Rounds a pair of each result.
-template <class Config, int kIndex = 0>
-__device__ __forceinline__ void pack_results(const Register (&results)[2][Config::Results::kCount],
-                                             unsigned (&words)[Config::Results::kCount]) {
-  if constexpr (kIndex < Config::Results::kCount) {
-    using Value = TypeAt<kIndex, typename Config::Registers>;
-    const float values[2] = {static_cast<float>(static_cast<Value>(results[0][kIndex])),
-                             static_cast<float>(static_cast<Value>(results[1][kIndex]))};
-    Vector<TypeAt<kIndex, typename Config::Results>, 2> pair;
-    pair.pack(values);
-    words[kIndex] = pair.words[0];
-    pack_results<Config, kIndex + 1>(results, words);
-  }
-}
 
 /// The bands of a warp's channels and the sums of its strips.
 template <class Call>

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "core/element.cuh"
+#include "core/opaque.cuh"
 #include "ptx/async.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -50,9 +51,6 @@ struct StripArray {
   int row = 0, column = 0;
   int step = 0;  // from a step's places to the next one's
 };
-
-/// A value that the compiler knows nothing of: an address that it would otherwise compute again each time.
-__device__ __forceinline__ void make_opaque(unsigned& value) { asm volatile("" : "+r"(value)); }
 
 /// What both kernels have. Config has: T; kTapsX, kTapsY, kStrideX, kStrideY, kDilationX; kAcross and kImages of a
 /// step's strips; kSlab, channels of a block; kWarps, kStages; kLinear, whether walks go along the places of lines, of

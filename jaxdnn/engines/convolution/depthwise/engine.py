@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.convolution.depthwise.heuristic import candidates, ordinary_seconds, seconds
-from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips, knobs_reason, strips_reason
+from jaxdnn.engines.convolution.depthwise.knobs import DepthwiseKnobs, Strips, knobs_reason
 from jaxdnn.engines.convolution.depthwise.unit import fprop, wgrad
 from jaxdnn.engines.convolution.matrices import product_of_groups
 from jaxdnn.engines.convolution.problem import Convolution
+from jaxdnn.engines.convolution.sliding import sliding_reason
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.split_k import split_stage
@@ -27,7 +28,7 @@ class ConvolutionDepthwise(ProblemEngine[Convolution, DepthwiseKnobs]):
     def reason(self, problem: Convolution, target: Target) -> str | None:
         if target.compute_capability != 90:
             return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
-        if reason := strips_reason(problem):
+        if reason := sliding_reason(problem):
             return reason
         form, best = Strips(problem), next(self.configurations(problem, target), None)
         if best is None:
@@ -41,7 +42,7 @@ class ConvolutionDepthwise(ProblemEngine[Convolution, DepthwiseKnobs]):
 
     def build(self, config: DepthwiseKnobs, problem: Convolution, target: Target) -> Plan:
         form = Strips(problem)
-        if reason := strips_reason(problem) or knobs_reason(form, config, target):
+        if reason := sliding_reason(problem) or knobs_reason(form, config, target):
             raise ValueError(f"{self.name}: {config} does not fit: {reason}")
         product = product_of_groups(problem)
         if not form.to_filter:

@@ -4,13 +4,11 @@ The kernel is cpp/kernels/convolution/depthwise/.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.base import check_least
-from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
-from jaxdnn.engines.product.problem import Matrix
+from jaxdnn.engines.convolution.sliding import Sliding
 
 # What convolution/depthwise/strips.cuh has too.
 GROUP = 32  # channels of a warp's copy, and of a block's least
@@ -20,15 +18,11 @@ LINE_BYTES = 16  # of a plane of shared memory
 _MULTIPLY = 16  # places of the source that one reads
 _WARPS = (4, 8, 16)  # of a block
 _SLABS = (32, 64, 128)  # channels of a block
-_DIMENSIONS = 2
-_VECTOR = 8  # channels that are copied at once
-_LARGEST = 2**31 - 2**16  # of what is counted with 32 bits
 _REGISTERS = 65_536
 _MOST_OF_THREAD = 255
 _MOVED_REGISTERS = 6  # of an address, and what a thread knows of it
 _READ_REGISTERS = 8  # of 16 places of a strip that are multiplied
 _OTHER_REGISTERS = 44  # besides these, and sums, and bands or rows of the output
-_HALVES = ("bfloat16", "float16")
 _STEP = 8  # that registers are given out in
 
 
@@ -85,38 +79,8 @@ class DepthwiseKnobs:
 
 
 @dataclass(frozen=True)
-class Strips:
-    """A convolution whose windows slide over a source, in two dimensions."""
-
-    problem: Convolution
-
-    @cached_property
-    def windows(self) -> tuple[Window, Window]:
-        """Of rows, and of the places of a row."""
-        windows = self.problem.windows
-        if self.problem.result == "image":
-            windows = tuple(window.transposed for window in windows)
-        y, x = (Window(1, 1, 1), *windows)[-_DIMENSIONS:]
-        return y, x
-
-    @property
-    def source(self) -> Tensor:
-        """The array that windows slide over."""
-        return self.problem.b if self.problem.result == "image" else self.problem.a
-
-    @property
-    def other(self) -> Tensor:
-        """The filter; or of its gradient, the output."""
-        return self.problem.a if self.problem.result == "image" else self.problem.b
-
-    @property
-    def to_filter(self) -> bool:
-        return self.problem.result == "filter"
-
-    @property
-    def linear(self) -> bool:
-        """Whether a walk goes along the places of a line, not from row to row."""
-        return len(self.problem.windows) == 1
+class Strips(Sliding):
+    """Cut in strips of places."""
 
     def slabs(self, knobs: DepthwiseKnobs) -> int:
         return ceil(self.problem.groups / knobs.slab)
@@ -132,12 +96,6 @@ class Strips:
         """Rows of the result that a row of the source belongs to."""
         y = self.windows[0]
         return ceil(y.filter / y.stride)
-
-    @property
-    def classes(self) -> int:
-        """Of rows, which share none of the source's."""
-        y = self.windows[0]
-        return y.dilation if y.filter > 1 else 1
 
     @property
     def lead(self) -> int:
@@ -197,50 +155,6 @@ class Strips:
         taps = self.windows[0].filter * self.windows[1].filter
         diagonals = knobs.warps * _MULTIPLY * self.depth * STRIP + taps * knobs.slab
         return max(lines * LINE_BYTES, diagonals * 4)
-
-
-def strips_reason(problem: Convolution) -> str | None:
-    """Why the kernel can't have the convolution, or None."""
-    if problem.c * problem.k > 1:
-        return f"its groups have {problem.c} x {problem.k} channels, and it is for depthwise convolutions"
-    if len(problem.windows) not in (1, _DIMENSIONS):
-        return f"it has 1 or {_DIMENSIONS} spatial dimensions, and the convolution {len(problem.windows)}"
-    if problem.batch > 1:
-        return "each of several convolutions has a filter of its own, and a walk goes through images of one"
-    form = Strips(problem)
-    if any(window.base_dilation > 1 for window in form.windows):
-        return "what its windows slide over is dilated, and most of a band's rows would meet zeros"
-    lengths = [length for window in form.windows for length in (window.image, window.filter, window.output)]
-    if not min(problem.n, problem.groups, *lengths):
-        return "an axis has no elements"
-    if max(problem.rows, problem.n * form.windows[0].image * form.windows[1].image) >= _LARGEST:
-        return "there are more places than its 32-bit index counts"
-    y, x = form.windows
-    if 2 * form.classes * y.stride * max(x.image, x.output) * problem.groups >= _LARGEST:
-        return "a row has more bytes than its 32-bit index counts"
-    if problem.a.dtype != problem.b.dtype or problem.a.dtype not in _HALVES:
-        return f"it multiplies 16-bit floats of one type, and these are {problem.a.dtype} and {problem.b.dtype}"
-    if not all(map(_aligned, [form.source, form.other] if form.to_filter else [form.source])):
-        return f"channels are no vectors of {_VECTOR} that are aligned"
-    return None if form.to_filter else _epilogue_reason(problem)
-
-
-def _aligned(tensor: Tensor) -> bool:
-    strides = (tensor.n_stride, *tensor.spatial_strides, tensor.buffer.offset // 2)
-    return tensor.group_stride == 1 and not any(stride % _VECTOR for stride in strides)
-
-
-def _epilogue_reason(problem: Convolution) -> str | None:
-    for result in problem.results:
-        if not isinstance(result, Matrix) or result.dtype not in _HALVES:
-            return "its results are 16-bit floats, and none is reduced"
-        if result.row_stride != problem.columns or result.buffer.offset % LINE_BYTES:
-            return "its results lie one row after the other"
-    if any(one.broadcast not in ("scalar", "row") or one.gathered for one in problem.operands):
-        return "an operand of its epilogue varies with more than the channel"
-    if problem.program.indexed:
-        return "its epilogue is not told which element it computes"
-    return None
 
 
 def knobs_reason(form: Strips, knobs: DepthwiseKnobs, target: Target) -> str | None:

@@ -1,19 +1,19 @@
 """The unit and the launches of a depthwise convolution on the tensor cores."""
 
-from dataclasses import replace
 from math import ceil
 
 from jaxdnn.engines.convolution.depthwise.knobs import STRIP, DepthwiseKnobs, Strips
 from jaxdnn.engines.convolution.problem import Tensor
+from jaxdnn.engines.convolution.sliding import in_fields, strides_of
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
-from jaxdnn.plan import Launch, Operand, Result, Scratch
+from jaxdnn.plan import Launch, Scratch
 
 
 def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Stage:
     """The kernel of outputs, and of gradients in the image."""
     step = knobs.across * STRIP if form.linear else form.classes * form.windows[1].output
-    buffer, row, column = _first_tap(form, form.other)
+    buffer, row, column = form.first_tap
     found = [
         *_walk(form, knobs),
         Parameter(f"const {ctype(form.other.dtype)}*", "filter", "filter", buffer),
@@ -28,14 +28,13 @@ def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Sta
 def wgrad(form: Strips, knobs: DepthwiseKnobs) -> Stage:
     """The sums of parts of all places, in the first scratch buffer."""
     y, x = form.windows
-    first = [window.filter - 1 if window.flipped else 0 for window in form.windows]
-    steps = [-1 if window.flipped else 1 for window in form.windows]
+    first, row, column = form.filter_steps
     found = [
         *_walk(form, knobs),
         *_array("output", form, form.other, knobs.across * STRIP if form.linear else form.classes),
-        *_fields("output_x", numbers(source=x.output)),
-        *_fields("output_y", numbers(source=y.output)),
-        *numbers(filter_first=first[0] * x.filter + first[1], filter_row=steps[0] * x.filter, filter_column=steps[1]),
+        *in_fields("output_x", numbers(source=x.output)),
+        *in_fields("output_y", numbers(source=y.output)),
+        *numbers(filter_first=first, filter_row=row, filter_column=column),
         Parameter("float*", "accumulators", "accumulators", Scratch(0)),
     ]
     return _stage("depthwise_wgrad", None, form, knobs, found)
@@ -80,7 +79,7 @@ def _walk(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
         "source", form, form.source, knobs.across * STRIP * x.stride if form.linear else y.stride * form.classes
     )
     for name, window in (("x", x), ("y", y)):
-        found += _fields(name, numbers(source=window.image, result=window.output, low=window.low))
+        found += in_fields(name, numbers(source=window.image, result=window.output, low=window.low))
     found += numbers(images=form.problem.n, channels=form.problem.groups, slabs=form.slabs(knobs))
     found += numbers(rows=form.rows(knobs), classes=form.classes, ranges=form.ranges(knobs))
     return found + numbers(count=count, part_rows=ceil(count / knobs.parts))
@@ -88,30 +87,9 @@ def _walk(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:
 
 def _array(name: str, form: Strips, tensor: Tensor, step: int) -> list[Parameter]:
     """Of a walk whose steps are so many rows apart; or in one dimension, places."""
-    row, column = _strides(tensor.spatial_strides)
+    row, column = strides_of(tensor)
     return [
         Parameter(f"const {ctype(tensor.dtype)}*", name, f"{name}.data", tensor.buffer),
-        *_fields(name, numbers("long long", image=tensor.n_stride)),
-        *_fields(name, numbers(row=row, column=column, step=step * (column if form.linear else row))),
+        *in_fields(name, numbers("long long", image=tensor.n_stride)),
+        *in_fields(name, numbers(row=row, column=column, step=step * (column if form.linear else row))),
     ]
-
-
-def _first_tap(form: Strips, tensor: Tensor) -> tuple[Operand | Result | Scratch, int, int]:
-    """Where a filter's first tap lies, and the strides of the others: in a flipped dimension they run backwards."""
-    offset, steps = 0, list[int]()
-    for stride, window in zip(_strides(tensor.spatial_strides), form.windows, strict=True):
-        offset += (window.filter - 1) * stride * 2 if window.flipped else 0
-        steps.append(-stride if window.flipped else stride)
-    row, column = steps
-    return replace(tensor.buffer, offset=tensor.buffer.offset + offset), row, column
-
-
-def _strides(spatial: tuple[int, ...]) -> tuple[int, int]:
-    """Of rows and places; one dimension has no rows."""
-    row, column = (0, *spatial)[-2:]
-    return row, column
-
-
-def _fields(name: str, found: list[Parameter]) -> list[Parameter]:
-    """Parameters of a member of the call."""
-    return [replace(p, name=f"{name}_{p.name}", field=f"{name}.{p.name}") for p in found]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from jaxdnn.device import resident_clusters
+from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
@@ -85,6 +85,7 @@ class Unit:
     call = "ProductSm90"
     instruction = "WGMMA"  # of ptx/wgmma.cuh
     diagonal = Diagonal()
+    columns = 1  # of tiles, of which each block keeps to one
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
         self.knobs, self.sm_count = knobs, sm_count
@@ -272,15 +273,14 @@ class Unit:
         if product.batch > 1:
             a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
             found += numbers(a_batched=a_batched, b_batched=b_batched)
-        cluster = knobs.cluster_m * knobs.cluster_n
-        tiles = self.tiles(product)
-        # As few clusters as take no more rounds than all of them would: idle ones in the last round only draw power.
-        rounds = ceil(tiles / resident_clusters(cluster, self.sm_count))
+        tiles, cluster = self.tiles(product), knobs.cluster_m * knobs.cluster_n
+        clusters = fewest_clusters(tiles, cluster, self.sm_count, self.columns)
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
-        takes = rounds > 1 and ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        deep = ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        takes = self.columns == 1 and tiles > clusters and deep
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
-        grid = (ceil(tiles / rounds) * cluster, 1, 1)
+        grid = (clusters * cluster, 1, 1)
         shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
 

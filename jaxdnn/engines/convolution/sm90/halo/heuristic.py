@@ -8,9 +8,16 @@ from dataclasses import replace
 from itertools import product as pairs
 from math import ceil
 
-from jaxdnn.device import Target
+from jaxdnn.device import Target, fewest_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK_ROWS, LINES, Patches, fetch_reason, knobs_reason
+from jaxdnn.engines.convolution.sm90.halo.knobs import (
+    BLOCK_ROWS,
+    LINES,
+    Patches,
+    columns_of_tiles,
+    fetch_reason,
+    knobs_reason,
+)
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.heuristic import (
     L2_RATE,
@@ -49,9 +56,18 @@ def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
     """Knobs that work for the convolution."""
     for shape, width, line in pairs(_SHAPES, _widths(patches), _lines(patches)):
         chosen = replace(shape, tile_n=width, patch=line, groups=patches.gemm.merged)
-        knobs = _fitted(patches, replace(chosen, resident=True), target) or _fitted(patches, chosen, target)
+        knobs = _fitted(patches, _resident(patches, chosen), target) or _fitted(patches, chosen, target)
         if knobs is not None:
             yield knobs
+
+
+def _resident(patches: Patches, knobs: ConvolutionKnobs) -> ConvolutionKnobs:
+    """With a filter that stays: the whole, or of several groups the tiles' own."""
+    gemm = patches.gemm
+    columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
+    several = gemm.groups > 1 and gemm.product.n > knobs.tile_n
+    fits = columns <= knobs.tile_n
+    return replace(knobs, resident=fits, swizzle=1 if fits and several else knobs.swizzle)
 
 
 def _widths(patches: Patches) -> list[int]:
@@ -114,5 +130,7 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
         tile *= _WAITING
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:
         tile *= _WAITING
-    tiles = ceil(patches.rows / knobs.tile_m) * ceil(product.n / knobs.tile_n) * product.batch
-    return _START + overlapped(ceil(tiles / sm_count) * tile, product)
+    columns = columns_of_tiles(product, knobs)
+    tiles = ceil(patches.rows / knobs.tile_m) * columns * product.batch
+    blocks = fewest_clusters(tiles, 1, sm_count, columns) if knobs.resident else sm_count
+    return _START + overlapped(ceil(tiles / blocks) * tile, product)

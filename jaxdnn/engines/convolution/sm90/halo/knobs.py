@@ -91,6 +91,11 @@ class Patches:
         return _aligned(size) + knobs.filter_stages * self.filter_stage(product, knobs)
 
 
+def columns_of_tiles(product: Product, knobs: ConvolutionKnobs) -> int:
+    """How many tiles lie side by side."""
+    return ceil(product.n / knobs.tile_n)
+
+
 def _aligned(size: int) -> int:
     return ceil(size / _ALIGNMENT) * _ALIGNMENT
 
@@ -147,8 +152,10 @@ def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit:
         return f"expected tiles of {gemm.group_columns} columns and patches of {gemm.line}, those of merged groups"
     if knobs.resident and knobs.filter_stages != taps:
         return f"filter_stages is {knobs.filter_stages}; expected {taps}, all that stay"
-    if knobs.resident and (product.n > knobs.tile_n or product.b[0].batch_stride):
-        return "there are more filters, or columns, than stay in shared memory"
+    if knobs.resident and product.b[0].batch_stride:
+        return "there are more filters than stay in shared memory"
+    if knobs.resident and knobs.swizzle > 1 and product.n > knobs.tile_n:
+        return "a block's tiles have filters of their own; expected swizzle = 1, by which they are of one column"
     if knobs.store == "tma" and any(
         result.batch_stride not in (0, product.m * result.row_stride) for result in product.stored
     ):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import prod
 
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, Patches
+from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, Patches, columns_of_tiles
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.product.problem import Matrix, Product
@@ -24,6 +24,7 @@ class HaloUnit(ConvolutionUnit):
         self.patches, self.halo = patches, knobs
         product = replace(patches.gemm.product, k=patches.stages(knobs.patch) * patches.depth(knobs.patch))
         gemm = replace(patches.gemm, product=product, axes=patches.axes, rows=patches.rows, line=knobs.patch)
+        self.columns = columns_of_tiles(product, knobs) if knobs.resident else 1
         super().__init__(gemm, knobs, sm_count)
 
     def depth(self, product: Product) -> int:
