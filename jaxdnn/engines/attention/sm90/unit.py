@@ -51,7 +51,9 @@ def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
 
 def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     """What one call does."""
-    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=knobs.heads == 1)
+    # What a function of scores loads leaves no registers for a third text of the loop.
+    spanned = knobs.heads == 1 and not problem.operands
+    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=spanned)
     stages = [] if lists is None else [Stage(text=lists.function.text()), lists.stage(0)]
     values = None
     if by_feature(problem):
