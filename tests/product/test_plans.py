@@ -14,6 +14,7 @@ from checking.product.cases import gated, reductions
 from jaxdnn import device
 from jaxdnn.engines.product.element_epilogue import element_epilogue, itemsize
 from jaxdnn.engines.product.problem import dense_results
+from jaxdnn.engines.product.reduce import reduce_stage
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import skinny
@@ -139,10 +140,14 @@ def check_copy(launch, plan, buffers):
 
 def check_reduction(launch, buffers):
     """Reads what was stored, and all of it; stores the whole result."""
-    source, target, length, kept, tiles = launch.arguments
-    outer, rest = divmod(launch.grid[0], tiles.value)
+    source, target, length, kept, tiles, *cut = launch.arguments
+    in_parts = launch.kernel.endswith("_parts")
+    parts, part = (one.value for one in cut) if in_parts else (1, length.value)
+    outer, rest = divmod(launch.grid[0], tiles.value * parts)
     assert rest == 0
-    for buffer, count in ((source, outer * length.value * kept.value), (target, outer * kept.value)):
+    assert (parts - 1) * part < length.value <= parts * part
+    results = outer * (length.value if in_parts else 1) * kept.value
+    for buffer, count in ((source, outer * length.value * kept.value), (target, results)):
         assert buffers[buffer] in [count * size for size in (1, 2, 4, 8)], launch
 
 
@@ -230,6 +235,15 @@ def test_a_plan_stays_within_its_buffers(name):
                 check_split(launch, buffers, product)
             else:
                 check_multiplication(launch, plan, product)
+
+
+@pytest.mark.parametrize(
+    ("extents", "blocks"), [((1, 50_176, 64), [196, 2]), ((1, 512, 4096), [128]), ((64, 50_176, 64), [256, 128])]
+)
+def test_long_axes_are_reduced_by_many_blocks(extents, blocks):
+    of = "jaxdnn::ReductionOf<jaxdnn::Reduction::sum, float>"
+    stage = reduce_stage(of, Scratch(0), (Result(0), "float"), extents, 0)
+    assert [launch.grid[0] for launch in stage.launches] == blocks
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,13 +19,15 @@ from jaxdnn.plan import Operand, Plan, Result, Scratch
 
 @dataclass(frozen=True)
 class Step:
-    """A plan, its operands, of which one may be overwritten, and its result, whose rows may have a padding."""
+    """A plan, its operands, and its result, whose rows may have a padding. `overwritten` is an operand's number and
+    that of the result whose memory it is: 0, or 1 where it is lost.
+    """
 
     plan: Plan
     operands: tuple[np.ndarray, ...]
     result: np.ndarray
     padding: int = 0
-    overwritten: int | None = None
+    overwritten: tuple[int, int] | None = None
 
 
 def plan_of(stage):
@@ -49,15 +51,20 @@ def split(dtype: str, m: int, n: int, batch: int, splits: int, resident: int = s
         plan = plan_of(split_k.split_stage(product, epilogue, splits))
     c = np.random.default_rng(1).integers(-9, 9, (batch, m, n)).astype(product.results[0].dtype)
     b = c[:0]  # which this step does not read
-    return Step(plan, (acc, b, c), (2 * acc.sum(1)).astype(c.dtype) + c, overwritten=2)
+    return Step(plan, (acc, b, c), (2 * acc.sum(1)).astype(c.dtype) + c, overwritten=(2, 0))
 
 
 def reduction(kind: str, register: str, extents: tuple[int, int, int]) -> Step:
     of = f"jaxdnn::ReductionOf<jaxdnn::Reduction::{kind}, {register}>"
-    stage = reduce_stage(of, Result(0), (Result(0), register), extents, 0)
+    stage = reduce_stage(of, Scratch(0), (Result(0), register), extents, 0)
+    launches = [
+        replace(one, arguments=tuple(Result(1) if a == Scratch(0) else a for a in one.arguments))
+        for one in stage.launches
+    ]
     dtype = {"double": np.float64, "float": np.float32}.get(register, np.int32)
     values = np.random.default_rng(0).integers(-999, 999, extents).astype(dtype)
-    return Step(plan_of(joined([stage])), (values,), getattr(np, kind)(values, axis=1))
+    plan = replace(joined([stage]).plan("sm_90a"), launches=tuple(launches))
+    return Step(plan, (values,), getattr(np, kind)(values, axis=1), overwritten=(0, 1))
 
 
 class Copies(Unit):
@@ -97,7 +104,7 @@ STEPS = {
     **{
         f"{kind} {extents}": reduction(kind, register, extents)
         for kind, register in (("sum", "double"), ("max", "float"), ("min", "jaxdnn::int32"))
-        for extents in ((1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33))
+        for extents in ((1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33), (2, 2500, 33))
     },
     "copy of bytes": copy("int8", 150, 37, transposed=True, batch=2),
     "copy of words": copy("float32", 37, 44, transposed=True),
@@ -115,6 +122,7 @@ def test_results(name, kernels):
     step = STEPS[name]
     *outer, columns = step.result.shape
     got = np.zeros((*outer, columns + step.padding), step.result.dtype)
-    aliases = {} if step.overwritten is None else {step.overwritten: 0}
-    kernels.run(list(STEPS).index(name), step.operands, [got], aliases)
+    aliases = dict([] if step.overwritten is None else [step.overwritten])
+    lost = [np.empty_like(step.operands[operand]) for operand, result in aliases.items() if result == 1]
+    kernels.run(list(STEPS).index(name), step.operands, [got, *lost], aliases)
     np.testing.assert_array_equal(got[..., :columns], step.result)

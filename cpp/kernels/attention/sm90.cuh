@@ -246,7 +246,7 @@ struct AttentionConsumer {
     const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
     const int whole_end = tile.end_key(block.call, first);  // in keys
     float correction[2];
-    soften(number, kMasked ? blocks.edge() : Edge::counted, correction);
+    soften(number, first_edge(blocks), correction);
     pack_weights(number);
     if constexpr (kMasked) {
       for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
@@ -301,6 +301,12 @@ struct AttentionConsumer {
     }
   }
 
+  /// Of a tile's first block; without spans a function is asked of any, so that its text stands there once.
+  static __device__ __forceinline__ Edge first_edge(const KeyBlockWalk<Tile>& blocks) {
+    if constexpr (!kMasked) return Edge::counted;
+    return Config::kSpanned ? blocks.edge() : Edge::asked;
+  }
+
   __device__ __forceinline__ void begin(const Tile& tile, const Own& own) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0;
@@ -319,7 +325,7 @@ struct AttentionConsumer {
       dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, batch, block.call.threshold);
     }
     const KeyBlockWalk<Tile> blocks(tile, 1);
-    fetch(kMasked ? blocks.number() : own.end - 1, blocks.edge());
+    fetch(kMasked ? blocks.number() : own.end - 1, first_edge(blocks));
     finish_scores<0>();
   }
 
@@ -444,7 +450,7 @@ struct AttentionConsumer {
   /// Hides what lies outside of each row's keys, and, if it is to be asked, what the mask's function hides. With that
   /// there are predicates of its own, which comparisons join; alone, bits take fewer instructions.
   __device__ __forceinline__ void mask(int number, Edge edge) {
-    if (kMasked && edge == Edge::asked) {
+    if (kMasked && (!Config::kSpanned || edge == Edge::asked)) {
       hide_outside<true>(number);
       hide_asked(number);
     } else {

@@ -3,12 +3,15 @@
 import math
 
 from jaxdnn.engines.product.problem import Reduced
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers
 from jaxdnn.plan import Launch, Result, Scratch
 
 MOST_THREADS = 1024  # kMostThreads in product/reduce.cuh
 FEW_THREADS = 256
 COLUMNS = 32  # neighbours of a block: whole sectors of memory, and many lanes
+# An axis of which a thread would have more values than this is cut into parts of fewer, for so many blocks as draw a
+# GPU's bandwidth: 50,176 rows of 64 columns took two blocks 200 us (benchmarks/results/convolution_kernels.md).
+MOST_VALUES, FEW_VALUES, BLOCKS = 64, 16, 256
 
 
 def reduction(result: Reduced, register: str) -> str:
@@ -23,20 +26,37 @@ def reduce_stage(
     extents: tuple[int, int, int],
     number: int,
 ) -> Stage:
-    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type."""
-    to, to_type = result
+    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type. What lies in
+    scratch memory is lost.
+    """
     outer, length, kept = extents
     columns = min(COLUMNS, 1 << (kept - 1).bit_length())
     # A large block where even its threads have a few values each: there may be no other.
     threads = MOST_THREADS if length * columns >= 4 * MOST_THREADS else FEW_THREADS
     tiles = math.ceil(kept / columns)
-    call, name = f"jaxdnn::ProductReduce<{reduction}, {to_type}>", f"product_reduce_{number}"
-    found = [
-        Parameter(f"const {call}::Value*", "values", "values", source),
-        Parameter(f"{to_type}*", "result", "result", to),
-        *numbers("long long", length=length, kept=kept),
-        *numbers("unsigned", tiles=tiles),
-    ]
-    text = "\n" + entry_text("product_reduce", call, str(MOST_THREADS), found, name)
-    launch = Launch(name, arguments(found), (outer * tiles, 1, 1), (columns, threads // columns, 1))
-    return Stage(("product/reduce.cuh",), text, (launch,))
+
+    def stage(name: str, to: Scratch | Result, to_type: str, parts: int, beside: list[Parameter]) -> Stage:
+        call = f"jaxdnn::ProductReduce<{reduction}, {to_type}>"
+        found = [
+            Parameter(f"const {call}::Value*", "values", "values", source),
+            Parameter(f"{to_type}*", "result", "result", to),
+            *numbers("long long", length=length, kept=kept),
+            *numbers("unsigned", tiles=tiles),
+            *beside,
+        ]
+        text = "\n" + entry_text("product_reduce", call, str(MOST_THREADS), found, name)
+        launch = Launch(name, arguments(found), (outer * parts * tiles, 1, 1), (columns, threads // columns, 1))
+        return Stage(("product/reduce.cuh",), text, (launch,))
+
+    name, lanes = f"product_reduce_{number}", threads // columns
+    part = max(FEW_VALUES * lanes, math.ceil(length * outer * tiles / BLOCKS))
+    parts = math.ceil(length / part)
+    if isinstance(source, Result) or length <= MOST_VALUES * lanes or parts == 1:
+        return stage(name, *result, 1, [])
+    cut = [*numbers("unsigned", parts=parts), *numbers("long long", part=part)]
+    return joined(
+        [
+            stage(f"{name}_parts", source, f"{reduction}::Type", parts, cut),
+            stage(name, *result, 1, numbers("long long", neighbour=part)),
+        ]
+    )

@@ -70,10 +70,12 @@ def operand(name, type_, lengths):
         others = np.arange(np.prod(type_.shape[:-2])).reshape(*type_.shape[:-2], 1, 1)
         kind = (row // 150 + column // 130 + others) % 3
         return (kind == 0) | (kind == 1) & (random.random(type_.shape) < 0.3)
+    if name == "batch_index":
+        return np.arange(type_.shape[0], dtype=type_.dtype)
     if name == "seeds":
         return random.integers(0, 2**32, type_.shape, "uint32")
     if np.issubdtype(type_.dtype, np.integer):
-        return random.integers(3, 9, type_.shape, type_.dtype)
+        return np.sort(random.integers(3, 9, type_.shape, type_.dtype), -1)  # documents one after the other
     return random.standard_normal(type_.shape).astype(type_.dtype)
 
 
@@ -135,6 +137,7 @@ def everything(length):
 
 
 WIDTHS = (jax.ShapeDtypeStruct((2,), "int32"),)
+DOCUMENTS = (jax.ShapeDtypeStruct((2, 200), "int32"),)
 SINKS = {"sinks": jax.ShapeDtypeStruct((2,), "float32")}
 # Masks that are more than arithmetic of coordinates.
 MASKED = {
@@ -142,6 +145,7 @@ MASKED = {
     "mask of keys, causal": call((130, 141, 32, 32), (2, 1), 2, **mask(2, 1, 1, 141), **CAUSAL, **RESIDUAL),
     "mask of heads": call((75, 200, 64, 64), (2, 2), 2, **mask(1, 2, 75, 200), **bias(1, 2, 75, 200)),
     "stripes": call((130, 200, 64, 64), (2, 1), mask_mod=stripes, mask_mod_operands=WIDTHS, lengths=True, **RESIDUAL),
+    "documents": call((200, 200, 64, 64), (2, 2), 2, mask_mod=same_document, mask_mod_operands=DOCUMENTS, **RESIDUAL),
     "segments": call((200, 300, 64, 64), (2, 1), 2, segment_ids=True, **RESIDUAL),
     "segments, causal": call((300, 300, 32, 32), (2, 1), 2, segment_ids=True, **CAUSAL, **RESIDUAL),
     "positions": call((200, 300, 64, 64), (2, 1), 2, positions=True, **WINDOW, **RESIDUAL),

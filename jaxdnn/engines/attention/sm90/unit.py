@@ -51,9 +51,7 @@ def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
 
 def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     """What one call does."""
-    # What a function of scores loads leaves no registers for a third text of the loop.
-    spanned = knobs.heads == 1 and not problem.operands
-    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=spanned)
+    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=knobs.heads == 1 and _looks_up(problem))
     stages = [] if lists is None else [Stage(text=lists.function.text()), lists.stage(0)]
     values = None
     if by_feature(problem):
@@ -69,6 +67,13 @@ def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     if split:
         stages.append(combine_stage(problem, knobs.splits, scratch))
     return joined(stages).plan("sm_90a")
+
+
+def _looks_up(problem: Attention) -> bool:
+    """Whether the mask's function looks up tables, tens of instructions for each score: then spans of keys are for it.
+    With segments, which take two, they save as much as it takes to find them (benchmarks/results/attention_kernels.md).
+    """
+    return any(operand.gathered for operand in problem.mask.operands) and not problem.operands
 
 
 def attention_stage(
