@@ -3,7 +3,7 @@
     python -m jaxdnn bench [family] [--only PATTERN] [--shapes 512x4096 ...] [--dtypes float32 ...] [--save] [--readme]
     python -m jaxdnn bench [family] --untuned SEED
 
-One line a case, then geometric means. `--save` writes a CSV for this device, `--readme` makes the tables of
+One line a case, then geometric means. `--save` writes them into a CSV for this device, `--readme` makes the tables of
 benchmarks/README.md from all of them.
 """
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtypes", metavar="DTYPE", nargs="+", choices=dtypes, default=(), help=f"of {', '.join(dtypes)}"
     )
     parser.add_argument("--untuned", metavar="SEED", type=int, help="instead of ours: shapes drawn from this number")
-    parser.add_argument("--save", action="store_true", help="write a CSV for this device into the results folder")
+    parser.add_argument("--save", action="store_true", help="write this device's CSV, or into it")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the CSVs")
     parser.add_argument("--readme", action="store_true", help="measure nothing: write the CSVs' tables into their page")
 

@@ -95,12 +95,13 @@ def means(rows: Sequence[Row]) -> list[str]:
 
 
 def save(rows: Sequence[Row], path: Path) -> None:
-    """Writes the CSV, and its folder if there is none."""
+    """Writes the CSV, and its folder if there is none. Rows of other cases that it has stay where they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    cases = {(row.call, row.shape, row.dtype): row for row in [*(load(path) if path.exists() else ()), *rows]}
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Row)])
-        for row in rows:
+        for row in cases.values():
             values = (getattr(row, field.name) for field in fields(Row))
             writer.writerow([f"{value:.4g}" if isinstance(value, float) else value for value in values])
 

@@ -111,6 +111,18 @@ def test_results_survive_the_csv(tmp_path):
     assert report.load(path) == rows
 
 
+def test_saved_rows_take_the_place_of_those_of_their_cases(tmp_path):
+    path = tmp_path / "some-gpu-norm.csv"
+    report.save([row(), row(dtype="bfloat16"), row(shape="8 x 32")], path)
+    report.save([row(dtype="bfloat16", speedup=3.25), row(call="layer_norm forward")], path)
+    assert report.load(path) == [
+        row(),
+        row(dtype="bfloat16", speedup=3.25),
+        row(shape="8 x 32"),
+        row(call="layer_norm forward"),
+    ]
+
+
 def test_readme_table_is_made_from_the_csv(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nstale\n{report.END}\nafter\n")
