@@ -47,8 +47,8 @@ def resident_clusters(size: int, sm_count: int) -> int:
 
 
 def fewest_clusters(tiles: int, size: int, sm_count: int, columns: int = 1) -> int:
-    """Clusters that take no more rounds of tiles than all would, which idle in the last one and draw power; whole
-    multiples of `columns` of them.
+    """The fewest clusters, a multiple of `columns`, that take no more rounds of tiles than all that are resident would:
+    others would idle in the last round, and draw power.
     """
     at_once = max(1, resident_clusters(size, sm_count) // columns)
     rows = ceil(tiles / columns)

@@ -40,9 +40,9 @@ _QUERY, _KEY = (jax.ShapeDtypeStruct((1, 64, 2, *group, 64), "bfloat16") for gro
 _IMAGE = jax.ShapeDtypeStruct((2, 8, 8, 64), "float32")
 _DENSE, _DEPTHWISE = (jax.ShapeDtypeStruct((3, 3, channels, 64), "float32") for channels in (64, 1))
 _WINDOWS = (Window(8, 3, 8, low=1),) * 2
-# ConvNeXt's, which is large enough for an engine that leaves small ones to others.
-_STAGE, _TAPS = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((32, 56, 56, 96), (7, 7, 1, 96)))
-_REACH = (Window(56, 7, 56, low=3),) * 2
+# ConvNeXt's, which is large enough for an engine that leaves small ones to others; and with MobileNet's windows.
+_STAGE, *_TAPS = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((32, 56, 56, 96), (7, 7, 1, 96), (3, 3, 1, 96)))
+_REACH, _SHORT_REACH = ((Window(56, width, 56, low=width // 2),) * 2 for width in (7, 3))
 _ROUNDED = Epilogue(_round, trace(_round, _STAGE.shape, ("float32",)))
 _SQUARE = Epilogue(lambda acc: (acc * acc,), trace(lambda acc: acc * acc, _ROWS.shape, (_ROWS.dtype,)))
 _DERIVATIVE = EpilogueSpec(epilogue=_SQUARE, direction="backward", active=("accumulator0",), seeded=("y0",))
@@ -54,7 +54,10 @@ _SAMPLES: tuple[tuple[Spec, dict[str, jax.ShapeDtypeStruct], dict[str, jax.Shape
     (AttentionSpec(), {"query": _QUERY, "key": _KEY, "value": _KEY}, {"out": _QUERY}),
     (ConvolutionSpec(windows=_WINDOWS), {"a": _IMAGE, "b": _DENSE}, {"y": _IMAGE}),
     (ConvolutionSpec(windows=_WINDOWS, group=(1, 1)), {"a": _IMAGE, "b": _DEPTHWISE}, {"y": _IMAGE}),
-    (ConvolutionSpec(windows=_REACH, group=(1, 1), epilogue=_ROUNDED), {"a": _STAGE, "b": _TAPS}, {"y": _STAGE}),
+    *(
+        (ConvolutionSpec(windows=windows, group=(1, 1), epilogue=_ROUNDED), {"a": _STAGE, "b": taps}, {"y": _STAGE})
+        for windows, taps in zip((_REACH, _SHORT_REACH), _TAPS, strict=True)
+    ),
     (_DERIVATIVE, {"accumulator0": _ROWS, "d_y0": _ROWS}, {"d_accumulator0": _ROWS}),
 )
 

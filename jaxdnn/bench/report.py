@@ -66,6 +66,13 @@ def _memory(mib: float) -> str:
     return "" if math.isnan(mib) else f"{mib:,.0f} MiB"
 
 
+def _copies(rows: Sequence[Row]) -> str:
+    """The speed of a copy in the runs of these rows."""
+    limits = [row.limit_gb_per_second for row in rows]
+    ends = dict.fromkeys(f"{limit:,.0f}" for limit in (min(limits), max(limits)))
+    return " to ".join(ends)
+
+
 def _rate(rate: float, unit: str, fraction: float) -> str:
     """For people: "3,751 GB/s, 91% of limit"; "702 TFLOP/s"."""
     if rate >= 10_000 and unit == "GFLOP/s":
@@ -162,7 +169,7 @@ def _markdown(rows: Sequence[Row]) -> str:
 
     lines = [
         f"**{rows[0].device}**, JAX {rows[0].jax}. Bytes that must move per second and their share of the speed of a "
-        f"copy ({rows[0].limit_gb_per_second:,.0f} GB/s in the same run), or operations per second; how many times the "
+        f"copy ({_copies(rows)} GB/s in the same run), or operations per second; how many times the "
         "speed of XLA; and of whole programs, the share of the memory that XLA's takes for temporary arrays.",
         "",
         line(["call", "shape", *dtypes]),

@@ -25,6 +25,7 @@ from checking.attention.calls import (
     same_document,
     slopes,
 )
+from checking.attention.tiled import TILED
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
@@ -78,49 +79,6 @@ SMALL = {
     "float32, one array of keys": mapped((70, 150, 64, 64), (4, 2), "float32", **CAUSAL),
     "float32, few queries": call((3, 500, 40, 24), (2, 1), 2, "float32", **SINKS),
     **MASKED,
-}
-# With knobs that the heuristic would not choose. Warp groups let blocks pass at either edge of their tile, at both, or
-# all but one: those of queries past the end.
-SKIPS = {"skips": True}
-IN_TWO_STAGES, IN_REGISTERS = {"query_stages": 2}, {"query_in_registers": True}
-TILED = {
-    "wide blocks": (
-        call((130, 400, 64, 64), (2, 1), lengths=True, **WINDOW, **RESIDUAL),
-        AttentionSm90Knobs(128, 176),
-    ),
-    "passing, causal": (
-        call((400, 400, 64, 64), (2, 1), **CAUSAL, **RESIDUAL),
-        AttentionSm90Knobs(192, 128, **IN_TWO_STAGES, **SKIPS),
-    ),
-    "passing, window": (
-        call((420, 400, 32, 32), (2, 1), **WINDOW, **RESIDUAL),
-        AttentionSm90Knobs(192, 64, **IN_TWO_STAGES, **SKIPS),
-    ),
-    "passing, one stage": (
-        call((260, 300, 32, 32), **WINDOW, **RESIDUAL),
-        AttentionSm90Knobs(192, 64, stages=1, **SKIPS),
-    ),
-    "passing, full": (
-        call((200, 200, 32, 32), **RESIDUAL),
-        AttentionSm90Knobs(192, 64, stages=3, **IN_TWO_STAGES, **SKIPS),
-    ),
-    "passing, lengths": (
-        call((300, 280, 32, 32), (2, 1), 3, lengths=True, **WINDOW, **ALIGNED, **RESIDUAL),
-        AttentionSm90Knobs(192, 64, **IN_REGISTERS, **SKIPS),
-    ),
-    "passing, fewer keys": (
-        call((400, 130, 32, 32), **ALIGNED, **RESIDUAL),
-        AttentionSm90Knobs(128, 64, **IN_TWO_STAGES, **SKIPS),
-    ),
-    "passing, no turns": (call((200, 200, 160, 64), **CAUSAL), AttentionSm90Knobs(128, 64, **SKIPS)),
-    "passing, splits": (
-        call((140, 400, 32, 32), **CAUSAL, **RESIDUAL),
-        AttentionSm90Knobs(192, 64, splits=3, **IN_REGISTERS, **SKIPS),
-    ),
-    "passing, bias in tiles": (
-        call((200, 304, 64, 64), (2, 1), 2, **bias(1, 2, 200, 304), **WINDOW, **RESIDUAL),
-        AttentionSm90Knobs(192, 64, score_stages=1, cluster=2, **SKIPS),
-    ),
 }
 DOCUMENTS = (jax.ShapeDtypeStruct((1, 4096), "int32"),)
 LARGE = {

@@ -6,8 +6,10 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 
+import jaxdnn
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from jaxdnn import device
@@ -15,6 +17,7 @@ from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import packed
+from jaxdnn.planning.calls import find_calls
 
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
@@ -103,3 +106,12 @@ def server(row):
         epilogue = {"epilogue": gated, "accumulators": 2}
     product = ProductCase(m, n, k, row["dtype"], batch=batch, precision=None, **epilogue).product()
     return next((engine.name for engine in (Sm90(), Simt()) if engine.reason(product, H200) is None), "xla")
+
+
+def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():
+    numbers, arrays = (((1,), (1,)), ((), ())), [jax.ShapeDtypeStruct((512, 512), "float8_e4m3fn")] * 2
+    fast = jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM
+    imprecise = jax.lax.DotAlgorithm("float8_e4m3fn", "float8_e4m3fn", "float32", allow_imprecise_accumulation=True)
+    for precision, promoted in ((None, True), (fast, False), (imprecise, False)):
+        (call,) = find_calls(lambda x, w, p=precision: jaxdnn.dot_general(x, w, numbers, p), *arrays)
+        assert {knobs.promotion > 0 for knobs in Sm90().configurations(call.problem, H200)} == {promoted}

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxdnn
 from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase
 from checking.product.cases import residual, swiglu_backward
@@ -17,7 +16,6 @@ from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.plan import TensorMap
-from jaxdnn.planning.calls import find_calls
 
 ENGINE = Sm90()
 H100, A100 = device._NAMED[90], device._NAMED[80]
@@ -247,13 +245,6 @@ def test_sizes_are_not_in_the_code():
 def test_reasons(product, target, said):
     reason = ENGINE.reason(product, target)
     assert reason is None if said is None else said in (reason or "")
-
-
-def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():
-    numbers, arrays = (((1,), (1,)), ((), ())), [jax.ShapeDtypeStruct((512, 512), "float8_e4m3fn")] * 2
-    for precision, promoted in ((None, True), (jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM, False)):
-        (call,) = find_calls(lambda x, w, p=precision: jaxdnn.dot_general(x, w, numbers, p), *arrays)
-        assert {knobs.promotion > 0 for knobs in ENGINE.configurations(call.problem, H100)} == {promoted}
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@
 //
 //   attention_blocks   a warp for each block of kTileM queries by kTileN keys: whether no pair of them is visible, some
 //                      are, or all
-//   attention_spans    a block for each block of queries: the keys from the first that a query sees to the last. If
-//   each
-//                      of them sees all in between, as in documents that are packed one after the other, what is
+//   attention_spans    a block for each block of queries: the keys from the first that a query sees to the last. Where
+//                      each query sees all in between, as in documents that are packed one after the other, what is
 //                      visible of a block is a comparison of its columns with the span, and no function is asked
 //   attention_lists    a warp for each list: of the blocks of keys that a block of queries sees, or the other way round
 //   attention_ranks    a warp for each block of queries: of each block of keys, how many before it the queries see

@@ -59,7 +59,8 @@
 
 #include "attention/dropout.cuh"
 #include "attention/sm90/block.cuh"
-#include "attention/sm90/fragment_row.cuh"
+#include "attention/sm90/results.cuh"
+#include "attention/sm90/turns.cuh"
 #include "attention/strip.cuh"
 #include "core/vector.cuh"
 #include "ptx/math.cuh"
@@ -68,32 +69,12 @@
 
 namespace jaxdnn {
 
-/// Turns at starting multiplies, in which the consumers take part as often as each other.
-template <bool kTurns, int kConsumers>
-struct ConsumerTurns {
-  int consumer;
-
-  /// The first turn is consumer 0's.
-  __device__ __forceinline__ void start() const {
-    if (consumer == kConsumers - 1) pass_on();
-  }
-
-  __device__ __forceinline__ void wait() const {
-    if constexpr (kTurns) ptx::barrier_sync(1 + consumer, 256);
-  }
-
-  __device__ __forceinline__ void pass_on() const {
-    if constexpr (kTurns) ptx::barrier_arrive(1 + (consumer + 1) % kConsumers, 256);
-  }
-};
-
 /// The work of one warp group that multiplies. A thread has two rows, 8 apart, as ptx/wgmma.cuh says: element i of an
 /// accumulator is of row i / 2 % 2.
 template <class Config>
 struct AttentionConsumer {
   using Call = AttentionSm90<Config>;
   using T = typename Config::T;
-  using Out = typename Config::Out;
   using Tile = AttentionTile<Config>;
   using Own = OwnBlocks<Config>;
   static constexpr int kScores = Config::kTileN / 2, kSums = Config::kValueSize / 2;
@@ -209,23 +190,18 @@ struct AttentionConsumer {
   /// this order: others may wait for the stage of keys before they pass on a turn, and for the turn before they let go
   /// of keys ahead of which these values don't come.
   __device__ __forceinline__ void let_pass(int blocks) {
-    for (int i = 0; i < blocks; ++i) {
-      keys.wait();
+    const auto let_go = [](auto& stages) {
+      stages.wait();
       __syncwarp();  // no lane is behind, to wait for a phase that is over
-      keys.release();
-      keys.advance();
+      stages.release();
+      stages.advance();
+    };
+    for (int i = 0; i < blocks; ++i) {
+      let_go(keys);
       turns.wait();
       turns.pass_on();
-      if constexpr (kTiled) {
-        score_tiles.wait();
-        __syncwarp();
-        score_tiles.release();
-        score_tiles.advance();
-      }
-      values.wait();
-      __syncwarp();
-      values.release();
-      values.advance();
+      if constexpr (kTiled) let_go(score_tiles);
+      let_go(values);
     }
   }
 
@@ -303,8 +279,7 @@ struct AttentionConsumer {
 
   /// Of a tile's first block; without spans a function is asked of any, so that its text stands there once.
   static __device__ __forceinline__ Edge first_edge(const KeyBlockWalk<Tile>& blocks) {
-    if constexpr (!kMasked) return Edge::counted;
-    return Config::kSpanned ? blocks.edge() : Edge::asked;
+    return !kMasked ? Edge::counted : Config::kSpanned ? blocks.edge() : Edge::asked;
   }
 
   __device__ __forceinline__ void begin(const Tile& tile, const Own& own) {
@@ -336,8 +311,9 @@ struct AttentionConsumer {
     if constexpr (kMasked) {
       FragmentCoordinate of_warp = at.to_the_right(-(lane % 4 * 2));
       of_warp.row -= lane / 4;
-      if (edge == Edge::asked)
+      if (edge == Edge::asked) {
         prefetch_operands<typename Config::Mask::Operands, Config::kTileN>(block.call.mask_operands, of_warp);
+      }
     }
   }
 
@@ -487,48 +463,8 @@ struct AttentionConsumer {
     for (int i = 0; i < kSteps; ++i) weights[i] = operand_of<T>(scores + i * kHeld);
   }
 
-  /// Divides by the weights' sums, and writes the rows.
   __device__ __forceinline__ void store(const Tile& tile) {
-    const Call& call = block.call;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + 8 * r, query = tile.query(row), batch = tile.batch_of(call, row);
-      const bool written = query < call.query_length && tile.has_head(call, row);
-      // Sums of rows past the end are of keys that they don't see.
-      const bool there = query < tile.query_length;
-      float sum = total[r] + ptx::shfl_sync_bfly(total[r], 1);
-      sum += ptx::shfl_sync_bfly(sum, 2);
-      if (!there) sum = 0;
-      float base = there ? largest[r] * scale : -math::infinity<float>(), factor = 1;
-      if constexpr (!is_same<typename Config::Sinks, void>) {
-        const float sink = 1.4426950408889634f * number_of_batch<typename Config::Sinks>(call.sinks, batch, 0.0f);
-        const float both = ::fmaxf(base, sink);
-        if (both != -math::infinity<float>()) {
-          factor = ptx::ex2_approx_ftz(base - both);
-          sum = sum * factor + ptx::ex2_approx_ftz(sink - both);
-          base = both;
-        }
-      }
-      const bool sees = there && sum != 0;
-      factor = sees ? factor / sum : 0;
-      if constexpr (kDropped) factor *= call.kept;
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (i / 2 % 2 == r && !sees) sums[i] = 0;  // what hidden values are, which may be no numbers, times zero
-      }
-      // Results of each split are as those of another batch.
-      const int element = tile.element + tile.split * call.batches, head = batch - tile.batch + tile.head;
-      Out* const line = call.out + element * call.out_batch + head * call.out_head + query * call.out_row;
-      store_fragment_row(line, sums, r, factor, call.value_size, written);
-      if constexpr (!is_same<typename Config::LogSumExp, void>) {
-        using Operand = typename Config::LogSumExp;
-        const OperandAddress& at = call.log_sum_exp;
-        const long long offset =
-            at.of_batch<Operand::kAffine>(element * call.query_heads + head) + at.of_row<Operand::kAffine>(query);
-        const float found = sum == 0 ? -math::infinity<float>() : base * 0.6931471805599453f + ::logf(sum);
-        if (lane % 4 == 0 && written) static_cast<float*>(const_cast<void*>(at.data))[offset] = found;
-      }
-    }
+    store_rows<Config>(block.call, tile, first_row, scale, largest, total, sums);
   }
 };
 

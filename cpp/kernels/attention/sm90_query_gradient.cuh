@@ -211,8 +211,9 @@ struct QueryGradientConsumer {
       start_cotangents();
       differentiate(number, true);
       if constexpr (Tile::kListed) {
-        for (blocks.advance(); blocks.on_a_block(); blocks.advance())
+        for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
           step(blocks.number(), blocks.edge() != Edge::none);
+        }
       } else {
         if constexpr (Config::kRight) {
           while (number > tile.first_block && number * Config::kTileN > whole_end) step(--number, true);

@@ -147,11 +147,12 @@ def _reduce(product: Product, result: Reduced, register: str, scratch: int, numb
     for axis in axes:
         extents = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
         sizes[axis] = 1
+        between = Scratch(scratch + len(buffers))
+        to = (between, register)
         if axis == axes[-1]:
-            to, to_type = result.buffer, ctype(result.dtype)
+            to = (result.buffer, ctype(result.dtype))
         else:
-            to, to_type = Scratch(scratch + len(buffers)), register
             buffers.append(math.prod(sizes) * itemsize(register))
-        stages.append(reduce_stage(reduction(result, register), source, (to, to_type), extents, number + len(stages)))
-        source = to
+        stages.append(reduce_stage(reduction(result, register), source, to, extents, number + len(stages)))
+        source = between
     return joined([*stages, Stage(scratch=tuple(buffers))])

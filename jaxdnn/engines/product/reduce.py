@@ -10,7 +10,8 @@ MOST_THREADS = 1024  # kMostThreads in product/reduce.cuh
 FEW_THREADS = 256
 COLUMNS = 32  # neighbours of a block: whole sectors of memory, and many lanes
 # An axis of which a thread would have more values than this is cut into parts of fewer, for so many blocks as draw a
-# GPU's bandwidth: 50,176 rows of 64 columns took two blocks 200 us (benchmarks/results/convolution_kernels.md).
+# GPU's bandwidth: 50,176 rows of 64 columns took two blocks 200 us (benchmarks/results/convolution_kernels.md). The
+# numbers are reckoned, by what a round trip to the L2 cache and a launch take; they were not measured.
 MOST_VALUES, FEW_VALUES, BLOCKS = 64, 16, 256
 
 
@@ -21,13 +22,13 @@ def reduction(result: Reduced, register: str) -> str:
 
 def reduce_stage(
     reduction: str,
-    source: Scratch | Result,
+    source: Scratch,
     result: tuple[Scratch | Result, str],
     extents: tuple[int, int, int],
     number: int,
 ) -> Stage:
-    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type. What lies in
-    scratch memory is lost.
+    """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type. The values are
+    lost.
     """
     outer, length, kept = extents
     columns = min(COLUMNS, 1 << (kept - 1).bit_length())
@@ -49,10 +50,11 @@ def reduce_stage(
         return Stage(("product/reduce.cuh",), text, (launch,))
 
     name, lanes = f"product_reduce_{number}", threads // columns
-    part = max(FEW_VALUES * lanes, math.ceil(length * outer * tiles / BLOCKS))
-    parts = math.ceil(length / part)
-    if isinstance(source, Result) or length <= MOST_VALUES * lanes or parts == 1:
+    parts = min(math.ceil(length / (FEW_VALUES * lanes)), BLOCKS // (outer * tiles))
+    if length <= MOST_VALUES * lanes or parts < 2:
         return stage(name, *result, 1, [])
+    part = math.ceil(length / parts)
+    parts = math.ceil(length / part)
     cut = [*numbers("unsigned", parts=parts), *numbers("long long", part=part)]
     return joined(
         [

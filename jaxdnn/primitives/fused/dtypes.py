@@ -93,7 +93,8 @@ def allows_rounding(algorithm: Any) -> bool:
 
 def allows_fast_accumulation(algorithm: Any) -> bool:
     """Whether products of float8 may be summed with less bits than float32 has."""
-    return getattr(algorithm, "name", "").endswith("_FAST_ACCUM")
+    imprecise = getattr(algorithm, "allow_imprecise_accumulation", False)  # of a `DotAlgorithm`
+    return imprecise or getattr(algorithm, "name", "").endswith("_FAST_ACCUM")
 
 
 def summed(

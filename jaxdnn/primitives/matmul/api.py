@@ -86,8 +86,9 @@ def matmul(
       out_dtype: what results that the epilogue leaves in the accumulator's dtype are rounded to; reductions, and
         results that it casts itself, keep theirs. None for `preferred_element_type`, or else the promoted dtype of a
         and b.
-      precision: as `jax.lax.dot_general` takes it. For float32 on GPUs, only HIGHEST forbids tf32; of float8, only
-        `jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM` lets Hopper's tensor cores sum with 14 bits.
+      precision: as `jax.lax.dot_general` takes it. For float32 on GPUs, only HIGHEST forbids tf32; of float8, only an
+        algorithm with fast accumulation, such as `jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`, lets
+        Hopper's tensor cores sum with 14 bits.
       preferred_element_type: the result's dtype; the accumulator has at least this one.
       out_sharding: as `jax.numpy.matmul` takes it. With it, the call is XLA's.
       input_output_aliases: numbers of operands, and of the results (as the epilogue returns them, flattened) that are

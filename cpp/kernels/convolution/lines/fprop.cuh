@@ -36,6 +36,10 @@ struct LinesFprop : LineCall<ConfigOf> {
   int filter_row = 0, filter_column = 0, filter_channel = 0;
   OperandAddress operands[Config::Operands::kArray];
   ResultAddress results[kResults];  // of 16 bits, and of the same strides
+
+  __device__ __forceinline__ float tap(int channel, int row, int column) const {
+    return widen(filter[row * filter_row + column * filter_column + static_cast<long long>(channel) * filter_channel]);
+  }
 };
 
 /// The taps of a thread's channels, and its sums.
@@ -47,14 +51,16 @@ struct LineSums {
   using Row = float[kWidth][2];
 
   float taps[Config::kTapsY][Config::kTapsX][2];
+  bool unbounded = false;  // whether one of the taps is infinite, or no number
   Row sums[kSlots];
 
   __device__ __forceinline__ LineSums(const Call& call, int channel) {
 #pragma unroll
     for (int i = 0; i < Config::kTapsY * Config::kTapsX * 2; ++i) {
       const int row = i / 2 / Config::kTapsX, column = i / 2 % Config::kTapsX;
-      taps[row][column][i % 2] = widen(call.filter[row * call.filter_row + column * call.filter_column +
-                                                   static_cast<long long>(channel + i % 2) * call.filter_channel]);
+      const float tap = call.tap(channel + i % 2, row, column);
+      taps[row][column][i % 2] = tap;
+      unbounded = unbounded || !(0.0f * tap == 0.0f);
     }
   }
 
@@ -97,15 +103,15 @@ struct LineSums {
   static constexpr int slot(int newest, int steps) { return (newest - steps + kSlots) % kSlots; }
 };
 
-/// The epilogue of a thread's places, of all results, `to` bytes from their beginnings.
-template <class Call>
-__device__ __forceinline__ void store_places(const Call& call, const float (&sums)[Call::kWidth][2],
+/// The epilogue of so many of a thread's places, of all results, `to` bytes from their beginnings.
+template <class Call, int kPlaces>
+__device__ __forceinline__ void store_places(const Call& call, const float (&sums)[kPlaces][2],
                                              const Register (&operands)[2][Call::Config::Operands::kArray],
                                              long long to) {
   using Config = typename Call::Config;
-  unsigned words[Call::kWidth][Call::kResults];
+  unsigned words[kPlaces][Call::kResults];
 #pragma unroll
-  for (int place = 0; place < Call::kWidth; ++place) {
+  for (int place = 0; place < kPlaces; ++place) {
     Register results[2][Call::kResults];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -119,9 +125,35 @@ __device__ __forceinline__ void store_places(const Call& call, const float (&sum
   for (int k = 0; k < Call::kResults; ++k) {
     char* const line = static_cast<char*>(call.results[k].data) + to;
 #pragma unroll
-    for (int place = 0; place < Call::kWidth; ++place) {
+    for (int place = 0; place < kPlaces; ++place) {
       ptx::st_global<4>(line + place * Call::kPlaceBytes, words[place] + k);
     }
+  }
+}
+
+/// Sums and stores all places of a thread again, tap by tap, of the source's elements alone.
+template <class Call>
+__device__ __forceinline__ void store_again(const Call& call, const LineThread<typename Call::Lines>& own,
+                                            const Register (&operands)[2][Call::Config::Operands::kArray]) {
+  using Config = typename Call::Config;
+#pragma unroll 1
+  for (int i = 0; i < call.own_rows() * Call::kWidth; ++i) {
+    const int of_all = call.first() + i / Call::kWidth, image = of_all / call.rows, row = of_all % call.rows;
+    const int place = own.place + i % Call::kWidth;
+    float sums[1][2] = {};
+#pragma unroll 1
+    for (int tap = 0; tap < Config::kTapsY * Config::kTapsX; ++tap) {
+      const int tap_row = tap / Config::kTapsX, tap_column = tap % Config::kTapsX;
+      if (!call.source.has(row + tap_row - call.low, place + tap_column, Call::kChannels)) continue;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int channel = own.channel + k;
+        sums[0][k] += call.source.value(image, row + tap_row - call.low, place + tap_column, channel, Call::kChannels) *
+                      call.tap(channel, tap_row, tap_column);
+      }
+    }
+    const long long line = static_cast<long long>(of_all) * Call::kPlaces + place;
+    store_places(call, sums, operands, line * Call::kPlaceBytes + own.channel * 2);
   }
 }
 
@@ -175,6 +207,7 @@ __device__ __forceinline__ void lines_fprop(const LinesFprop<Config>& call) {
 #pragma unroll 1
     while (walk.on()) add_lines<0>(sums, walk, ring, own.offset(), copy, finish);
   } while (walk.next_run());
+  if (sums.unbounded && own.active) store_again(call, own, operands);
 }
 
 }  // namespace jaxdnn

@@ -2,7 +2,9 @@
 //
 // A line is a row of an image with all its channels, which lies in memory as one piece: so a thread brings it with one
 // copy, and what is read and written are long runs. In shared memory it has places of zeros in front of it and behind
-// it, as many as windows reach past it; no copy writes there.
+// it, as many as windows reach past it; no copy writes there. These zeros are multiplied too, so what they meet that is
+// no number takes a sum of its own, from memory: of outputs where a tap is none, of a filter's gradient where the sum
+// is.
 //
 //     stage    | 0 0 | place 0, all channels | place 1 | ...  | 0 0 |      kPlaces + kTapsX - 1 places
 //
@@ -32,6 +34,15 @@ struct LineArray {
   int row = 0, rows = 1;
   int bytes = 0;  // of a line that are copied
   int zeros = 0;  // places in front of them
+
+  /// Whether there is a row, and of its line in shared memory place `at`, which are no zeros.
+  __device__ __forceinline__ bool has(int of_row, int at, int channels) const {
+    return static_cast<unsigned>(of_row) < static_cast<unsigned>(rows) &&
+           static_cast<unsigned>(at - zeros) < static_cast<unsigned>(bytes / 2 / channels);
+  }
+  __device__ __forceinline__ float value(int of, int of_row, int at, int channel, int channels) const {
+    return widen(data[of * image + static_cast<long long>(of_row) * row + (at - zeros) * channels + channel]);
+  }
 };
 
 /// What both kernels have. Config has: T; kTapsX, kTapsY; kChannels, all of a place; kWidth, neighbouring places that a

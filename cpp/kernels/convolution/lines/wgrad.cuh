@@ -92,6 +92,25 @@ struct LineProducts {
   }
 };
 
+/// The sum of a tap and a channel over the block's part again, of elements alone, and of no zeros in their place.
+template <class Call>
+__device__ __forceinline__ float sum_again(const Call& call, int tap, int channel) {
+  using Config = typename Call::Config;
+  float sum = 0;
+#pragma unroll 1
+  for (int i = call.first(); i < call.first() + call.own_rows(); ++i) {
+    const int image = i / call.rows, row = i % call.rows, of_row = row + tap / Config::kTapsX - call.low;
+#pragma unroll 1
+    for (int place = 0; place < Call::kPlaces; ++place) {
+      const int at = place + tap % Config::kTapsX;
+      if (!call.source.has(of_row, at, Call::kChannels)) continue;
+      sum += call.source.value(image, of_row, at, channel, Call::kChannels) *
+             call.output.value(image, row, place, channel, Call::kChannels);
+    }
+  }
+  return sum;
+}
+
 /// Steps of a run until it ends, from the one whose row of the output goes to slot `kNewest` on, once around the ring.
 template <int kNewest, class Call, class Ring, class Copy>
 __device__ __forceinline__ void multiply_lines(LineProducts<Call>& products, LineWalk<typename Call::Lines>& walk,
@@ -153,6 +172,7 @@ __device__ __forceinline__ void lines_wgrad(const LinesWgrad<Config>& call) {
       ptx::ld_shared(one, shared + (of * Call::kTaps * Call::kChannels + i) * 4);
       sum += one;
     }
+    if (!(0.0f * sum == 0.0f)) sum = sum_again(call, tap, i % Call::kChannels);
     const int of_filter =
         call.filter_first + tap / Config::kTapsX * call.filter_row + tap % Config::kTapsX * call.filter_column;
     const long long part = static_cast<long long>(blockIdx.x) * Call::kTaps;

@@ -70,8 +70,9 @@ def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
 
 
 def _looks_up(problem: Attention) -> bool:
-    """Whether the mask's function looks up tables, tens of instructions for each score: then spans of keys are for it.
-    With segments, which take two, they save as much as it takes to find them (benchmarks/results/attention_kernels.md).
+    """Whether the mask's function looks up tables, tens of instructions for each score: then spans of keys are for it,
+    which was not timed. With segments, which take two, they save as much as it takes to find them
+    (benchmarks/results/attention_kernels.md). What a function of scores loads leaves no registers for their code.
     """
     return any(operand.gathered for operand in problem.mask.operands) and not problem.operands
 

@@ -31,7 +31,9 @@ class ConvolutionLines(ProblemEngine[Convolution, LinesKnobs]):
             return reason
         form, best = Lines(problem), next(self.configurations(problem, target), None)
         if best is None:
-            return "a block's threads, registers and shared memory are too few for a whole line"
+            return (
+                f"no block has threads, registers and shared memory for a whole line of {form.windows[1].output} places"
+            )
         if not is_bound_by_memory(form, best, target):
             return "multiply-adds, or its first lines, would take longer than memory for so many taps, or so few rows"
         return element_reason(product_of_groups(problem), [best])

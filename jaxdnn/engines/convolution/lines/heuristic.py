@@ -10,7 +10,7 @@ _WIDTHS = (8, 7, 6, 5, 4, 10, 14)  # of equally good ones the first
 _STAGES = (12, 8, 6, 4)  # the first ones that fit
 _MOST = 4  # that are offered
 
-# Predicted, not measured.
+# Reckoned; of what was measured since (benchmarks/results/convolution_kernels.md), lines reach 0.81 to 0.91 of a copy.
 _MEMORY = 0.88  # of a copy's speed, that whole lines reach
 _ISSUE = 1.2e9  # instructions of a scheduler, a second, with enough warps
 _WARPS = 12  # that are enough

@@ -128,8 +128,8 @@ def knobs_reason(form: Lines, knobs: LinesKnobs, target: Target) -> str | None:
         return f"width is {knobs.width}, which does not divide the {places} places of a line"
     if (threads := form.threads(knobs)) > _MOST_THREADS:
         return f"a block would have {threads} threads; expected at most {_MOST_THREADS}"
-    if knobs.parts > form.count:
-        return f"parts is {knobs.parts}, and there are {form.count} rows"
+    if (knobs.parts - 1) * ceil(form.count / knobs.parts) >= form.count:
+        return f"parts is {knobs.parts}, and the last of them would have none of the {form.count} rows"
     most = min(_MOST_OF_THREAD, _REGISTERS // threads // _STEP * _STEP)
     if (needed := form.registers(knobs)) > most:
         return f"a thread needs about {needed} registers for {knobs.width} places, and has {most}"
