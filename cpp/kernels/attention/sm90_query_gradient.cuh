@@ -355,7 +355,8 @@ struct QueryGradientConsumer {
   __device__ __forceinline__ void mask(const FragmentCoordinate& at) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      each_outside<kScores, Tile::kListed>(r, at.column, first_key[r], key_count[r], [&](int i) { scores[i] = 0; });
+      // By comparisons: with dropout at head size 256, bits spill.
+      each_outside<kScores, true>(r, at.column, first_key[r], key_count[r], [&](int i) { scores[i] = 0; });
     }
     if constexpr (Tile::kListed) {
       StripFunction<typename Config::Mask, kFragmentColumns> visible;
