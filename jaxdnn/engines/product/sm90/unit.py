@@ -6,6 +6,7 @@ product/split.cuh, which adds the accumulators of a K that was split, or product
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import ceil
 from typing import Any
 
@@ -47,6 +48,7 @@ from jaxdnn.pointwise import Functor, functor
 from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
+WARPS = 4  # of a consumer
 TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
@@ -58,6 +60,7 @@ DEFAULTS = (
         "TensorStore": True,
         "PairedStore": True,
         "LongEpilogue": False,
+        "OwnLines": False,
         "Line": DEPTH_BYTES,
         "Steps": STEPS,
         "Accumulators": 1,
@@ -103,6 +106,11 @@ class Unit:
             partials = self._partials(epilogue)
             self.multiply(self.product, epilogue, "Config", partials)
             self._reduce(partials)
+
+    @property
+    def straight(self) -> bool:
+        """Whether rows of tiles are those of the results, one after the other."""
+        return True
 
     @property
     def text(self) -> str:
@@ -248,6 +256,7 @@ class Unit:
             "TensorStore": knobs.store != "direct",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
+            "OwnLines": self.own_lines,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(self.product, knobs),
             **knobs.constants,
@@ -274,19 +283,23 @@ class Unit:
             a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
             found += numbers(a_batched=a_batched, b_batched=b_batched)
         tiles, cluster = self.tiles(product), knobs.cluster_m * knobs.cluster_n
-        clusters = fewest_clusters(tiles, cluster, self.sm_count, self.columns)
+        blocks = self.blocks(product)
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
         deep = ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
-        takes = self.columns == 1 and tiles > clusters and deep
+        takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.own_lines
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
-        grid = (clusters * cluster, 1, 1)
-        shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
+        shape = {"grid": (blocks, 1, 1), "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
 
     def tiles(self, product: Product) -> int:
         """How many tiles of clusters there are."""
         return cluster_tiles(product, self.knobs) * product.batch * self.knobs.split_k
+
+    def blocks(self, product: Product) -> int:
+        """Of the grid."""
+        cluster = self.knobs.cluster_m * self.knobs.cluster_n
+        return cluster * fewest_clusters(self.tiles(product), cluster, self.sm_count, self.columns)
 
     def depth(self, product: Product) -> int:
         """Elements of K in a stage."""
@@ -323,6 +336,17 @@ class Unit:
         epilogue, _ = element_epilogue(product, used + accumulators)
         self.then(split_stage(product, epilogue, self.knobs.split_k, used, self.diagonal))
 
+    @cached_property
+    def warp_lines(self) -> int:
+        """A line of a result that is reduced over rows for each warp."""
+        return self.blocks(self.product) * WARPS * self.knobs.consumers
+
+    @cached_property
+    def own_lines(self) -> bool:
+        """Whether warps have such lines (core/epilogue_reductions.cuh): where rows would leave more, or lie apart."""
+        over_rows = any(1 in result.axes for result in self.product.reduced)
+        return over_rows and (not self.straight or self.warp_lines < ceil(self.product.m / WARP_ROWS))
+
     def _partials(self, epilogue: Functor) -> dict[int, tuple[str, Scratch]]:
         """Of each result that is reduced, the type of its partial reductions and the memory for them."""
         product, found = self.product, {}
@@ -339,6 +363,8 @@ class Unit:
         row_parts, column_parts = ceil(product.m / WARP_ROWS), ceil(product.n / self.knobs.tile_n)
         kept = 1 if rows and columns else product.n if rows else product.m
         parts = (row_parts if rows else 1) * (column_parts if columns else 1)
+        if rows and self.own_lines:
+            parts = self.warp_lines
         return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
 
     def _reduce(self, partials: dict[int, tuple[str, Scratch]]) -> None:
