@@ -101,9 +101,7 @@ def first(problem):
     return (by_patches(problem, FEW) or by_places(problem, FEW))[0]
 
 
-RUNS = [
-    (name, knobs or first(CALLS[name].problem)) for name, (_, _, several) in PROBLEMS.items() for knobs in several
-]
+RUNS = [(name, knobs or first(CALLS[name].problem)) for name, (_, _, several) in PROBLEMS.items() for knobs in several]
 LARGE = {
     "56": (256, 56, 56, 64), "28": (256, 28, 28, 128), "14": (256, 14, 14, 256), "7": (256, 7, 7, 512),
 }  # fmt: skip

@@ -274,13 +274,14 @@ def is_lightest_beside(product: Product, tiles: Sequence[int]) -> bool:
 
 
 def sums_rows(product: Product) -> bool:
-    """Whether the epilogue does little but reduce one or two results over rows, which takes few registers."""
-    operands, rows = product.operands, {(1,), (0, 1)}
-    few = len(operands) <= 2 and all(operand.broadcast in ("scalar", "row") and operand.pairs for operand in operands)
+    """Whether the epilogue does little but reduce one or two results over rows, which leaves room for many accumulators
+    [22]: not beside an operand.
+    """
     light = OPERATIONS_BESIDE_SUMS.issuperset(product.program.operations) and not product.program.indexed
-    reduced = len(product.reduced) <= 2 and {one.axes for one in product.reduced} <= rows
-    stored = sum(map(result_registers, product.stored)) <= RESULTS_BESIDE_TILES
-    return bool(product.reduced) and reduced and few and light and stored
+    over_rows = bool(product.reduced) and all(one.axes in ((1,), (0, 1)) for one in product.reduced)
+    stored = sum(map(result_registers, product.stored))
+    few = not product.operands and len(product.reduced) <= 2 and stored <= RESULTS_BESIDE_TILES
+    return light and over_rows and few
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:

@@ -6,16 +6,15 @@ product/split.cuh, which adds the accumulators of a K that was split, or product
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
-from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue, operand_type
+from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
-from jaxdnn.engines.product.reduce import reduce_stage, reduction
+from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
 from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
@@ -45,7 +44,6 @@ from jaxdnn.engines.unit import (
 )
 from jaxdnn.plan import Counter, Launch, Scalar, Scratch, TensorMap
 from jaxdnn.pointwise import Functor, functor
-from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
 WARPS = 4  # of a consumer
@@ -70,13 +68,6 @@ DEFAULTS = (
 )
 
 
-def reduced_type(register: str) -> str:
-    """The C++ type that values which a register of this type holds are reduced in."""
-    if register == "float":
-        return "float"
-    return "int32" if kind(register) == "i" else "uint32"
-
-
 class Unit:
     """The text, the launches and the scratch buffers of one product.
 
@@ -99,13 +90,15 @@ class Unit:
         self.scratch: list[int] = []
         self.product = self._copies(product)
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
+        warps = self.blocks(self.product) * WARPS * knobs.consumers
+        self.reductions = Reductions(self.product, WARP_ROWS, knobs.tile_n, warps, self.straight)
         if knobs.split_k > 1:
             self._split()
         else:
             epilogue = functor(self.product.program)
             partials = self._partials(epilogue)
             self.multiply(self.product, epilogue, "Config", partials)
-            self._reduce(partials)
+            self.then(self.reductions.end(partials))
 
     @property
     def straight(self) -> bool:
@@ -185,7 +178,7 @@ class Unit:
             columns = "tile" if number in self.fetched else operand.columns(product.n)
             operands.append(operand_type(operand, operand.dtype, columns))
         results = [
-            self.reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
+            reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
             for result, register in zip(product.results, epilogue.results, strict=True)
         ]
         return {
@@ -194,11 +187,6 @@ class Unit:
             "Results": f"TypeList<{', '.join(results)}>",
             "Accumulator": product.accumulator,
         }
-
-    def reduced_text(self, result: Reduced, register: str) -> str:
-        """The C++ type that stands for a result that is reduced."""
-        over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
-        return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
 
     def operand_parameters(self, product: Product) -> list[Parameter]:
         """The epilogue's operands, with those strides that are used."""
@@ -256,7 +244,7 @@ class Unit:
             "TensorStore": knobs.store != "direct",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
-            "OwnLines": self.own_lines,
+            "OwnLines": self.reductions.own_lines,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(self.product, knobs),
             **knobs.constants,
@@ -286,10 +274,15 @@ class Unit:
         blocks = self.blocks(product)
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
         deep = ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
-        takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.own_lines
+        takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.reductions.own_lines
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
-        shape = {"grid": (blocks, 1, 1), "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
+        shape = {
+            "grid": (blocks, 1, 1),
+            "block": (knobs.threads, 1, 1),
+            "cluster": (cluster, 1, 1),
+            "shared_memory": shared,
+        }
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
 
     def tiles(self, product: Product) -> int:
@@ -336,41 +329,11 @@ class Unit:
         epilogue, _ = element_epilogue(product, used + accumulators)
         self.then(split_stage(product, epilogue, self.knobs.split_k, used, self.diagonal))
 
-    @cached_property
-    def warp_lines(self) -> int:
-        """A line of a result that is reduced over rows for each warp."""
-        return self.blocks(self.product) * WARPS * self.knobs.consumers
-
-    @cached_property
-    def own_lines(self) -> bool:
-        """Whether warps have such lines (core/epilogue_reductions.cuh): where rows would leave more, or lie apart."""
-        over_rows = any(1 in result.axes for result in self.product.reduced)
-        return over_rows and (not self.straight or self.warp_lines < ceil(self.product.m / WARP_ROWS))
-
     def _partials(self, epilogue: Functor) -> dict[int, tuple[str, Scratch]]:
         """Of each result that is reduced, the type of its partial reductions and the memory for them."""
         product, found = self.product, {}
         for i, result in enumerate(product.results):
             if isinstance(result, Reduced):
-                outer, parts, kept = self.reduction(result)
-                found[i] = reduced_type(epilogue.results[i]), self.buffer(outer * parts * kept * 4)
+                size = prod(self.reductions.extents(result)) * 4
+                found[i] = reduced_type(epilogue.results[i]), self.buffer(size)
         return found
-
-    def reduction(self, result: Reduced) -> tuple[int, int, int]:
-        """The partial reductions that the kernel leaves, as an array of [outer, parts, kept]."""
-        product = self.product
-        rows, columns = (axis in result.axes for axis in (1, 2))
-        row_parts, column_parts = ceil(product.m / WARP_ROWS), ceil(product.n / self.knobs.tile_n)
-        kept = 1 if rows and columns else product.n if rows else product.m
-        parts = (row_parts if rows else 1) * (column_parts if columns else 1)
-        if rows and self.own_lines:
-            parts = self.warp_lines
-        return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
-
-    def _reduce(self, partials: dict[int, tuple[str, Scratch]]) -> None:
-        """Adds the kernels that end the reductions."""
-        for i, (register, scratch) in partials.items():
-            result = self.product.results[i]
-            assert isinstance(result, Reduced)
-            to = (result.buffer, ctype(result.dtype))
-            self.then(reduce_stage(reduction(result, ctype(register)), scratch, to, self.reduction(result), i))
