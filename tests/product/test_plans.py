@@ -239,7 +239,13 @@ def test_a_plan_stays_within_its_buffers(name):
 
 @pytest.mark.parametrize(
     ("extents", "blocks"),
-    [((1, 50_176, 64), [196, 2]), ((1, 512, 4096), [128]), ((64, 50_176, 64), [256, 128]), ((200, 20_000, 32), [200])],
+    [
+        ((1, 1056, 64), [8]),
+        ((1, 50_176, 64), [200, 8]),
+        ((1, 512, 4096), [128]),
+        ((64, 50_176, 64), [256, 128]),
+        ((200, 20_000, 32), [200]),
+    ],
 )
 def test_long_axes_are_reduced_by_many_blocks(extents, blocks):
     of = "jaxdnn::ReductionOf<jaxdnn::Reduction::sum, float>"

@@ -80,6 +80,7 @@ class GivenTiles(Unit):
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
+            "OwnLines": self.reductions.own_lines,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(product, knobs),
             "EpilogueStages": knobs.epilogue_stages,

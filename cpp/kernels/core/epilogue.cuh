@@ -4,7 +4,7 @@
 // element of each result. Floats come widened exactly to float32, integers as they are; results leave rounded once to
 // their own types. Each warp works on 16 rows: fragment by fragment (core/fragment.cuh) the functor is applied, and its
 // results are stored, through the warp's own stages of shared memory and TMA or straight to memory
-// (core/epilogue_results.cuh), or reduced, through shuffles (core/epilogue_reductions.cuh). No warp waits for another.
+// (core/epilogue_results.cuh), or reduced (core/epilogue_reductions.cuh). No warp waits for another.
 //
 // Operands of the result's own shape may be tiles, which TMA loads where results of elements as large leave from: tile
 // i lies in the stages of stored result i. A warp has its own loaded while its tile is still multiplied, when memory
@@ -46,7 +46,7 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, Found...>
              StageSubtiles<TypeList<Rest...>, kColumns, Found..., Subtile<First, kColumns>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes.
+/// kTensorStore, kPairedStore, kPieceBytes, kOwnLines.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -56,7 +56,7 @@ struct TileEpilogue {
   using Subtiles = StageSubtiles<Select<Config::kTensorStore, Results, TypeList<>>, kColumns>;
   static constexpr int kFetched = Config::kTensorStore ? 32 : 16;  // columns of operands that wait in registers
   static constexpr int kOperands = Operands::kArray;
-  static constexpr int kResults = Results::kCount;
+  static constexpr int kResults = Results::kCount, kStored = StageSubtiles<Results, kColumns>::Types::kCount;
   static constexpr int kTiles = tile_count<Operands>;
   static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount);
   static constexpr int kBarrierBytes = kTiles > 0 ? 8 * kStages : 0;
@@ -67,11 +67,29 @@ struct TileEpilogue {
   int rows, columns;  // of a matrix
   unsigned stages;    // shared address of this warp's
   unsigned barriers;  // likewise
+  OwnLines own = {};  // where what is reduced over rows has such
   StagePosition<kStages> position = {};
+  Partials<Results, Config::kTileN / Config::kAccumulators, Config::kOwnLines> partials;
 
   /// By one thread: makes the barriers of so many warps.
   static __device__ __forceinline__ void init(unsigned barriers, int warps) {
     for (int i = 0; i < warps * kBarrierBytes / 8; ++i) ptx::mbarrier_init(barriers + 8 * i, 1);
+  }
+
+  /// Before the first tile.
+  __device__ __forceinline__ void open() {
+    if constexpr (Config::kOwnLines) {
+      partials.each([&](auto& partial, int result) {
+        partial.clear();
+        partial.open(results[result], own);
+      });
+      ptx::bar_warp_sync();  // other lanes add to what one has filled
+    }
+  }
+
+  /// After a tile from `column` on, if the next one is of other columns, or of another matrix.
+  __device__ __forceinline__ void leave(int column, int batch) {
+    partials.each([&](auto& partial, int result) { partial.leave(results[result], own, column, batch); });
   }
 
   /// Has tiles loaded, and brings the other operands that `apply` will read of `kBlocks` x `kWidth` into the caches,
@@ -105,11 +123,12 @@ struct TileEpilogue {
     constexpr int kWidth = 2 * kRegisters / Config::kAccumulators, kSubtiles = kWidth / kColumns;
     constexpr int kFragments = kColumns / kFragmentColumns;
     static_assert(kWidth % kColumns == 0, "a tile is made of whole subtiles");
+    static_assert(kResults == kStored || Config::kTileN == 2 * kRegisters, "what is reduced is so of a tile's columns");
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int top = row + block * 64;
-      Partials<Results, kWidth> partials;
-      partials.clear();
+      const bool whole = has_all<kWidth>(top, column, batch, others);
+      partials.each([](auto& partial, int) { partial.begin(); });
 #pragma unroll
       for (int subtile = 0; subtile < kSubtiles; ++subtile) {
         const int left = column + subtile * kColumns;
@@ -127,7 +146,9 @@ struct TileEpilogue {
           apply_to_fragment<Config>(accumulators[block], 8 * (subtile * kFragments + i), values, i % kAtOnce, operands,
                                     at, fragments);
           store<0, 0>(fragments, i, at);
-          partials.add(fragments, results, at);
+          partials.each([&](auto& partial, int result) {
+            partial.add(fragments[result], results[result], at, subtile * kFragments + i, whole);
+          });
         }
         store_stage(left, top, batch, others);
         if constexpr (kTiles > 0) {
@@ -139,7 +160,9 @@ struct TileEpilogue {
         }
         position.advance();
       }
-      partials.finish(results, {top, column, batch, rows, columns});
+      partials.each([&](auto& partial, int result) {
+        partial.finish(results[result], FragmentCoordinate::of_lane(top, column, batch, rows, columns), others);
+      });
     }
   }
 
@@ -159,6 +182,16 @@ struct TileEpilogue {
 
  private:
   __device__ __forceinline__ unsigned full(int stage) const { return barriers + 8 * stage; }
+
+  /// Whether the matrix has all of these elements, as far as it matters to what is reduced; the same in all lanes.
+  template <int kWidth, class Rows>
+  __device__ __forceinline__ bool has_all(int row, int column, int batch, const Rows& others) const {
+    if constexpr (kStored == kResults) return true;
+    if (column + kWidth > columns) return false;
+    if constexpr (Rows::kStraight) return row + 16 <= rows;
+    const auto at = FragmentCoordinate::of_lane(row, column, batch, rows, columns).through(others);
+    return !ptx::vote_sync_any(!at.has(0) || !at.has(2));
+  }
 
   /// The shared address of subtile kSubtile of a stage.
   template <int kSubtile>

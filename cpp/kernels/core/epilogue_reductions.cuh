@@ -1,10 +1,22 @@
-// Results that an epilogue reduces: each warp reduces what it has of a tile, by shuffles, and writes that to scratch
-// memory, where product/reduce.cuh takes it from. All orders are fixed, so results are the same bits on every run.
+// Results that an epilogue reduces: each warp reduces what it has of tiles, and writes that to scratch memory, where
+// product/reduce.cuh takes it from. All orders are fixed, so results are the same bits on every run.
 //
-//   over             a warp's part of a tile of kWidth columns      scratch, [matrix, part, what is kept]
-//   rows             16 rows; one value a column                    [batch, ceil(rows / 16), columns]
-//   columns          kWidth columns; one value a row                [batch, ceil(columns / kWidth), rows]
-//   both             16 rows x kWidth columns; one value            [batch, ceil(columns / kWidth), ceil(rows / 16)]
+//   over             what a warp writes at once                     scratch, [matrix, part, what is kept]
+//   columns          16 rows x kWidth columns; one value a row      [batch, ceil(columns / kWidth), rows]
+//   rows, or both    likewise; one value a column, or one           [batch, ceil(rows / 16), columns], or
+//                                                                   [batch, ceil(columns / kWidth), ceil(rows / 16)]
+//   with kOwnLines   what it has of all tiles of the same columns   [batch, warps of the grid, columns], or
+//                    and matrix, one after the other                [batch, warps of the grid]
+//
+// Of many rows a warp has a line of its own: there are fewer lines than 16 rows each would leave, which are written and
+// read again, and it does not matter which rows a tile has. A warp first fills its lines with what changes nothing.
+// While its tiles are of the same columns it keeps what it has of them in registers, and then adds it to the line: it
+// may come to the same columns again. So tiles have to be dealt, and not taken (core/tile_queue.cuh). A line for each
+// warp is more than there is of few rows, of which each warp would write few of its columns.
+//
+// A lane has two rows of four columns of a fragment, and eight lanes have the same columns. In registers it keeps all
+// four; or, where these would be more than kMostHeld, two or one of them, of which it has more rows: each exchange
+// halves the lanes that share columns, and the columns.
 #pragma once
 
 #include "core/epilogue_results.cuh"
@@ -39,106 +51,220 @@ inline constexpr bool is_reduced = false;
 template <Reduction kReduction, class Of, bool kOverRows, bool kOverColumns>
 inline constexpr bool is_reduced<Reduced<kReduction, Of, kOverRows, kOverColumns>> = true;
 
-/// What one warp has of one reduced result, while it works through the columns of 16 rows.
-template <class R, int kWidth>
+/// Where a warp's own lines are.
+struct OwnLines {
+  int line, lines;
+  int batches, columns;  // of the results
+
+  /// That of a matrix, of so many values.
+  template <class T>
+  __device__ __forceinline__ T* of(const ResultAddress& address, int batch, int values) const {
+    return static_cast<T*>(address.data) + (static_cast<long long>(batch) * lines + line) * values;
+  }
+};
+
+/// What one warp has of one reduced result: while it works through the columns of 16 rows or, on a line of its own,
+/// through tiles of the same columns.
+template <class R, int kWidth, bool kOwnLines, int kExchanges>
 struct Partial {
   using Type = typename R::Type;
-  static constexpr int kHeld = !R::kOverColumns ? 1 : R::kOverRows ? 1 : 2;  // one a row
+  static constexpr bool kByColumn = !R::kOverColumns;
+  static constexpr bool kKept = kOwnLines && R::kOverRows;  // from tile to tile
+  static constexpr int kFragments = kByColumn && kKept ? kWidth / kFragmentColumns : 1;
+  static constexpr int kHeld = kByColumn ? 4 >> kExchanges : R::kOverRows ? 1 : 2;  // columns; or one a row
 
-  Type held[kHeld];
+  Type held[kFragments][kHeld];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) held[i] = R::identity();
+    for (int number = 0; number < kFragments; ++number) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) held[number][i] = R::identity();
+    }
   }
 
-  /// Adds a fragment.
+  /// Before 16 rows.
+  __device__ __forceinline__ void begin() {
+    if constexpr (!kKept) clear();
+  }
+
+  /// Adds fragment `number` of a tile, which is `whole` if the matrix has all of the tile's elements.
   __device__ __forceinline__ void add(const Fragment& fragment, const ResultAddress& address,
-                                      const FragmentCoordinate& at) {
-    const int lane = threadIdx.x % 32;
-    Type masked[8];
+                                      const FragmentCoordinate& at, int number, bool whole) {
+    Type values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const typename R::Source value = fragment[i];
-      masked[i] = at.has(i) ? static_cast<Type>(value) : R::identity();
+      values[i] = static_cast<Type>(value);
     }
-    if constexpr (R::kOverColumns) {
+    if (!whole) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = at.has(i) ? values[i] : R::identity();
+    }
+    if constexpr (!kByColumn) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        Type& to = held[i / 2 % 2 % kHeld];
-        to = R::combine(to, masked[i]);
+        Type& to = held[0][i / 2 % 2 % kHeld];
+        to = R::combine(to, values[i]);
       }
     } else {
-      // Eight lanes hold the same four columns. Each exchange halves the lanes that share, and the columns.
-      const bool upper = lane & 16, right = lane & 8;
-      Type of_side[2];
+      Type columns[4];
 #pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const Type low = R::combine(masked[side], masked[2 + side]);
-        const Type high = R::combine(masked[4 + side], masked[6 + side]);
-        of_side[side] = R::across(upper ? high : low, upper ? low : high, 16);
-      }
-      Type value = R::across(right ? of_side[1] : of_side[0], right ? of_side[0] : of_side[1], 8);
-      value = R::across(value, value, 4);
-      const int row = at.row - lane / 4, column = at.column + (upper ? 8 : 0) + (right ? 1 : 0);
-      if ((lane & 4) == 0 && row < at.rows && column < at.columns) {
-        const long long part = static_cast<long long>(at.batch) * ((at.rows + 15) / 16) + row / 16;
-        static_cast<Type*>(address.data)[part * at.columns + column] = value;
-      }
-    }
-  }
-
-  /// Writes what was held of a tile; `at` is the warp's first element there.
-  __device__ __forceinline__ void finish(const ResultAddress& address, const FragmentCoordinate& at) {
-    if constexpr (R::kOverColumns) {
-      const int lane = threadIdx.x % 32, parts = (at.columns + kWidth - 1) / kWidth;
-      Type* const to = static_cast<Type*>(address.data);
-      const long long part = static_cast<long long>(at.batch) * parts + at.column / kWidth;
+      for (int i = 0; i < 4; ++i) columns[i] = R::combine(values[i / 2 * 4 + i % 2], values[i / 2 * 4 + i % 2 + 2]);
+      if constexpr (kKept) {
+        exchange<0, kExchanges>(columns);
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-#pragma unroll
-        for (int mask = R::kOverRows ? 16 : 2; mask > 0; mask /= 2) held[i] = R::across(held[i], held[i], mask);
-        const int kept = R::kOverRows ? at.row / 16 : at.row + lane / 4 + 8 * i;
-        const int count = R::kOverRows ? (at.rows + 15) / 16 : at.rows;
-        if (lane % (R::kOverRows ? 32 : 4) == 0 && kept < count && at.column < at.columns) {
-          to[part * count + kept] = held[i];
+        for (int i = 0; i < kHeld; ++i) held[number][i] = R::combine(held[number][i], columns[i]);
+      } else {
+        const Type value = all_rows<0>(columns);
+        const int row = at.row - threadIdx.x % 32 / 4, column = at.column + column_of_lane() - threadIdx.x % 4 * 2;
+        if (has_column() && row < at.rows && column < at.columns) {
+          const long long part = static_cast<long long>(at.batch) * ((at.rows + 15) / 16) + row / 16;
+          static_cast<Type*>(address.data)[part * at.columns + column] = value;
         }
       }
     }
   }
+
+  /// After 16 rows, which are `others` of the matrix, writes what was held of them; `at` is the lane's first element.
+  template <class Rows>
+  __device__ __forceinline__ void finish(const ResultAddress& address, const FragmentCoordinate& at,
+                                         const Rows& others) {
+    if constexpr (!kByColumn && !kKept) {
+      const int lane = threadIdx.x % 32, parts = (at.columns + kWidth - 1) / kWidth;
+      const int left = at.column - lane % 4 * 2;
+      const FragmentCoordinate its = at.through(others);
+      Type* const to = static_cast<Type*>(address.data);
+      const long long part = static_cast<long long>(at.batch) * parts + left / kWidth;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const Type value = all_lanes(held[0][i]);
+        const int kept = R::kOverRows ? (at.row - lane / 4) / 16 : its.row + its.below * i;
+        const int count = R::kOverRows ? (at.rows + 15) / 16 : at.rows;
+        if (lane % (R::kOverRows ? 32 : 4) == 0 && kept < count && left < at.columns) to[part * count + kept] = value;
+      }
+    }
+  }
+
+  /// Fills the warp's lines with what changes nothing.
+  __device__ __forceinline__ void open(const ResultAddress& address, const OwnLines& own) const {
+    if constexpr (kKept) {
+      const int values = kByColumn ? own.columns : 1;
+      for (int batch = 0; batch < own.batches; ++batch) {
+        for (int i = threadIdx.x % 32; i < values; i += 32) own.of<Type>(address, batch, values)[i] = R::identity();
+      }
+    }
+  }
+
+  /// Adds what is held of tiles from `column` on to the warp's line, and holds nothing more.
+  __device__ __forceinline__ void leave(const ResultAddress& address, const OwnLines& own, int column, int batch) {
+    if constexpr (kKept && kByColumn) {
+      Type* const to = own.of<Type>(address, batch, own.columns) + column + column_of_lane();
+      const int left = has_column() ? own.columns - column - column_of_lane() : 0;
+      Type before[kFragments];
+#pragma unroll
+      for (int number = 0; number < kFragments; ++number) {
+        const int at = number * kFragmentColumns;
+        before[number] = at < left ? to[at] : R::identity();
+      }
+#pragma unroll
+      for (int number = 0; number < kFragments; ++number) {
+        const int at = number * kFragmentColumns;
+        const Type value = all_rows<kExchanges>(held[number]);
+        if (at < left) to[at] = R::combine(before[number], value);
+      }
+      clear();
+    } else if constexpr (kKept) {
+      const Type value = all_lanes(held[0][0]);
+      Type* const to = own.of<Type>(address, batch, 1);
+      if (threadIdx.x % 32 == 0) *to = R::combine(*to, value);
+      clear();
+    }
+  }
+
+ private:
+  /// Exchanges number kFrom to kTo - 1 with lanes that have other rows: of each, half of the columns are left.
+  template <int kFrom, int kTo, int kCount>
+  static __device__ __forceinline__ void exchange(Type (&columns)[kCount]) {
+    if constexpr (kFrom < kTo) {
+      constexpr int kMask = 16 >> kFrom, kLeft = 2 >> kFrom;
+      const bool upper = threadIdx.x & kMask;
+#pragma unroll
+      for (int i = 0; i < kLeft; ++i) {
+        const Type low = columns[i], high = columns[i + kLeft];
+        columns[i] = R::across(upper ? high : low, upper ? low : high, kMask);
+      }
+      exchange<kFrom + 1, kTo>(columns);
+    }
+  }
+
+  /// What all rows have of one of the lane's columns, after so many exchanges.
+  template <int kDone, int kCount>
+  static __device__ __forceinline__ Type all_rows(Type (&columns)[kCount]) {
+    exchange<kDone, 2>(columns);
+    return R::across(columns[0], columns[0], 4);
+  }
+
+  /// Which column of a fragment that is; two lanes have it, of which one writes it.
+  static __device__ __forceinline__ int column_of_lane() {
+    const int lane = threadIdx.x % 32;
+    return lane % 4 * 2 + (lane & 16 ? 8 : 0) + (lane & 8 ? 1 : 0);
+  }
+  static __device__ __forceinline__ bool has_column() { return (threadIdx.x & 4) == 0; }
+
+  /// What the lanes have that share the row, or all.
+  static __device__ __forceinline__ Type all_lanes(Type value) {
+#pragma unroll
+    for (int mask = R::kOverRows ? 16 : 2; mask > 0; mask /= 2) value = R::across(value, value, mask);
+    return value;
+  }
 };
+
+/// How many results are reduced over rows alone.
+template <class Results>
+inline constexpr int kReducedOverRows = 0;
+template <class First, class... Rest>
+inline constexpr int kReducedOverRows<TypeList<First, Rest...>> = kReducedOverRows<TypeList<Rest...>>;
+template <Reduction kReduction, class Of, class... Rest>
+inline constexpr int kReducedOverRows<TypeList<Reduced<kReduction, Of, true, false>, Rest...>> =
+    1 + kReducedOverRows<TypeList<Rest...>>;
+
+/// How many exchanges each fragment takes, so that what is kept of all of them stays in kMostHeld registers, if it can.
+constexpr int kMostHeld = 32;
+constexpr int exchanges_of(int results, int width) {
+  int exchanges = 0;
+  while (exchanges < 2 && results * width / kFragmentColumns * (4 >> exchanges) > kMostHeld) ++exchanges;
+  return exchanges;
+}
 
 /// The partial reductions of all results that are reduced.
-template <class Results, int kWidth, int kIndex = 0>
-struct Partials {
-  __device__ __forceinline__ void clear() {}
-  __device__ __forceinline__ void add(const Fragment*, const ResultAddress*, const FragmentCoordinate&) {}
-  __device__ __forceinline__ void finish(const ResultAddress*, const FragmentCoordinate&) {}
+template <class Results, int kWidth, bool kOwnLines, int kExchanges, int kIndex = 0>
+struct PartialsOf {
+  template <class Visit>
+  __device__ __forceinline__ void each(const Visit&) {}
 };
 
-template <class First, class... Rest, int kWidth, int kIndex>
-struct Partials<TypeList<First, Rest...>, kWidth, kIndex> : Partials<TypeList<Rest...>, kWidth, kIndex + 1> {};
+template <class First, class... Rest, int kWidth, bool kOwnLines, int kExchanges, int kIndex>
+struct PartialsOf<TypeList<First, Rest...>, kWidth, kOwnLines, kExchanges, kIndex>
+    : PartialsOf<TypeList<Rest...>, kWidth, kOwnLines, kExchanges, kIndex + 1> {};
 
-template <Reduction kReduction, class Of, bool kOverRows, bool kOverColumns, class... Rest, int kWidth, int kIndex>
-struct Partials<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest...>, kWidth, kIndex> {
-  Partial<Reduced<kReduction, Of, kOverRows, kOverColumns>, kWidth> own;
-  Partials<TypeList<Rest...>, kWidth, kIndex + 1> rest;
+template <Reduction kReduction, class Of, bool kOverRows, bool kOverColumns, class... Rest, int kWidth, bool kOwnLines,
+          int kExchanges, int kIndex>
+struct PartialsOf<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest...>, kWidth, kOwnLines, kExchanges,
+                  kIndex> {
+  Partial<Reduced<kReduction, Of, kOverRows, kOverColumns>, kWidth, kOwnLines, kExchanges> own;
+  PartialsOf<TypeList<Rest...>, kWidth, kOwnLines, kExchanges, kIndex + 1> rest;
 
-  __device__ __forceinline__ void clear() {
-    own.clear();
-    rest.clear();
-  }
-
-  __device__ __forceinline__ void add(const Fragment* fragments, const ResultAddress* addresses,
-                                      const FragmentCoordinate& at) {
-    own.add(fragments[kIndex], addresses[kIndex], at);
-    rest.add(fragments, addresses, at);
-  }
-
-  __device__ __forceinline__ void finish(const ResultAddress* addresses, const FragmentCoordinate& at) {
-    own.finish(addresses[kIndex], at);
-    rest.finish(addresses, at);
+  /// Calls `visit` with each, and the number of its result.
+  template <class Visit>
+  __device__ __forceinline__ void each(const Visit& visit) {
+    visit(own, kIndex);
+    rest.each(visit);
   }
 };
+
+template <class Results, int kWidth, bool kOwnLines>
+using Partials =
+    PartialsOf<Results, kWidth, kOwnLines, kOwnLines ? exchanges_of(kReducedOverRows<Results>, kWidth) : 0>;
 
 }  // namespace jaxdnn

@@ -3,9 +3,9 @@
 // (core/epilogue_reductions.cuh) in scratch memory and pointwise/pointwise.cuh its blocks'; kernels whose epilogue
 // works on one element at a time leave all values, from which this takes one axis at a time.
 //
-//   grid             outer x parts of the axis x tiles of what is kept. A long axis of few columns, as that of a
-//                    convolution's places, is cut into parts, so that more blocks read it: the first launch leaves the
-//                    result of each in the place of its first value, and a second one reduces those
+//   grid             outer x parts of the axis x tiles of what is kept; and results that are reduced alike. A long axis
+//                    of few columns is cut into parts, so that more blocks read it: the first launch leaves the result
+//                    of each in the place of its first value, and a second one reduces those
 //   block            (neighbours, lanes): a lane takes every lanes-th value, then lanes are combined in pairs
 //   barriers         one for each halving of the lanes
 //   shared memory    one value a thread
@@ -18,15 +18,15 @@
 
 namespace jaxdnn {
 
-/// `Of` is a `ReductionOf`; `ResultOf` the type of the result's elements.
-template <class Of, class ResultOf>
+/// `Of` is a `ReductionOf`; `ResultOf` the type of a result's elements, of which there are `kCountOf`.
+template <class Of, class ResultOf, int kCountOf = 1>
 struct ProductReduce {
   using Value = typename Of::Type;
   using Result = ResultOf;
-  static constexpr int kMostThreads = 1024;
+  static constexpr int kMostThreads = 1024, kCount = kCountOf;
 
-  const Value* values = nullptr;
-  Result* result = nullptr;
+  const Value* values[kCount] = {};
+  Result* results[kCount] = {};
   long long length = 1, kept = 1;
   unsigned tiles = 1;       // of what is kept
   unsigned parts = 1;       // of the axis
@@ -34,10 +34,19 @@ struct ProductReduce {
   long long neighbour = 1;  // values of the axis from one that is read to the next
 };
 
-template <class Of, class Result>
-__device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result>& call) {
+template <class Of, class Result, int kCount>
+__device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result, kCount>& call) {
   using Value = typename Of::Type;
-  __shared__ Value shared[ProductReduce<Of, Result>::kMostThreads];
+  __shared__ Value shared[ProductReduce<Of, Result, kCount>::kMostThreads];
+  const Value* values = call.values[0];
+  Result* result = call.results[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) {
+    const Value* const its_values = call.values[i];
+    Result* const its_result = call.results[i];
+    values = blockIdx.y == i ? its_values : values;
+    result = blockIdx.y == i ? its_result : result;
+  }
   const int width = blockDim.x, lane = threadIdx.y;
   const unsigned row = blockIdx.x / call.tiles, outer = row / call.parts;
   const long long column = static_cast<long long>(blockIdx.x % call.tiles) * width + threadIdx.x;
@@ -45,8 +54,8 @@ __device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result>& 
   const long long end = call.parts > 1 && first + call.part < call.length ? first + call.part : call.length;
   Value value = Of::identity();
   if (column < call.kept) {
-    const Value* const from = call.values + outer * call.length * call.kept + column;
-#pragma unroll 4
+    const Value* const from = values + outer * call.length * call.kept + column;
+#pragma unroll 8
     for (long long i = first + lane * call.neighbour; i < end; i += blockDim.y * call.neighbour) {
       value = Of::combine(value, from[i * call.kept]);
     }
@@ -59,7 +68,7 @@ __device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result>& 
   }
   if (lane == 0 && column < call.kept) {
     const long long place = call.parts > 1 ? outer * call.length + first : outer;
-    call.result[place * call.kept + column] = narrow<Result>(*own);
+    result[place * call.kept + column] = narrow<Result>(*own);
   }
 }
 

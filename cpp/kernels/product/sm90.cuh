@@ -53,6 +53,7 @@ struct ProductSm90Defaults {
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr int kPieceBytes = 0;                     // of rows that leave in pieces; of none where they are boxes
   static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
+  static constexpr bool kOwnLines = false;                  // of each warp, of what is reduced over rows
   static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
   static constexpr int kSteps = 4;                          // of a stage that are multiplied
   static constexpr int kGroups = 1;                         // of columns, each of its own part of a stage's K
@@ -355,7 +356,10 @@ struct ProductConsumer {
                       block.call.m,
                       block.call.n,
                       shared + Call::kEpilogueAt + number * Epilogue::kSharedBytes,
-                      shared + Call::kEpilogueBarriersAt + number * Epilogue::kBarrierBytes};
+                      shared + Call::kEpilogueBarriersAt + number * Epilogue::kBarrierBytes,
+                      {static_cast<int>(blockIdx.x * Call::kWarps + number), static_cast<int>(gridDim.x * Call::kWarps),
+                       block.call.batches, block.call.n}};
+    epilogue.open();
     const Turns turns{consumer};
     turns.start();
     auto walk = block.template tiles<true>();
@@ -376,6 +380,7 @@ struct ProductConsumer {
                      block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
       for (int passed = 0; passed < Turns::kTiles; ++passed) walk.advance();
+      if constexpr (Config::kOwnLines) leave(epilogue, tile, walk);
     }
     epilogue.finish();
   }
@@ -422,6 +427,15 @@ struct ProductConsumer {
     for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(accumulators[rows]);
     stages.release_previous();
     promotion.finish(accumulators[0]);
+  }
+
+  /// Leaves what is reduced of `tile`, and those before, unless the next one is of the same columns and matrix.
+  template <class Walk>
+  __device__ __forceinline__ void leave(TileEpilogue<Config>& epilogue, const TilePosition& tile, const Walk& walk) {
+    const TilePosition next = block.order[walk.index];
+    const int batch = block.call.result_matrix(tile.batch);
+    const bool stays = next.column == tile.column && block.call.result_matrix(next.batch) == batch;
+    if (!walk.on_a_tile() || !stays) epilogue.leave(block.column(tile), batch);
   }
 
   /// Brings closer what the epilogue of a tile reads, while the tile is multiplied.

@@ -1,6 +1,7 @@
 """The end of a result that an epilogue reduces (cpp/kernels/product/reduce.cuh)."""
 
 import math
+from collections.abc import Sequence
 
 from jaxdnn.engines.product.problem import Reduced
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers
@@ -8,7 +9,8 @@ from jaxdnn.plan import Launch, Result, Scratch
 
 MOST_THREADS = 1024  # kMostThreads in product/reduce.cuh
 FEW_THREADS = 256
-COLUMNS = 32  # neighbours of a block: whole sectors of memory, and many lanes
+# Neighbours of a block: whole lines of memory, and many lanes; or sectors, and more of them.
+COLUMNS, FEW_COLUMNS = 32, 8
 # An axis of which a thread would have more values than this is cut into parts of fewer, for so many blocks as draw a
 # GPU's bandwidth: 50,176 rows of 64 columns took two blocks 200 us (benchmarks/results/convolution_kernels.md). The
 # numbers are reckoned, by what a round trip to the L2 cache and a launch take; they were not measured.
@@ -30,35 +32,51 @@ def reduce_stage(
     """Reduces values [outer, length, kept] over the axis in the middle, to a result with its C++ type. The values are
     lost.
     """
+    return reduce_together(reduction, [(source, result[0])], result[1], extents, number)
+
+
+def reduce_together(
+    reduction: str,
+    buffers: Sequence[tuple[Scratch, Scratch | Result]],
+    to_type: str,
+    extents: tuple[int, int, int],
+    number: int,
+) -> Stage:
+    """Likewise several results, alike but for their buffers, in as many launches as one."""
     outer, length, kept = extents
     columns = min(COLUMNS, 1 << (kept - 1).bit_length())
+    # Of a long axis a sector of each line, where that does not make too many blocks.
+    if length * columns > FEW_VALUES * MOST_THREADS and outer * math.ceil(kept / FEW_COLUMNS) <= BLOCKS:
+        columns = min(columns, FEW_COLUMNS)
     # A large block where even its threads have a few values each: there may be no other.
     threads = MOST_THREADS if length * columns >= 4 * MOST_THREADS else FEW_THREADS
-    tiles = math.ceil(kept / columns)
+    tiles, count = math.ceil(kept / columns), len(buffers)
+    sources = [source for source, _ in buffers]
 
-    def stage(name: str, to: Scratch | Result, to_type: str, parts: int, beside: list[Parameter]) -> Stage:
-        call = f"jaxdnn::ProductReduce<{reduction}, {to_type}>"
+    def stage(name: str, results: Sequence[Scratch | Result], ctype: str, parts: int, beside: list[Parameter]) -> Stage:
+        call = f"jaxdnn::ProductReduce<{reduction}, {ctype}{f', {count}' if count > 1 else ''}>"
         found = [
-            Parameter(f"const {call}::Value*", "values", "values", source),
-            Parameter(f"{to_type}*", "result", "result", to),
+            *(Parameter(f"const {call}::Value*", f"values{i}", f"values[{i}]", one) for i, one in enumerate(sources)),
+            *(Parameter(f"{ctype}*", f"result{i}", f"results[{i}]", one) for i, one in enumerate(results)),
             *numbers("long long", length=length, kept=kept),
             *numbers("unsigned", tiles=tiles),
             *beside,
         ]
         text = "\n" + entry_text("product_reduce", call, str(MOST_THREADS), found, name)
-        launch = Launch(name, arguments(found), (outer * parts * tiles, 1, 1), (columns, threads // columns, 1))
+        grid = (outer * parts * tiles, count, 1)
+        launch = Launch(name, arguments(found), grid, (columns, threads // columns, 1))
         return Stage(("product/reduce.cuh",), text, (launch,))
 
-    name, lanes = f"product_reduce_{number}", threads // columns
-    parts = min(math.ceil(length / (FEW_VALUES * lanes)), BLOCKS // (outer * tiles))
+    name, lanes, results = f"product_reduce_{number}", threads // columns, [result for _, result in buffers]
+    parts = min(math.ceil(length / (FEW_VALUES * lanes)), BLOCKS // (outer * tiles * count))
     if length <= MOST_VALUES * lanes or parts < 2:
-        return stage(name, *result, 1, [])
+        return stage(name, results, to_type, 1, [])
     part = math.ceil(length / parts)
     parts = math.ceil(length / part)
     cut = [*numbers("unsigned", parts=parts), *numbers("long long", part=part)]
     return joined(
         [
-            stage(f"{name}_parts", source, f"{reduction}::Type", parts, cut),
-            stage(name, *result, 1, numbers("long long", neighbour=part)),
+            stage(f"{name}_parts", sources, f"{reduction}::Type", parts, cut),
+            stage(name, results, to_type, 1, numbers("long long", neighbour=part)),
         ]
     )

@@ -11,6 +11,13 @@ def _summed(y: Any) -> Any:
     return y, jnp.sum(y, axis=-2)
 
 
+def _reductions(acc: Any) -> Any:
+    """Of values that the zeros outside of a result would change."""
+    more, less, places = acc + 1, -1 - jnp.abs(acc), tuple(range(acc.ndim - 1))
+    count = jnp.sum((more > 0).astype(jnp.int32), places, dtype=jnp.int32)
+    return acc, jnp.sum(more, places), jnp.max(less, places), jnp.sum(more, -1), count, jnp.max(less), jnp.sum(more)
+
+
 def _extrema(acc: Any) -> Any:
     """Fusion may compute the first one's array twice, and round it differently."""
     steep = jax.lax.erf(jnp.expm1(jnp.minimum(acc, 3)))
@@ -36,6 +43,7 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
     "extrema": _extrema,
     "channel sums": lambda acc: (acc, jnp.sum(acc, (0, 2, 3)), jnp.sum(acc * acc, (0, 2, 3))),
     "sums of channels": lambda acc: (acc, jnp.sum(acc, (0, 1, 2)), jnp.sum(acc * acc, (0, 1, 2))),
+    "reductions": _reductions,
     "sum alone": lambda acc: jnp.sum(jnp.square(acc)),
     "below the diagonal": lambda acc: jnp.where(jnp.tri(*acc.shape[-2:], dtype=bool), acc, 0),
     "softmax": lambda acc: jax.nn.softmax(acc / 4),

@@ -88,8 +88,6 @@ def operands_reason(gemm: ImplicitGemm) -> str | None:
             return f"several filters of {product.a.dtype} would have to be transposed"
         if gemm.channels * product.a.itemsize % 16:
             return f"the image has {gemm.channels} channels, and TMA needs a multiple of 16 bytes"
-    if not gemm.straight and product.reduced:
-        return "a result is reduced, and the rows of a tile are not neighbours in it"
     return launch_reason(product, gemm.axes)
 
 

@@ -34,6 +34,10 @@ class ConvolutionUnit(Unit):
             self.diagonal = Diagonal(gemm.merged, gemm.channels // gemm.merged, gemm.group_columns // gemm.merged)
         super().__init__(gemm.product, knobs, sm_count)
 
+    @property
+    def straight(self) -> bool:
+        return self.gemm.straight
+
     def load_constants(self, product: Product) -> dict[str, Constant]:
         phases = max(len(axis.phases) for axis in self.gemm.axes)
         own = {

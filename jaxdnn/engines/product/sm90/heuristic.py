@@ -68,6 +68,7 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 # operations, and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
+OPERATIONS_BESIDE_SUMS = LIGHT_OPERATIONS - {"tanh", "logistic"}  # of what is reduced over rows
 ADDITIONS = frozenset(("add", "sub", "neg", "convert"))  # likewise, with one 16-bit operand of the result's shape
 # Registers of the operands besides tiles, and of the results, that leave room for the most accumulators [19].
 OTHERS_BESIDE_TILES, RESULTS_BESIDE_TILES = 5, 16
@@ -202,6 +203,8 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
         return MOST_ACCUMULATORS
     three = knobs.consumers == 3
+    if knobs.store != "direct" and not knobs.promotion and sums_rows(product):
+        return LIGHT_ACCUMULATORS - 64 * three
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
         return MOST_ACCUMULATORS if is_lightest_beside(product, tiles) else LIGHT_ACCUMULATORS
     limit = (
@@ -272,6 +275,17 @@ def is_lightest_beside(product: Product, tiles: Sequence[int]) -> bool:
     narrow = all(np.dtype(product.operands[number].dtype).itemsize == 2 for number in tiles)
     sums = not others and ADDITIONS.issuperset(product.program.operations)
     return (sums or (narrow and few)) and sum(map(result_registers, product.results)) <= RESULTS_BESIDE_TILES
+
+
+def sums_rows(product: Product) -> bool:
+    """Whether the epilogue does little but reduce one or two results over rows, which leaves room for many accumulators
+    [22]: not beside an operand.
+    """
+    light = OPERATIONS_BESIDE_SUMS.issuperset(product.program.operations) and not product.program.indexed
+    over_rows = bool(product.reduced) and all(one.axes in ((1,), (0, 1)) for one in product.reduced)
+    stored = sum(map(result_registers, product.stored))
+    few = not product.operands and len(product.reduced) <= 2 and stored <= RESULTS_BESIDE_TILES
+    return light and over_rows and few
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:

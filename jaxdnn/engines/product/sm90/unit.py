@@ -6,15 +6,15 @@ product/split.cuh, which adds the accumulators of a K that was split, or product
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
-from jaxdnn.engines.product.element_epilogue import ctype, element_epilogue, operand_type
+from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
-from jaxdnn.engines.product.reduce import reduce_stage, reduction
+from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
 from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
@@ -45,9 +45,9 @@ from jaxdnn.engines.unit import (
 )
 from jaxdnn.plan import Counter, Launch, Scalar, Scratch, TensorMap
 from jaxdnn.pointwise import Functor, functor
-from jaxdnn.pointwise.operations import kind
 
 COPY_THREADS = 256  # of product/copy.cuh
+WARPS = 4  # of a consumer
 TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
@@ -60,6 +60,7 @@ DEFAULTS = (
         "PairedStore": True,
         "PieceBytes": 0,
         "LongEpilogue": False,
+        "OwnLines": False,
         "Line": DEPTH_BYTES,
         "Steps": STEPS,
         "Accumulators": 1,
@@ -67,13 +68,6 @@ DEFAULTS = (
         **Sm90Knobs().constants,
     },
 )
-
-
-def reduced_type(register: str) -> str:
-    """The C++ type that values which a register of this type holds are reduced in."""
-    if register == "float":
-        return "float"
-    return "int32" if kind(register) == "i" else "uint32"
 
 
 class Unit:
@@ -98,13 +92,20 @@ class Unit:
         self.scratch: list[int] = []
         self.product = self._copies(product)
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
+        warps = self.blocks(self.product) * WARPS * knobs.consumers
+        self.reductions = Reductions(self.product, WARP_ROWS, knobs.tile_n, warps, self.straight)
         if knobs.split_k > 1:
             self._split()
         else:
             epilogue = functor(self.product.program)
             partials = self._partials(epilogue)
             self.multiply(self.product, epilogue, "Config", partials)
-            self._reduce(partials)
+            self.then(self.reductions.end(partials))
+
+    @property
+    def straight(self) -> bool:
+        """Whether rows of tiles are those of the results, one after the other."""
+        return True
 
     @property
     def text(self) -> str:
@@ -179,7 +180,7 @@ class Unit:
             columns = "tile" if number in self.fetched else operand.columns(product.n)
             operands.append(operand_type(operand, operand.dtype, columns))
         results = [
-            self.reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
+            reduced_text(result, register) if isinstance(result, Reduced) else result.dtype
             for result, register in zip(product.results, epilogue.results, strict=True)
         ]
         return {
@@ -188,11 +189,6 @@ class Unit:
             "Results": f"TypeList<{', '.join(results)}>",
             "Accumulator": product.accumulator,
         }
-
-    def reduced_text(self, result: Reduced, register: str) -> str:
-        """The C++ type that stands for a result that is reduced."""
-        over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
-        return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
 
     def operand_parameters(self, product: Product) -> list[Parameter]:
         """The epilogue's operands, with those strides that are used."""
@@ -251,6 +247,7 @@ class Unit:
             "TensorStore": knobs.store != "direct",
             "PairedStore": product.n % 2 == 0,
             "LongEpilogue": is_long(product.program),
+            "OwnLines": self.reductions.own_lines,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(self.product, knobs),
             **knobs.constants,
@@ -277,19 +274,28 @@ class Unit:
             a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
             found += numbers(a_batched=a_batched, b_batched=b_batched)
         tiles, cluster = self.tiles(product), knobs.cluster_m * knobs.cluster_n
-        clusters = fewest_clusters(tiles, cluster, self.sm_count, self.columns)
+        blocks = self.blocks(product)
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
         deep = ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
-        takes = self.columns == 1 and tiles > clusters and deep
+        takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.reductions.own_lines
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
-        grid = (clusters * cluster, 1, 1)
-        shape = {"grid": grid, "block": (knobs.threads, 1, 1), "cluster": (cluster, 1, 1), "shared_memory": shared}
+        shape = {
+            "grid": (blocks, 1, 1),
+            "block": (knobs.threads, 1, 1),
+            "cluster": (cluster, 1, 1),
+            "shared_memory": shared,
+        }
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
 
     def tiles(self, product: Product) -> int:
         """How many tiles of clusters there are."""
         return cluster_tiles(product, self.knobs) * product.batch * self.knobs.split_k
+
+    def blocks(self, product: Product) -> int:
+        """Of the grid."""
+        cluster = self.knobs.cluster_m * self.knobs.cluster_n
+        return cluster * fewest_clusters(self.tiles(product), cluster, self.sm_count, self.columns)
 
     def depth(self, product: Product) -> int:
         """Elements of K in a stage."""
@@ -331,23 +337,6 @@ class Unit:
         product, found = self.product, {}
         for i, result in enumerate(product.results):
             if isinstance(result, Reduced):
-                outer, parts, kept = self.reduction(result)
-                found[i] = reduced_type(epilogue.results[i]), self.buffer(outer * parts * kept * 4)
+                size = prod(self.reductions.extents(result)) * 4
+                found[i] = reduced_type(epilogue.results[i]), self.buffer(size)
         return found
-
-    def reduction(self, result: Reduced) -> tuple[int, int, int]:
-        """The partial reductions that the kernel leaves, as an array of [outer, parts, kept]."""
-        product = self.product
-        rows, columns = (axis in result.axes for axis in (1, 2))
-        row_parts, column_parts = ceil(product.m / WARP_ROWS), ceil(product.n / self.knobs.tile_n)
-        kept = 1 if rows and columns else product.n if rows else product.m
-        parts = (row_parts if rows else 1) * (column_parts if columns else 1)
-        return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
-
-    def _reduce(self, partials: dict[int, tuple[str, Scratch]]) -> None:
-        """Adds the kernels that end the reductions."""
-        for i, (register, scratch) in partials.items():
-            result = self.product.results[i]
-            assert isinstance(result, Reduced)
-            to = (result.buffer, ctype(result.dtype))
-            self.then(reduce_stage(reduction(result, ctype(register)), scratch, to, self.reduction(result), i))

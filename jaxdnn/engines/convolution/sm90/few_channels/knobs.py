@@ -31,8 +31,6 @@ def lines_reason(lines: WindowLines) -> str | None:
         return f"a window has {lines.depth} elements, with what fills up its lines; expected at most {16 * _MOST_STEPS}"
     if lines.places >= _MOST_PLACES:
         return "there are more places than its 32-bit index counts"
-    if not lines.straight and lines.product.reduced:
-        return "a result is reduced, and the rows of a tile are not neighbours in it"
     return launch_reason(lines.product, lines.axes)
 
 

@@ -28,6 +28,10 @@ class FewChannelsUnit(Unit):
         self.lines = lines
         super().__init__(lines.product, knobs, sm_count)
 
+    @property
+    def straight(self) -> bool:
+        return self.lines.straight
+
     def stage(self, product: Product) -> int:
         return stage(self.lines, product, self.knobs)
 

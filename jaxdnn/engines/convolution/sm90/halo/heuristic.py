@@ -27,6 +27,7 @@ from jaxdnn.engines.product.sm90.heuristic import (
     fetched,
     overlapped,
     storing,
+    sums_rows,
 )
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
 
@@ -120,7 +121,7 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
     multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * _TOGETHER[knobs.consumers]
     loading = max(loaded / L2_RATE, lines / _LINE_RATE)
-    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else 1)
+    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
     storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
     tile = max(multiplying + storing, loading)
     if knobs.stages <= _FEW_STAGES:

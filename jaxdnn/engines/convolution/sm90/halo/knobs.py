@@ -117,8 +117,6 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
         return "with a stride the windows of a block's line do not begin at neighbouring places"
     if any(axis.phases[0].taps != axis.filter for axis in gemm.axes):
         return "windows meet some of the filter's taps, and not all, in a dilated image"
-    if product.reduced:
-        return "a result is reduced, and the rows of a tile are not neighbours in it"
     patches = Patches(gemm)
     if patches.rows >= _MOST_ROWS:
         return "its blocks have more places than its 32-bit index counts"

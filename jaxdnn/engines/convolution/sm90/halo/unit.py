@@ -27,6 +27,10 @@ class HaloUnit(ConvolutionUnit):
         self.columns = columns_of_tiles(product, knobs) if knobs.resident else 1
         super().__init__(gemm, knobs, sm_count)
 
+    @property
+    def straight(self) -> bool:
+        return False
+
     def depth(self, product: Product) -> int:
         return self.patches.plane_taps * self.halo.patch // product.a.itemsize
 

@@ -1,0 +1,80 @@
+"""What an epilogue reduces, on its way through scratch memory: warps leave parts of it there
+(cpp/kernels/core/epilogue_reductions.cuh), and another kernel ends it (cpp/kernels/product/reduce.cuh).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from jaxdnn.engines.product.element_epilogue import ctype
+from jaxdnn.engines.product.problem import Product, Reduced
+from jaxdnn.engines.product.reduce import reduce_together, reduction
+from jaxdnn.engines.unit import Stage, joined
+from jaxdnn.plan import Scratch
+from jaxdnn.pointwise.operations import kind
+
+
+def reduced_type(register: str) -> str:
+    """The C++ type that values which a register of this type holds are reduced in."""
+    if register == "float":
+        return "float"
+    return "int32" if kind(register) == "i" else "uint32"
+
+
+def reduced_text(result: Reduced, register: str) -> str:
+    """The C++ type that stands for a result that is reduced."""
+    over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
+    return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """The partial reductions that a product's kernel leaves.
+
+    Attributes:
+      warp_rows, tile_n: rows that a warp works on at once, and columns of a tile.
+      warps: that multiply, of the whole grid.
+      straight: whether rows of tiles are those of the results, one after the other.
+    """
+
+    product: Product
+    warp_rows: int
+    tile_n: int
+    warps: int
+    straight: bool
+
+    @property
+    def own_lines(self) -> bool:
+        """Whether each warp has a line of its own of what is reduced over rows: where rows would leave more, or are no
+        neighbours.
+        """
+        over_rows = any(1 in result.axes for result in self.product.reduced)
+        return over_rows and (not self.straight or self.warps < ceil(self.product.m / self.warp_rows))
+
+    def extents(self, result: Reduced) -> tuple[int, int, int]:
+        """Those of a result, as an array of [outer, parts, kept]."""
+        product = self.product
+        rows, columns = (axis in result.axes for axis in (1, 2))
+        row_parts, column_parts = ceil(product.m / self.warp_rows), ceil(product.n / self.tile_n)
+        kept = 1 if rows and columns else product.n if rows else product.m
+        parts = (row_parts if rows else 1) * (column_parts if columns else 1)
+        if rows and self.own_lines:
+            parts = self.warps
+        return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
+
+    def end(self, partials: Mapping[int, tuple[str, Scratch]]) -> Stage:
+        """The launches that end the reductions of these results, one for all that are alike. Of each there are the type
+        of its partial reductions, and where they are.
+        """
+        alike: dict[tuple[str, str, tuple[int, int, int]], list[tuple[int, Reduced]]] = {}
+        for i, (register, _) in partials.items():
+            result = self.product.results[i]
+            assert isinstance(result, Reduced)
+            key = reduction(result, ctype(register)), ctype(result.dtype), self.extents(result)
+            alike.setdefault(key, []).append((i, result))
+        return joined(
+            [
+                reduce_together(of, [(partials[i][1], one.buffer) for i, one in found], to, extents, found[0][0])
+                for (of, to, extents), found in alike.items()
+            ]
+        )
