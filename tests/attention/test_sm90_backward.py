@@ -50,6 +50,7 @@ SMALL = {
     "short": Gradients((3, 300, 8, 8), (2, 2), 2),
     "mask": Gradients((150, 300, 64, 64), (4, 2), 2, **mask(2, 1, 150, 300)),
     "mask of keys, causal": Gradients((130, 141, 32, 32), (2, 1), 2, **mask(2, 1, 1, 141), **CAUSAL, **RESIDUAL),
+    "mask of grouped heads": Gradients((200, 400, 64, 64), (4, 2), 2, **mask(1, 4, 200, 400)),
     "mask of heads": Gradients((200, 400, 128, 128), (2, 2), **mask(1, 2, 200, 400)),
     "stripes": Gradients((130, 200, 64, 64), mask_mod=stripes, mask_mod_operands=WIDTHS, lengths=True, **RESIDUAL),
     "segments": Gradients((300, 300, 128, 128), (2, 1), segment_ids=True, **RESIDUAL),

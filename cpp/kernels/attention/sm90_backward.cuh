@@ -7,7 +7,7 @@
 //
 //   grid             at most one block a multiprocessor. Each takes tiles of 128 keys of one head
 //                    (core/tile_queue.cuh), and works for each of them through the queries that see it: kTileM at a
-//                    time, of all heads that share the keys. So dK and dV stay in registers until they are whole. Where
+//                    time, each of all heads that share the keys. So dK and dV stay in registers until they are whole. Where
 //                    there are few tiles, each has a share of these heads, and attention/sm90/backward_shares.cuh adds
 //                    up what shares leave
 //   warp groups      two consumers of 64 keys each, then the producer, of which one thread starts the copies, one of
@@ -123,17 +123,17 @@ struct AttentionBackwardConsumer {
       for (int i = 0; i < Config::kValueSize / 2; ++i) d_values[i] = 0;
       keys.wait();
       int left = 0;  // blocks of queries
-      block.each_head(tile, [&](const Sight& sight) { left += sight.end > sight.first ? sight.end - sight.first : 0; });
+      block.each_head(tile, [&](const Sight& sight) { left += sight.count(); });
       float scores[kScores];
       start_scores(scores, left > 0);
       ptx::wgmma_wait_group<0>();
       ptx::warpgroup_fence_operand(scores);
-      block.each_head(tile, [&](const Sight& sight) {
-        if (kScored && sight.end > sight.first) fetch(sight, sight.end - 1);
+      block.each_head(tile, [&](Sight& sight) {
+        if (kScored && sight.on()) fetch(sight);
         if constexpr (kDropped) {
           dropout = Dropout::of_batch<typename Config::Seeds>(block.call.seeds, sight.batch, block.call.threshold);
         }
-        for (int i = sight.end - 1; i >= sight.first; --i) step(scores, sight, i, --left > 0);
+        while (sight.on()) step(scores, sight, --left > 0);
       });
       __syncwarp();  // where no query sees the keys, no multiply has had the lanes meet since each saw them arrive
       keys.release();
@@ -161,9 +161,9 @@ struct AttentionBackwardConsumer {
     return stage_offset(queries.position.stage, Call::Queries::kStageStride);
   }
 
-  /// Block `i` of the queries that see the keys, whose scores have been started; starts the scores of the next block,
+  /// A block of the queries that see the keys, whose scores have been started; starts the scores of the next block,
   /// if there is one.
-  __device__ __forceinline__ void step(float (&scores)[kScores], const Sight& sight, int i, bool more) {
+  __device__ __forceinline__ void step(float (&scores)[kScores], Sight& sight, bool more) {
     using Q = typename Call::QueryTile;
     using DOut = typename Call::DOutTile;
     float gradients[kScores];
@@ -172,7 +172,7 @@ struct AttentionBackwardConsumer {
       start_products<typename Call::ValueTile, DOut>(gradients, Call::kValuesAt, Call::kDOutAt);
       ptx::wgmma_commit_group();
     }
-    const QueryBlock query_block = sight.block(i);
+    const QueryBlock query_block = sight.block();
     ScoreSet dropped;
     if constexpr (kDropped) {
       dropout.each_dropped_key<kScores>(first_score(sight, query_block.number), [&](int one) { dropped.add(one); });
@@ -207,7 +207,8 @@ struct AttentionBackwardConsumer {
     ptx::wgmma_wait_group<Call::kDQuery + Call::kDKey>();  // until weights are free
     queries.advance();
     start_scores(scores, more);
-    if (kScored && i > sight.first) fetch(sight, i - 1);
+    sight.advance();
+    if (kScored && sight.on()) fetch(sight);
     if constexpr (Call::kDQuery) {
       ptx::wgmma_wait_group<1 + Call::kDKey>();
       ptx::warpgroup_fence_operand(d_query);
@@ -296,9 +297,9 @@ struct AttentionBackwardConsumer {
             sight.batch, block.call.key_length, block.call.query_length};
   }
 
-  /// Starts to load what the scores of block `i` are made of besides products.
-  __device__ __forceinline__ void fetch(const Sight& sight, int i) {
-    if constexpr (kScored) score.fetch(block.call.score_operands, first_score(sight, sight.block(i).number));
+  /// Starts to load what the scores of a block are made of besides products.
+  __device__ __forceinline__ void fetch(const Sight& sight) {
+    if constexpr (kScored) score.fetch(block.call.score_operands, first_score(sight, sight.block().number));
   }
 
   /// Makes weights of the products of keys and queries.

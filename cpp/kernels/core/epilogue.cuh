@@ -273,10 +273,11 @@ struct TileEpilogue {
         constexpr int kSize = static_cast<int>(sizeof(T)), kPiece = Config::kPieceBytes;
         constexpr int kBytes = kPiece > kSize ? kPiece : kSize, kPieces = Own::kRowBytes / kBytes;
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
+        const int own = others(row + threadIdx.x % 16);  // which may take divisions: once for each row
 #pragma unroll
         for (int i = 0; i < 16 * kPieces; i += 32) {
           const int index = i + threadIdx.x % 32, line = index / kPieces, byte = index % kPieces * kBytes;
-          const int to = others(row + line), first = column + byte / kSize;
+          const int to = Rows::kStraight ? row + line : ptx::shfl_sync_idx(own, line), first = column + byte / kSize;
           if (to >= rows || first >= columns) continue;
           unsigned words[(kBytes + 3) / 4];
           ptx::ld_shared<kBytes>(words, place<kSubtile>(position.stage) + Own::offset(line, byte / 16) + byte % 16);

@@ -14,6 +14,13 @@ __device__ __forceinline__ int shfl_sync_idx(int value) {
   return result;
 }
 
+/// The value of the lane of this number.
+__device__ __forceinline__ int shfl_sync_idx(int value, int lane) {
+  int result;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(result) : "r"(value), "r"(lane));
+  return result;
+}
+
 /// In which lanes the predicate holds, a bit each.
 __device__ __forceinline__ unsigned vote_sync_ballot(bool predicate) {
   unsigned lanes;

@@ -30,17 +30,20 @@ struct AttentionBackwardBlock {
               static_cast<unsigned>(call.swizzle)},
         queue{shared + Call::kQueueAt, call.counter, order.rows * order.columns} {}
 
-  /// Visits the query heads of a tile.
+  /// Visits the query heads of a tile, the first of as many as see the same.
   template <class Visit>
   __device__ __forceinline__ void each_head(const Tile& tile, const Visit& visit) const {
-    for (int i = 0; i < call.group; ++i) visit(Sight(call, tile, tile.share * call.group + i));
+    for (int i = 0; i < call.group; i += call.together) {
+      Sight sight(call, tile, tile.share * call.group + i);
+      visit(sight);
+    }
   }
 
-  /// Visits the blocks of queries that see a tile, of one head after the other, each from its last block to its first.
+  /// Visits the blocks of queries that see a tile, from the last to the first, each of all heads that see the same.
   template <class Visit>
   __device__ __forceinline__ void each_block(const Tile& tile, const Visit& visit) const {
-    each_head(tile, [&](const Sight& sight) {
-      for (int i = sight.end - 1; i >= sight.first; --i) visit(sight, sight.block(i));
+    each_head(tile, [&](Sight& sight) {
+      for (; sight.on(); sight.advance()) visit(sight, sight.block());
     });
   }
 

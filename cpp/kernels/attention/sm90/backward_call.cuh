@@ -83,6 +83,7 @@ struct AttentionSm90Backward : AttentionMask<Config> {
   int first_head = 0, heads = 0;  // of this part, among the shares of all elements of the batch
   int key_heads = 0, shares = 1;  // of the query heads of a key head, of which each has tiles of its own
   int group = 1;                  // query heads of a share
+  int together = 1;               // of these, neighbours that see the same
   int head_size = 0, value_size = 0;
   int query_batched = 1, key_batched = 1, value_batched = 1, d_out_batched = 1;  // 0 when one array serves the batch
   int score_batched = 1, score_headed = 1;  // likewise; and when one serves all heads
@@ -152,7 +153,9 @@ struct QueryBlock {
   bool partial;
 };
 
-/// Of one query head: which of its blocks see a tile. By arithmetic, block m sees the keys from `first_key` of its
+/// Of one query head, and of those after it that see the same: which of their blocks see a tile, from the last to the
+/// first, each of all these heads. One head after the other would have a causal mask's short tiles, whose few blocks all
+/// tiles add to, wait at each head for the long ones. By arithmetic, block m sees the keys from `first_key` of its
 /// first query to `end_key` of its last one, in whole blocks, and both grow with m: so that those who see a block of
 /// keys, and those that a block of queries sees, are neighbours.
 template <class Config>
@@ -165,6 +168,7 @@ struct AttentionSight : KeyRange<Config> {
   const Call& call;
   int head, batch, key_block;  // batch: element * query heads + head
   int first = 0, end = 0;      // of the blocks; in a list, from its end
+  int at, turn = 0;            // the block, and of the heads that see the same, which one it is of
   const int* last = nullptr;   // of a list
   const int* ranks = nullptr;  // of the blocks of queries
 
@@ -187,14 +191,30 @@ struct AttentionSight : KeyRange<Config> {
       const bool seen = first_key < this->key_length && first_query < this->query_length && end_query > 0;
       end = seen ? (end_query + Call::kTileM - 1) / Call::kTileM : 0;
     }
+    at = end - 1;
   }
 
-  __device__ __forceinline__ QueryBlock block(int i) const {
+  /// Blocks of this head, and of those that see the same.
+  __device__ __forceinline__ int count() const { return end > first ? (end - first) * call.together : 0; }
+  __device__ __forceinline__ bool on() const { return at >= first; }
+
+  /// To the same block of the next head, or to the first one's block before.
+  __device__ __forceinline__ void advance() {
+    const bool same = ++turn < call.together;
+    const int heads = same ? 1 : 1 - call.together;
+    head += heads;
+    batch += heads;
+    if (same) return;
+    turn = 0;
+    --at;
+  }
+
+  __device__ __forceinline__ QueryBlock block() const {
     if constexpr (kListed) {
-      const int entry = last[-i];
+      const int entry = last[-at];
       return {listed_block(entry), listed_edge(entry) != Edge::none};
     } else {
-      return {i, false};
+      return {at, false};
     }
   }
 

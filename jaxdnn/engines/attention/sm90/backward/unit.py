@@ -117,6 +117,11 @@ class _Statement:
         )
         return joined([own, Stage(text="\n"), *listing, stated, *stages, *loaded]).plan("sm_90a")
 
+    @property
+    def alike(self) -> bool:
+        """Whether all query heads of a key head see the same, and drop nothing by bits of their own."""
+        return self.problem.dropout is None and not (self.lists is not None and self.lists.by_head)
+
     def query_columns(self) -> int:
         """Of a warp group's part, which has 64 rows."""
         return sums_bytes(self.problem, self.knobs) // (2 * 64 * 4)
@@ -166,6 +171,7 @@ class _Statement:
             *(self.lists.parameters(self.listed) if self.lists is not None else ()),
             *numbers("long long", first_block=part * heads * group * self.blocks),
             *numbers(first_head=part * heads, heads=heads, key_heads=problem.key_heads, group=group),
+            *(numbers(together=group) if self.alike and group > 1 else []),
             *(numbers(shares=knobs.shares) if knobs.shares > 1 else []),
             *numbers(head_size=problem.head_size, value_size=problem.value_head_size, swizzle=knobs.swizzle),
             *self.batched(),
