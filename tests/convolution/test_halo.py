@@ -48,6 +48,10 @@ SMALL = edges.SMALL | {
     "epilogue": convolution(
         (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
+    "odd features": convolution((2, 6, 9, 32), (3, 3, 32, 51), BF16, padding="SAME"),
+    "features in pairs": convolution(
+        (2, 6, 9, 64), (3, 3, 64, 50), F16, padding="SAME", epilogue="bias gelu", extras=(((50,), F16),)
+    ),
     "residual": convolution(
         (3, 11, 9, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="residual",
         extras=(row(72), ((3, 11, 9, 72), BF16)),
@@ -287,7 +291,7 @@ def test_patches_that_are_larger_than_shared_memory_are_not_offered():
         ("same", patches(tile_n=48, patch=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
         ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "filters of their own"),
         ("same", patches(tile_n=48, stages=9), "bytes of shared memory, and a block has"),
-        ("same", patches(tile_n=48, patch=64, stages=2, store="rows"), "store is 'rows'; expected 'tma'"),
+        ("same", patches(tile_n=48, patch=64, stages=2, store="rows"), "store is 'rows'; expected store = 'tma'"),
         (
             "groups of 64",
             patches(tile_n=128, stages=2, patch=64),

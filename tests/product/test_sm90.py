@@ -261,6 +261,7 @@ def test_reasons(product, target, said):
         (Sm90Knobs(promotion=1), "square", "8-bit floats"),
         (Sm90Knobs(promotion=1), "float8", "256 acc"),
         (Sm90Knobs(tile_n=128), "several, unaligned", "expected store = 'direct'"),
+        (Sm90Knobs(tile_n=128), "small", "and TMA needs a multiple of 16; expected store = 'rows' or 'direct'"),
         (Sm90Knobs(tile_m=64, tile_n=64, cluster_m=1, consumers=1), "many results", "it would take 18 tensor maps"),
     ],
 )
@@ -302,6 +303,10 @@ def shrunk():
         operands = (("float32", (1, 300, 264)),)
         found[f"{dtype} reductions"] = case(300, 264, 136, dtype, epilogue=reductions, operands=operands, out="float32")
     found["wide and narrow"] = case(300, 272, 136, epilogue=wide_and_narrow, out="float32")
+    found["wide and narrow, odd"] = case(
+        300, 131, 136, b_transposed=True, epilogue=lambda acc: (acc * 2, acc.astype("bfloat16")), out="float32"
+    )
+    found["gelu, in pairs"] = case(300, 262, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 262)),))
     found["gelu"] = case(300, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),))
     found["gated"] = case(300, 264, 136, accumulators=2, epilogue=gated)
     found["saved"] = case(300, 264, 136, epilogue=saved, operands=(("bfloat16", (1, 1, 264)),))

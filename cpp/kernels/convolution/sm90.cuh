@@ -338,7 +338,7 @@ struct ConvolutionSm90 : ProductSm90<Config> {
 
   __device__ __forceinline__ auto result_rows(int matrix) const {
     if constexpr (Config::kStraight) {
-      return StraightRows{};
+      return MatrixRows<Config>{};
     } else if constexpr (Config::kMMajorA) {
       return ChunkRows<ConvolutionSm90>{{}, *this};
     } else {

@@ -333,7 +333,7 @@ struct ConvolutionSm90FewChannels
 
   __device__ __forceinline__ auto result_rows(int) const {
     if constexpr (Config::kStraight) {
-      return StraightRows{};
+      return MatrixRows<Config>{};
     } else if constexpr (Config::kMMajorA) {
       return WindowRows<Self>{};
     } else {

@@ -217,8 +217,8 @@ __device__ __forceinline__ void load_filter(const Call& call, Writer& tiles, int
 
 /// Rows of tiles are places of blocks.
 template <class Call>
-struct BlockRows {
-  static constexpr bool kStraight = false, kBoxes = true;
+struct BlockRows : ScatteredRows {
+  static constexpr bool kBoxes = Call::Config::kPieceBytes == 0;
 
   const Call& call;
 
@@ -275,7 +275,7 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   int image_batch = 0, filter_batch = 0;  // images, and the filter's matrices, from one convolution to the next
 
   __device__ __forceinline__ int tiled_rows() const { return rows; }
-  __device__ __forceinline__ BlockRows<Self> result_rows(int) const { return {*this}; }
+  __device__ __forceinline__ BlockRows<Self> result_rows(int) const { return {{}, *this}; }
 
   /// The filter's ring, in shared memory that begins at `shared`.
   __device__ __forceinline__ Filters filters(unsigned shared) const {

@@ -32,8 +32,6 @@ struct TiledDimension {
 
 template <class Call>
 struct TiledImageRows : ScatteredRows {
-  static constexpr int kPieceBytes = Call::Config::kPieceBytes;
-
   const Call& call;
 
   __device__ __forceinline__ int operator()(int row) const { return row; }

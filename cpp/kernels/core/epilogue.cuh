@@ -46,7 +46,7 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, Found...>
              StageSubtiles<TypeList<Rest...>, kColumns, Found..., Subtile<First, kColumns>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kOwnLines.
+/// kTensorStore, kPairedStore, kPieceBytes, kOwnLines.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -270,14 +270,15 @@ struct TileEpilogue {
       using T = TypeAt<kResult, Results>;
       if constexpr (!is_reduced<T>) {
         using Own = Subtile<T, kColumns>;
-        constexpr int kBytes = Rows::kPieceBytes, kPieces = Own::kRowBytes / kBytes;
+        constexpr int kSize = static_cast<int>(sizeof(T)), kPiece = Config::kPieceBytes;
+        constexpr int kBytes = kPiece > kSize ? kPiece : kSize, kPieces = Own::kRowBytes / kBytes;
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
 #pragma unroll
         for (int i = 0; i < 16 * kPieces; i += 32) {
           const int index = i + threadIdx.x % 32, line = index / kPieces, byte = index % kPieces * kBytes;
-          const int to = others(row + line), first = column + byte / static_cast<int>(sizeof(T));
+          const int to = others(row + line), first = column + byte / kSize;
           if (to >= rows || first >= columns) continue;
-          unsigned words[kBytes / 4];
+          unsigned words[(kBytes + 3) / 4];
           ptx::ld_shared<kBytes>(words, place<kSubtile>(position.stage) + Own::offset(line, byte / 16) + byte % 16);
           ptx::st_global<kBytes>(matrix + others.offset(to, first, columns), words);
         }

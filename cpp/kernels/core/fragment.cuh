@@ -72,13 +72,22 @@ struct StraightRows {
 /// Rows that are no box: pieces of them are copied to where they lie.
 struct ScatteredRows {
   static constexpr bool kStraight = false, kBoxes = false;
-  static constexpr int kPieceBytes = 16;
 
   /// Of an element in memory.
   __device__ __forceinline__ long long offset(int row, int column, int columns) const {
     return static_cast<long long>(row) * columns + column;
   }
 };
+
+/// The matrix's own, which are not aligned as TMA wants them.
+struct UnalignedRows : ScatteredRows {
+  static constexpr bool kStraight = true;
+
+  __device__ __forceinline__ int operator()(int row) const { return row; }
+};
+
+template <class Config>
+using MatrixRows = Select<Config::kPieceBytes == 0, StraightRows, UnalignedRows>;
 
 /// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.
 struct FragmentCoordinate {

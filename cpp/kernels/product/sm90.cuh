@@ -51,6 +51,7 @@ struct ProductSm90Defaults {
   static constexpr bool kPingpong = false;                  // else cooperative
   static constexpr bool kTensorStore = true;                // through shared memory, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
+  static constexpr int kPieceBytes = 0;                     // of rows that leave in pieces; of none where they are boxes
   static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
   static constexpr bool kOwnLines = false;                  // of each warp, of what is reduced over rows
   static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
@@ -190,7 +191,7 @@ struct ProductSm90 {
   __device__ __forceinline__ void load_others(const Block&) const {}
 
   /// Of a tile's rows, the result's; and of this matrix, the result's.
-  __device__ __forceinline__ StraightRows result_rows(int) const { return {}; }
+  __device__ __forceinline__ MatrixRows<Config> result_rows(int) const { return {}; }
   __device__ __forceinline__ int result_matrix(int matrix) const { return matrix; }
 };
 

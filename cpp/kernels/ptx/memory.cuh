@@ -88,9 +88,13 @@ __device__ __forceinline__ void ld_shared(unsigned* words, unsigned address) {
                  : "memory");
   } else if constexpr (kBytes == 8) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
-  } else {
-    static_assert(kBytes == 4, "16, 8 or 4 bytes at once");
+  } else if constexpr (kBytes == 4) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(words[0]) : "r"(address) : "memory");
+  } else {
+    static_assert(kBytes == 2, "16, 8, 4 or 2 bytes at once");
+    unsigned short half;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
+    words[0] = half;
   }
 }
 

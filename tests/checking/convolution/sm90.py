@@ -44,6 +44,8 @@ SMALL = {
     "groups of 24": convolution((2, 7, 6, 72), (3, 2, 24, 48), BF16, padding="SAME", groups=3),
     "groups of 48 to 48": convolution((2, 7, 6, 144), (3, 3, 48, 144), BF16, padding="SAME", groups=3),
     "groups of 48": convolution((2, 5, 4, 96), (2, 3, 48, 64), BF16, padding="SAME", groups=2),
+    "odd channels": convolution((2, 11, 10, 21), (3, 2, 21, 35), BF16, strides=(2, 3), padding="SAME"),
+    "channels in pairs": convolution((2, 6, 7, 42), (3, 3, 42, 70), F16, padding="SAME"),
     "few channels": convolution((2, 12, 11, 8), (3, 3, 8, 16), BF16, padding="SAME"),
     "groups": convolution((2, 6, 7, 128), (3, 3, 64, 128), BF16, padding="SAME", groups=2),
     "epilogue": convolution(

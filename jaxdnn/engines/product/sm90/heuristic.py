@@ -16,16 +16,18 @@ from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import EpilogueOperand, Matrix, Product, Reduced
 from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
+    Store,
     accumulator_registers,
     cluster_tiles,
     depth,
     fetch_reason,
     knobs_reason,
     loaded_lines,
+    stores,
     tensor_maps,
 )
 from jaxdnn.engines.product.tiles import tile_operands
-from jaxdnn.engines.product.tma import CHUNK, tma_reason
+from jaxdnn.engines.product.tma import CHUNK
 from jaxdnn.pointwise import functor
 
 # The model of `seconds` [6].
@@ -149,11 +151,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     many_rounds = promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS
     if knobs.consumers == 3 and knobs.tile_n > CHUNK and not many_rounds:
         return None
-    many = tensor_maps(product, knobs) > MAX_TENSOR_MAPS
-    direct = many or any(tma_reason(result, "a result") for result in product.stored)
-    knobs = replace(
-        knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion, store="direct" if direct else staged
-    )
+    knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
+    knobs = replace(knobs, store=storing(product, knobs, staged))
     knobs = replace(knobs, fetch=fetched(product, knobs))
     smallest = knobs.consumer_rows * knobs.tile_n * accumulators == 64 * 64
     if not smallest and accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
@@ -212,6 +211,11 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
         LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
     )  # half of them are added to the others, and free then
     return limit - max(0, work - (EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]))
+
+
+def storing(product: Product, knobs: Sm90Knobs, staged: Literal["tma", "rows"] = "tma") -> Store:
+    """How results leave."""
+    return "direct" if tensor_maps(product, knobs) > MAX_TENSOR_MAPS else stores(product, knobs, staged)[0]
 
 
 def fetched(product: Product, knobs: Sm90Knobs) -> Literal["tma", "direct"]:

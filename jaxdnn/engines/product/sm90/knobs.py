@@ -1,7 +1,7 @@
 """Knobs of the kernel for Hopper's tensor cores (cpp/kernels/product/sm90.cuh), and which of them fit a product."""
 
 from dataclasses import dataclass, fields, replace
-from math import ceil
+from math import ceil, gcd
 from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
@@ -14,6 +14,8 @@ WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
 TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 176, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
+
+Store = Literal["tma", "rows", "direct"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Sm90Knobs:
       groups: of columns of a tile, each of which is multiplied by its own part of a stage, and by no other.
       promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
         the accumulators; 0 for all of K.
-      store: "tma": results leave through shared memory and TMA. "rows": likewise, row by row, where rows of a tile are
-        no neighbours in the result. "direct": straight from registers.
+      store: "tma": results leave through shared memory and TMA. "rows": through shared memory, row by row, where these
+        are not aligned or no neighbours in the result. "direct": straight from registers.
       epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA.
       fetch: of the epilogue's operands of the result's own shape. "tma": those that can be are tiles, loaded where
         results leave from. "direct": straight to registers.
@@ -53,7 +55,7 @@ class Sm90Knobs:
     split_k: int = 1
     groups: int = 1
     promotion: int = 0
-    store: Literal["tma", "rows", "direct"] = "tma"
+    store: Store = "tma"
     epilogue_stages: int = 2
     fetch: Literal["tma", "direct"] = "direct"
 
@@ -187,9 +189,10 @@ def knobs_reason(
     """
     if knobs.groups != groups:
         return f"groups is {knobs.groups}; expected {groups}"
-    if knobs.store not in (staged, "direct"):
-        return f"store is {knobs.store!r}; expected {staged!r} or 'direct'"
     product, _ = packed(product)
+    if knobs.store not in (expected := stores(product, knobs, staged)):
+        found = unaligned_reason(product, knobs) or f"store is {knobs.store!r}"
+        return f"{found}; expected store = {' or '.join(map(repr, expected))}"
     widths = (8, *TILE_WIDTHS) if knobs.groups > 1 else TILE_WIDTHS
     if (width := multiplied_columns(product, knobs)) not in (0, *widths):
         return f"its tiles multiply {width} columns at once; expected one of {widths}"
@@ -220,11 +223,6 @@ def knobs_reason(
             return f"it would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}; expected store = 'direct'"
         if store_columns(product, knobs) * min(stored_sizes(product, knobs), default=4) < 32:
             return f"tile_n is {knobs.tile_n}, and a row of a subtile less than 32 bytes; expected store = 'direct'"
-        if knobs.split_k > 1 and product.n % 4:
-            return f"n is {product.n}, and TMA needs rows of a multiple of 16 bytes; expected store = 'direct'"
-        for result in product.stored:
-            if knobs.split_k == 1 and (reason := tma_reason(result, "a result")):
-                return f"{reason}; expected store = 'direct'"
     stage = tile_stage(product, knobs) if stage is None else stage
     if (needed := shared_memory(product, knobs, stage)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
@@ -243,6 +241,32 @@ def fetch_reason(product: Product, knobs: Sm90Knobs) -> str | None:
 def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
     """Of each result that the multiplying kernel stores, the bytes of an element."""
     return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in product.stored]
+
+
+def unaligned_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+    """Why TMA can't store what the multiplying kernel does, or None."""
+    if knobs.split_k > 1:
+        return f"n is {product.n}, and TMA needs rows of a multiple of 16 bytes" if product.n % 4 else None
+    return next(filter(None, (tma_reason(result, "a result") for result in product.stored)), None)
+
+
+def stores(product: Product, knobs: Sm90Knobs, staged: Literal["tma", "rows"]) -> tuple[Store, ...]:
+    """How results can leave, the fastest way first."""
+    if not unaligned_reason(product, knobs):
+        return staged, "direct"
+    return ("rows", "direct") if piece_bytes(product, knobs) >= 2 else ("direct",)
+
+
+def piece_bytes(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes that are stored at once where results leave row by row: as all their rows are aligned, or elements."""
+    if knobs.split_k > 1:
+        return gcd(16, 4 * product.n)
+    bytes_apart = (
+        stride * result.itemsize
+        for result in product.stored
+        for stride in (result.row_stride, result.batch_stride, result.columns)
+    )
+    return gcd(16, *bytes_apart, *(result.buffer.offset for result in product.stored))
 
 
 def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:

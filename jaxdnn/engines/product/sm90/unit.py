@@ -23,6 +23,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     depth,
     multiplied_columns,
     packed,
+    piece_bytes,
     shared_memory,
     store_columns,
     tile_stage,
@@ -58,6 +59,7 @@ DEFAULTS = (
         "Pingpong": False,
         "TensorStore": True,
         "PairedStore": True,
+        "PieceBytes": 0,
         "LongEpilogue": False,
         "OwnLines": False,
         "Line": DEPTH_BYTES,
@@ -240,6 +242,7 @@ class Unit:
         knobs = self.knobs
         batch = product.batch * knobs.split_k
         constants = {
+            "PieceBytes": piece_bytes(product, knobs) if knobs.store == "rows" else 0,
             **self.load_constants(product),
             "Pingpong": knobs.schedule == "pingpong",
             "TensorStore": knobs.store != "direct",

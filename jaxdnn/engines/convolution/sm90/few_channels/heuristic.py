@@ -11,7 +11,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.convolution.sm90.few_channels.knobs import WIDTHS, knobs_reason
 from jaxdnn.engines.convolution.window_lines import WindowLines
 from jaxdnn.engines.product.sm90.heuristic import accumulator_limit
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, accumulator_registers
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, accumulator_registers, stores
 
 # Three warp groups: while one loads its registers and another stores, the third multiplies.
 _OUTPUT = (
@@ -49,7 +49,7 @@ def _split(lines: WindowLines, width: int, target: Target) -> int:
 
 def _fitted(lines: WindowLines, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:
     """The knobs with as many stages as there is room for."""
-    for store in ("tma" if lines.straight else "rows", "direct"):
+    for store in stores(lines.product, knobs, "tma" if lines.straight else "rows"):
         stored = replace(knobs, store=store)
         if accumulator_registers(lines.product, stored) > accumulator_limit(lines.product, stored):
             continue

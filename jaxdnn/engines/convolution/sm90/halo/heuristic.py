@@ -9,7 +9,6 @@ from itertools import product as pairs
 from math import ceil
 
 from jaxdnn.device import Target, fewest_clusters
-from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.convolution.sm90.halo.knobs import (
     BLOCK_ROWS,
     LINES,
@@ -27,10 +26,10 @@ from jaxdnn.engines.product.sm90.heuristic import (
     accumulator_limit,
     fetched,
     overlapped,
+    storing,
     sums_rows,
 )
-from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed, tensor_maps
-from jaxdnn.engines.product.tma import tma_reason
+from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
 
 _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),
@@ -90,9 +89,7 @@ def _lines(patches: Patches) -> list[int]:
 def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> ConvolutionKnobs | None:
     """The knobs with as many stages as there is room for, of patches first."""
     loaded, _ = packed(patches.gemm.product)
-    many = tensor_maps(loaded, knobs) > MAX_TENSOR_MAPS
-    direct = many or any(tma_reason(result, "a result") for result in loaded.stored)
-    stored = replace(knobs, store="direct" if direct else "tma")
+    stored = replace(knobs, store=storing(loaded, knobs))
     stored = replace(stored, fetch="direct" if fetch_reason(patches) else fetched(loaded, stored))
     most = accumulator_limit(loaded, stored)
     if accumulator_registers(loaded, stored) > (min(most, _ACCUMULATORS_OF_THREE) if knobs.consumers == 3 else most):
