@@ -27,7 +27,7 @@
 //   barriers        as in product/sm90.cuh; and of the filter's ring full 1 arrival, empty 4 x kConsumers
 //   shared memory   | stages: patch 0, patch 1, ... | what a product has | the filter's stages | their barriers |
 //   results         a warp's rows are two lines of a block, a box that TMA stores; it leaves out what is past the end
-//                   of a line, or of an image
+//                   of a line, or of an image. So does what is reduced (core/epilogue_reductions.cuh)
 //
 // Bytes: image, filter and output, once each, from memory; from L2 a block's patch is 1.6 times its places at a window
 // of 3 x 3, where im2col loads 9 times as many. Flops: 2 a place, tap, c and k; places past the end of a line of blocks

@@ -3,7 +3,8 @@
 // Tiles are dealt out in advance, in turn, or taken: a cluster that is ready for another one counts a counter in global
 // memory up. What is computed is the same. A cluster that waits for multiprocessors, or shares the memory's bandwidth,
 // as beside a collective's kernel, then takes fewer, where its dealt tiles would hold up the whole call. Taking has a
-// latency, which tiles of a few stages can't hide.
+// latency, which tiles of a few stages can't hide. Where a warp adds up what it has of several tiles
+// (core/epilogue_reductions.cuh) they are dealt: else sums would be of other tiles on every run.
 #pragma once
 
 #include "core/pipeline_tma.cuh"

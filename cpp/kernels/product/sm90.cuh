@@ -51,14 +51,14 @@ struct ProductSm90Defaults {
   static constexpr bool kPingpong = false;                  // else cooperative
   static constexpr bool kTensorStore = true;                // through shared memory, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
-  static constexpr int kPieceBytes = 0;                     // of rows that leave in pieces; of none where they are boxes
-  static constexpr bool kLongEpilogue = false;              // its code stands once for 8 elements
-  static constexpr bool kOwnLines = false;                  // of each warp, of what is reduced over rows
-  static constexpr int kAccumulators = 1;                   // 2: A * B and A * B'
-  static constexpr int kSteps = 4;                          // of a stage that are multiplied
-  static constexpr int kGroups = 1;                         // of columns, each of its own part of a stage's K
-  static constexpr int kLine = 128;                         // bytes of A's that lie together; and of B's, if K-major
-  static constexpr int kStoreColumns = 32;                  // of a subtile of results
+  static constexpr int kPieceBytes = 0;         // of rows that leave in pieces; of none where they are boxes
+  static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
+  static constexpr bool kOwnLines = false;      // of each warp, of what is reduced over rows
+  static constexpr int kAccumulators = 1;       // 2: A * B and A * B'
+  static constexpr int kSteps = 4;              // of a stage that are multiplied
+  static constexpr int kGroups = 1;             // of columns, each of its own part of a stage's K
+  static constexpr int kLine = 128;             // bytes of A's that lie together; and of B's, if K-major
+  static constexpr int kStoreColumns = 32;      // of a subtile of results
   static constexpr int kTileM = 128, kTileN = 256, kStages = 4, kClusterM = 2, kClusterN = 1, kConsumers = 2;
   static constexpr int kStagger = 0, kPromotion = 0, kEpilogueStages = 2;
 };

@@ -1,7 +1,8 @@
 """The unit and the launches of a product on Hopper: copies of operands, the kernel that multiplies, and what follows.
 
 Kernels are in cpp/kernels: product/copy.cuh copies operands, if need be; product/sm90.cuh multiplies; after it come
-product/split.cuh, which adds the accumulators of a K that was split, or product/reduce.cuh, which ends reductions.
+product/split.cuh, which adds the accumulators of a K that was split, or product/reduce.cuh, which ends reductions
+(jaxdnn/engines/product/reductions.py).
 """
 
 from collections.abc import Sequence
