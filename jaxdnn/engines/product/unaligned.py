@@ -6,7 +6,7 @@ XLA's take operands as they lie. Numbers in brackets are those of the notes on s
 benchmarks/results/product_kernels.md.
 """
 
-from math import ceil, inf
+from math import ceil, gcd, inf
 from typing import Literal
 
 from jaxdnn.device import Target
@@ -25,9 +25,9 @@ SHORT, SHORT_SPEED = 40e-6, 1.3
 # Bytes of copies that stay in the L2 cache until they are read.
 RESIDENT = 25e6
 MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they are compared with XLA's kernels
-# Seconds, and then bytes a second, that results take without TMA, by their bytes that are stored at once; few take less
-# [18, 20].
-STORE = {2: (15e-6, 0.5e12), 4: (8e-6, 1.7e12)}
+# Seconds, and then bytes a second, that results take without TMA, by the bytes that their rows are aligned to: straight
+# from registers, or row by row; few take less [18, 20, 23].
+STORE = {1: (15e-6, 0.5e12), 2: (6e-6, 1.4e12), 4: (5e-6, 2.2e12)}
 FEW_STORE_RATE = 0.1e12
 # XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands whose rows are a multiple of so
 # many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none
@@ -80,7 +80,7 @@ def sm90_seconds(product: Product, aligned: float, copied: int) -> float:
     """An estimate of the time with copies, of a product that takes so long when all is aligned."""
     storing = 0.0
     for result in unaligned_results(product):
-        start, rate = STORE[2 if result.row_stride * result.itemsize % 4 else 4]
+        start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
     copying = COPY * len(packed(product)[1]) + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE
