@@ -7,9 +7,9 @@
 //
 //   grid             at most one block a multiprocessor. Each takes tiles of 128 keys of one head
 //                    (core/tile_queue.cuh), and works for each of them through the queries that see it: kTileM at a
-//                    time, each of all heads that share the keys. So dK and dV stay in registers until they are whole. Where
-//                    there are few tiles, each has a share of these heads, and attention/sm90/backward_shares.cuh adds
-//                    up what shares leave
+//                    time, each of all heads that share the keys. So dK and dV stay in registers until they are whole.
+//                    Where there are few tiles, each has a share of these heads, and attention/sm90/backward_shares.cuh
+//                    adds up what shares leave
 //   warp groups      two consumers of 64 keys each, then the producer, of which one thread starts the copies, one of
 //                    another warp takes tiles, and the other two warps add to dQ, of every second block of queries each
 //

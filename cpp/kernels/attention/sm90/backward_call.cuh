@@ -154,8 +154,8 @@ struct QueryBlock {
 };
 
 /// Of one query head, and of those after it that see the same: which of their blocks see a tile, from the last to the
-/// first, each of all these heads. One head after the other would have a causal mask's short tiles, whose few blocks all
-/// tiles add to, wait at each head for the long ones. By arithmetic, block m sees the keys from `first_key` of its
+/// first, each of all these heads. One head after the other would have a causal mask's short tiles, whose few blocks
+/// all tiles add to, wait at each head for the long ones. By arithmetic, block m sees the keys from `first_key` of its
 /// first query to `end_key` of its last one, in whole blocks, and both grow with m: so that those who see a block of
 /// keys, and those that a block of queries sees, are neighbours.
 template <class Config>
