@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from checking.attention.calls import CAUSAL, bias
+from checking.attention.calls import CAUSAL, DROPOUT, bias, mask
 from checking.attention.gradients import SCALE, Gradients, scaled
 from jaxdnn import device
 from jaxdnn.engines.attention.score_tile import ScoreTile
 from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.summed import summed
+from jaxdnn.pointwise import Term
 
 ENGINE = AttentionSm90()
 H100 = device._NAMED[90]
@@ -139,3 +140,23 @@ def test_heads_that_are_worked_through_together(length, size, batch, keywords, h
 def test_few_tiles_share_heads(shape, heads, batch, shares):
     knobs = next(ENGINE.configurations(Gradients(shape, heads, batch, **CAUSAL).problem, H100))
     assert knobs.shares == shares
+
+
+@pytest.mark.parametrize(
+    ("keywords", "term", "together"),
+    [
+        ({}, None, True),
+        (mask(2, 1, 640, 640), None, True),
+        (mask(1, 16, 640, 640), None, False),
+        (DROPOUT, None, False),
+        ({"lengths": True}, Term(1, 16), True),
+        ({"lengths": True}, Term(1, 2), False),
+    ],
+)
+def test_heads_of_a_group_go_together_where_they_see_the_same(keywords, term, together):
+    """Lengths of an element of the batch, which has 16 heads, or of every second head."""
+    problem = Gradients((640, 640, 64, 64), (16, 4), 2, **keywords, **CAUSAL).problem
+    if term is not None:
+        of_heads = replace(problem.mask.key_lengths, terms=((term,), (), ()))
+        problem = replace(problem, mask=replace(problem.mask, key_lengths=of_heads))
+    assert ("call.together" in ENGINE.build(AttentionSm90BackwardKnobs(), problem, H100).unit) == together

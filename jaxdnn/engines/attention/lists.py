@@ -218,6 +218,12 @@ def mask_places(problem: Attention) -> dict[str, EpilogueOperand]:
     return {name: place for name, place in found.items() if place is not None}
 
 
+def differ_in_group(problem: Attention) -> bool:
+    """Whether heads that share keys have lengths, or offsets, of their own."""
+    places = mask_places(problem).values()
+    return any(one.batch_stride or any(term.divisor % problem.group for term in one.terms[0]) for one in places)
+
+
 def mask_parameters(problem: Attention) -> list[Parameter]:
     """What every kernel is told of a mask besides its function (cpp/kernels/attention/key_range.cuh)."""
     band = counted_band(problem.mask)

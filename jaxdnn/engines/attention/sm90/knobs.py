@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from jaxdnn.engines.attention.function import mask_function, score_function
+from jaxdnn.engines.attention.lists import differ_in_group
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.score_tile import score_tile
 from jaxdnn.engines.attention.transposed import by_feature, feature_lines, lines_reason
@@ -166,11 +167,8 @@ def _cluster_reason(problem: Attention, knobs: AttentionSm90Knobs) -> str | None
 
 def most_heads(problem: Attention, tile_m: int) -> int:
     """How many heads may have rows in one tile: those that share keys, if they have one mask, which is arithmetic."""
-    mask, group = problem.mask, problem.group
-    places = [place for place in (mask.query_offset, mask.query_lengths, mask.key_lengths) if place is not None]
-    differ = any(place.batch_stride or any(term.divisor % group for term in place.terms[0]) for place in places)
-    if differ or mask_function(problem):
+    if differ_in_group(problem) or mask_function(problem):
         return 1
-    functions = problem.dropout is not None or score_function(problem) is not None
+    group, functions = problem.group, problem.dropout is not None or score_function(problem) is not None
     most = min(1 << (group - 1).bit_length(), tile_m // STRIP if functions else MOST_HEADS)
     return 1 << most.bit_length() - 1

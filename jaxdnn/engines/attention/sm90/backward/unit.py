@@ -9,7 +9,7 @@ from jaxdnn.engines.attention.function import (
     place_parameters,
     slope_function,
 )
-from jaxdnn.engines.attention.lists import block_lists, mask_parameters, mask_places
+from jaxdnn.engines.attention.lists import block_lists, differ_in_group, mask_parameters, mask_places
 from jaxdnn.engines.attention.problem import Attention, Backward, Heads
 from jaxdnn.engines.attention.score_tile import function_and_tile
 from jaxdnn.engines.attention.shares import Shares, shared_gradients
@@ -120,7 +120,8 @@ class _Statement:
     @property
     def alike(self) -> bool:
         """Whether all query heads of a key head see the same, and drop nothing by bits of their own."""
-        return self.problem.dropout is None and not (self.lists is not None and self.lists.by_head)
+        listed = self.lists is not None and self.lists.by_head
+        return not (listed or differ_in_group(self.problem) or self.problem.dropout is not None)
 
     def query_columns(self) -> int:
         """Of a warp group's part, which has 64 rows."""
