@@ -36,17 +36,24 @@ def fused(x, w, bias):
     return jaxdnn.matmul(x, w, bias, epilogue=lambda y, bias: jax.nn.silu(y + bias))
 
 
+def measured(y):
+    """A result that is the accumulator, and what is made of it."""
+    return y, jnp.sum(y * y, axis=1)
+
+
 OURS = SimpleNamespace(
     matmul=jaxdnn.matmul,
     dot_general=jaxdnn.dot_general,
     fused=fused,
     gated=jaxdnn.gated_linear_unit,
+    measured=lambda x, w: jaxdnn.matmul(x, w, epilogue=measured),
 )
 PLAIN = SimpleNamespace(
     matmul=jnp.matmul,
     dot_general=jax.lax.dot_general,
     fused=lambda x, w, bias: jax.nn.silu(x @ w + bias),
     gated=lambda x, gate, up: jax.nn.silu(x @ gate) * (x @ up),
+    measured=lambda x, w: measured(x @ w),
 )
 
 
@@ -71,7 +78,13 @@ def mapped(op, x, weights):
     return jax.vmap(lambda x, w: op.fused(x, w, bias))(rows, weights["mix"]).reshape(x.shape)
 
 
-BLOCKS = {"dense": dense, "gated": gated, "heads": heads, "mapped": mapped}
+def normed(op, x, weights):
+    hidden, squares = op.measured(x, weights["up"])
+    hidden = checkpoint_name(hidden / jnp.sqrt(1 + squares)[:, None], "hidden")
+    return x + op.matmul(hidden, weights["down"])
+
+
+BLOCKS = {"dense": dense, "gated": gated, "heads": heads, "mapped": mapped, "normed": normed}
 X = random(0, 6, 8)
 LAYERS = [
     {

@@ -245,15 +245,20 @@ class Program:
             outputs[i] = replace(output, value=value, dtype=dtype)
         return replace(self, instructions=tuple(instructions), outputs=tuple(outputs))
 
-    def with_accumulators(self, dtype: str) -> "Program":
-        """The program with the accumulators among its outputs, the last ones, rounded to `dtype`."""
-        instructions, outputs = list(self.instructions), list(self.outputs)
+    def with_accumulators(self, dtype: str) -> tuple["Program", tuple[int, ...]]:
+        """The program with the accumulators, rounded to `dtype`, among its outputs, and the numbers of these: of the
+        program's own, or of ones that are added behind them.
+        """
+        instructions, outputs, numbers = list(self.instructions), list(self.outputs), list[int]()
         for number, argument in enumerate(self.accumulators):
             accumulator = Instruction("accumulator", argument.dtype, immediate=number)
             if accumulator not in instructions:
                 instructions.append(accumulator)
-            outputs.append(Output(instructions.index(accumulator), dtype, tuple(range(self.rank))))
-        return replace(self, instructions=tuple(instructions), outputs=tuple(outputs))
+            output = Output(instructions.index(accumulator), dtype, tuple(range(self.rank)))
+            if output not in outputs:
+                outputs.append(output)
+            numbers.append(outputs.index(output))
+        return replace(self, instructions=tuple(instructions), outputs=tuple(outputs)), tuple(numbers)
 
     def __repr__(self) -> str:
         return f"Program({self.title!r})"

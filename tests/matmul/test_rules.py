@@ -104,6 +104,29 @@ BIAS = product((3, 4), (4, 2), epilogue="bias", extras=(((2,), F32),))
 # ------------------------------------------------------------ the function
 
 
+@pytest.mark.parametrize(
+    ("epilogue", "results"),
+    [
+        (lambda acc: (acc.astype(BF16), jnp.sum(acc * acc, 0)), ["bfloat16", "float32"]),
+        (lambda acc: (jnp.sum(acc * acc, 0), acc.astype(BF16)), ["float32", "bfloat16"]),
+        (lambda acc: (jnp.sin(acc).astype(BF16), jnp.sum(acc * acc, 0)), ["bfloat16", "float32", "bfloat16"]),
+    ],
+)
+def test_a_result_that_is_the_accumulator_is_not_saved_again(epilogue, results):
+    """Statistics of a result, whose gradient needs it, take no more memory than the result."""
+    x, w = (jnp.asarray(np.random.default_rng(i).normal(size=(8, 8)), BF16) for i in range(2))
+
+    def loss(multiply, x, w):
+        return sum(jnp.sum(jnp.sin(y.astype("float32"))) for y in multiply(x, w))
+
+    fused = functools.partial(loss, functools.partial(jaxdnn.matmul, epilogue=epilogue))
+    first, *_ = find_calls(jax.grad(fused, (0, 1)), x, w)
+    assert [result.dtype.name for result in first.signature.results.values()] == results
+    plain = functools.partial(loss, lambda x, w: epilogue(jnp.matmul(x, w, preferred_element_type="float32")))
+    for found, expected in zip(jax.grad(fused, (0, 1))(x, w), jax.grad(plain, (0, 1))(x, w), strict=True):
+        np.testing.assert_allclose(found.astype("float32"), expected.astype("float32"), rtol=0.05, atol=0.1)
+
+
 def test_results_are_arranged_as_returned():
     def epilogue(acc, bias):
         return {"y": acc + bias, "statistics": [jnp.max(acc), jnp.sum(acc, axis=0)]}

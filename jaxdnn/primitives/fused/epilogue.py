@@ -24,14 +24,14 @@ class Epilogue:
       function: of the accumulator and the epilogue's operands; returns a tuple of arrays. It is what is differentiated,
         and made of a `Traced`: it calls no function of the user's.
       program: what the function computes.
-      saved: how many outputs, the last ones, are the accumulators, for the derivative's sake.
+      saved: numbers of the outputs that are the accumulators, for the derivative's sake.
       in_place: pairs of numbers: an operand, and the output that takes its place in memory. Each has the accumulator's
         shape.
     """
 
     function: Callable[..., tuple[jax.Array, ...]] = field(compare=False)
     program: Program
-    saved: int = 0
+    saved: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -41,11 +41,21 @@ class Epilogue:
         return (self.program.title, *self.program.operations, *in_place)
 
     @property
+    def others(self) -> tuple[int, ...]:
+        """Numbers of the outputs that are no accumulators."""
+        return tuple(i for i in range(len(self.program.outputs)) if i not in self.saved)
+
+    @property
     def unsaved(self) -> "Epilogue":
         """The same function without the accumulators among its outputs."""
-        count = len(self.program.outputs) - self.saved
-        program = replace(self.program, outputs=self.program.outputs[:count])
-        return Epilogue(lambda *arrays: self.function(*arrays)[:count], program)
+        numbers = self.others
+        program = replace(self.program, outputs=tuple(self.program.outputs[i] for i in numbers))
+
+        def function(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            results = self.function(*arrays)
+            return tuple(results[i] for i in numbers)
+
+        return Epilogue(function, program)
 
     def mapped(self, program: Program, function: Callable[..., Any], axes: Sequence[int | None]) -> "Epilogue":
         """The epilogue with one more mapped axis, of which `axes` is the place in each operand.

@@ -182,7 +182,7 @@ class FusedSpec(MultilinearSpec):
         results = bind(form, operands)
         kept = dict(zip(self.results, (results[name] for name in form.results), strict=False))
         assert form.epilogue is not None
-        saved = [results[name] for name in form.results[-count:]] if form.epilogue.saved else []
+        saved = [results[form.results[number]] for number in form.epilogue.saved]
         if saved:
             spec = self._after(self.epilogue, saved[0].dtype.name)
             arrays = dict(zip(spec.inputs, [*saved, *own], strict=True))
@@ -232,17 +232,18 @@ class FusedSpec(MultilinearSpec):
     def _saving(self, operands: Arrays) -> Self:
         """The same call with the accumulators among its results, for the derivative of the epilogue."""
         assert self.epilogue is not None
-        function, count = self.epilogue.function, len(self.rhs)
         if self.epilogue.saved:
             return self
+        function = self.epilogue.function
         results = [jnp.dtype(output.dtype) for output in self.epilogue.program.outputs if not output.reduction]
         dtype = saved_dtype(operands["a"].dtype, results, jnp.dtype(self.accumulator))
+        program, saved = self.epilogue.program.with_accumulators(dtype.name)
+        added = [i for i, number in enumerate(saved) if number >= len(self.epilogue.program.outputs)]
 
         def saving(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            return (*function(*arrays), *(array.astype(dtype) for array in arrays[:count]))
+            return (*function(*arrays), *(arrays[i].astype(dtype) for i in added))
 
-        program = self.epilogue.program.with_accumulators(dtype.name)
-        return self.replace(epilogue=Epilogue(saving, program, count, self.epilogue.in_place))
+        return self.replace(epilogue=Epilogue(saving, program, saved, self.epilogue.in_place))
 
     def _after(self, epilogue: Epilogue, saved_dtype: str) -> EpilogueSpec:
         """The epilogue alone, of accumulators that were saved in `saved_dtype`."""
@@ -260,9 +261,10 @@ class FusedSpec(MultilinearSpec):
     def remade(self) -> tuple[Spec, tuple[str, ...], tuple[str, ...]] | None:
         if self.epilogue is None or not self.epilogue.saved or self.batch:
             return None
-        saved = self.results[-self.epilogue.saved :]
-        spec = self._after(self.epilogue.unsaved, self.epilogue.program.outputs[-1].dtype)
-        made = tuple(self.results[int(name.removeprefix("y"))] for name in spec.outputs)
+        saved = tuple(self.results[number] for number in self.epilogue.saved)
+        dtype = self.epilogue.program.outputs[self.epilogue.saved[0]].dtype
+        spec = self._after(self.epilogue.unsaved, dtype)
+        made = tuple(self.results[self.epilogue.others[int(name.removeprefix("y"))]] for name in spec.outputs)
         return (spec, (*saved, *self.epilogue_operands), made) if made else None
 
     def transpose(
