@@ -6,21 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from checking.compiling import QUICKLY
+from checking.compiling import QUICKLY, RIGHT, add_flags
 
 DEVICES = 4
 
-# Where XLA hands sums to YNNPACK, jitted derivatives of a norm of 20001 x 4 in plain JAX are wrong by more than their
-# magnitude (jaxlib 0.11 and 0.12).
-FLAGS = {
-    "xla_force_host_platform_device_count": DEVICES,
-    "xla_cpu_experimental_ynn_fusion_type": "-reduce",
-    **QUICKLY,
-}
-
-flags = os.environ.get("XLA_FLAGS", "")
-added = [f"--{name}={value}" for name, value in FLAGS.items() if name not in flags]
-os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
+add_flags({"xla_force_host_platform_device_count": DEVICES, **RIGHT, **QUICKLY})
 # Several processes may share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Kept until the process ends. Compile logs are only there when a unit is compiled, so nobody else's cache will do.
