@@ -180,13 +180,17 @@ inline void add_dots(const S* b, int64_t line_stride, int64_t depth, const C* a,
       for (int i = 0; i < rows; ++i) dots[i][j] = multiply_add(row[i], line, dots[i][j]);
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
+    C* to = accumulators + i * stride;
     const auto sums = sum_vectors<C>(dots[i]);
-    for (int j = 0; j < lines; ++j) {
-      C& sum = accumulators[i * stride + j];
-      sum = added<C>(sum, sums[size_t(j)], 1);
-      for (int64_t rest = k; rest < depth; ++rest) {
-        sum = added<C>(sum, a[i * a_stride + rest], widen(b[j * line_stride + rest]));
+    for (size_t j = 0; j < lines; ++j) to[j] = added<C>(to[j], sums[j], 1);
+  }
+  for (; k < depth; ++k) {
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < lines; ++j) {
+        C& sum = accumulators[i * stride + j];
+        sum = added<C>(sum, a[i * a_stride + k], widen(b[j * line_stride + k]));
       }
     }
   }

@@ -19,7 +19,7 @@ _PANEL = 32  # queries of a panel are this many, or a half or a quarter
 _COUNTER = 4  # neighbouring keys that share one counter of dropout's random bits
 # Tasks that keys are cut into at least, where they suffice; more of them take more memory.
 _LEAST_TASKS = 16
-_FEW_QUERIES = 8
+_FEW_QUERIES = 24  # that stream: of the notes, too
 _UNBOUNDED = 2**40  # of a band: beyond any position
 
 _LOAD_GRADIENTS = 4  # kLoadGradients in cpp/host/attention/call.h
