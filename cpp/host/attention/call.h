@@ -1,17 +1,15 @@
 // An attention call as its launches describe it, and how it is multiplied:
 //
-//            queries (lanes)              Scores are kept transposed. A row of them is one key and a panel's columns
-//            are
-//           +----+----+                   queries, as many as fill kPanelVectors vectors. So sums and maxima over keys
-//           are
-//     keys  | s  |    |  scores           sums of whole vectors; and a panel of probabilities, which the multiplication
-//     of
-//           +----+----+                   keys by queries has left in registers' order, is the panel of b that values
-//                                         are multiplied by next, as it lies:
+//            queries (lanes)              Scores are kept transposed. A row of them is one key, and its columns are the
+//           +----+----+                   queries of a panel, as many as fill kPanelVectors vectors. So sums and maxima
+//     keys  | s  |    |  scores           over keys are sums of whole vectors; and a panel of probabilities, which the
+//           +----+----+                   multiplication of keys by queries has left in registers' order, is the panel
+//                                         of b that values are multiplied by next, as it lies:
 //     scores^T = keys x queries^T         out^T = values^T x probabilities^T         d_query^T = keys^T x d_scores^T
 //
 // Keys and values are packed as panels of a, block by block. What is a sum over queries (the gradients of keys and
-// values) needs probabilities as panels of a too: those alone are packed again.
+// values) needs probabilities as panels of a too: those alone are packed again. Few queries would leave most lanes
+// idle: decode.cc has rows of scores instead, and packs nothing.
 #pragma once
 
 #include <algorithm>

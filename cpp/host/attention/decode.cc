@@ -93,7 +93,9 @@ struct DecodeSpace {
   C *queries, *scores, *rows;
 
   DecodeSpace(const Call& call, Arena& arena)
-      : stride(parts(call.words.key_block, kLanes<C>) * kLanes<C>), panels(nullptr), keys(call, arena),
+      : stride(parts(call.words.key_block, kLanes<C>) * kLanes<C>),
+        panels(nullptr),
+        keys(call, arena),
         score(call, arena) {
     const CallWords& words = call.words;
     const int64_t count = call.group() * words.query_length;
@@ -125,9 +127,10 @@ inline void modify_rows(const Call& call, const ScoreSpace<C>& space, int64_t n,
     }
     for (int64_t key = 0; !all_visible && key < keys.count; key += lanes) {
       using Integers = Vector<Integer<C>>;
-      const auto position = load_bytes<Integers>(keys.position + key), segment = load_bytes<Integers>(keys.segment + key);
-      const auto seen = (position >= queries.first[lane]) & (position <= queries.last[lane]) &
-                        (segment == queries.segment[lane]);
+      const auto position = load_bytes<Integers>(keys.position + key),
+                 segment = load_bytes<Integers>(keys.segment + key);
+      const auto seen =
+          (position >= queries.first[lane]) & (position <= queries.last[lane]) & (segment == queries.segment[lane]);
       store(row + key, seen ? load(row + key) : hidden - Vector<C>{});
     }
   }

@@ -123,8 +123,7 @@ void forward(const void* const* arguments, int64_t task) {
     const int64_t row = first + p * width, lanes = std::min(width, queries - p * width);
     C inverse[width];
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      inverse[lane] =
-          finish_sum(call, n, row + lane, space.maximum[p * width + lane], space.sum[p * width + lane]);
+      inverse[lane] = finish_sum(call, n, row + lane, space.maximum[p * width + lane], space.sum[p * width + lane]);
     }
     write_panel(call.out, element, row, head, space.out + p * width * value_size, value_size, lanes, inverse,
                 space.row);

@@ -53,8 +53,8 @@ struct Queries {
       : row(row), count(std::min(kWidth<C>, call.words.query_length - row)) {
     const int64_t queries = call.queries(n);
     const int64_t offset = call.query_offset ? call.query_offset.get<int64_t>(n, 0, 0) : 0;
-    for (int64_t lane = 0; lane < kWidth<C>; ++lane) {
-      const int64_t at = std::min(row + lane, row + count - 1);
+    for (int64_t lane = 0; lane < count; ++lane) {
+      const int64_t at = row + lane;
       const bool is_there = at < queries;
       const int64_t position = (call.query_place ? call.query_place.get<int64_t>(n, at, 0) : at) + offset;
       first[lane] = I(is_there ? brought_within<int32_t>(position - call.words.left) : kMost);
@@ -64,6 +64,8 @@ struct Queries {
       lasts.add(last[lane]);
       segments.add(segment[lane]);
     }
+    // Lanes without a query see what the last one does.
+    for (I* of_lanes : {first, last, segment}) std::fill(of_lanes + count, of_lanes + kWidth<C>, of_lanes[count - 1]);
   }
 };
 
@@ -87,7 +89,8 @@ struct Keys {
     const int64_t keys = call.keys(n);
     std::iota(position, position + count, I(column));
     std::fill_n(segment, count, I(0));
-    for (int64_t i = 0; call.key_place && i < count; ++i) position[i] = I(call.key_place.get<int64_t>(n, 0, column + i));
+    for (int64_t i = 0; call.key_place && i < count; ++i)
+      position[i] = I(call.key_place.get<int64_t>(n, 0, column + i));
     for (int64_t i = 0; call.key_segments && i < count; ++i) {
       const int64_t own = call.key_segments.get<int64_t>(n, 0, column + i);
       segment[i] = own < 0 ? kHidden : I(own);

@@ -87,32 +87,34 @@ inline void with_streamed(Dtype dtype, Body body) {
   }
 }
 
-// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for kSteps steps at once and two
+// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for so many steps at once and so many
 // vectors, whose accumulators are loaded and stored once for all steps.
+template <int steps, int vectors, typename S, typename C>
+inline void add_vectors(const S* b, int64_t depth_stride, int64_t column, const C* a, const Stream<C>& out) {
+  Vector<C> columns[steps][vectors];
+  for (int d = 0; d < steps; ++d) {
+    const S* from = b + d * depth_stride + column;
+    __builtin_prefetch(from + kSteps * depth_stride);
+    for (int v = 0; v < vectors; ++v) columns[d][v] = load(from + v * kLanes<C>);
+  }
+  for (int64_t i = 0; i < out.rows; ++i) {
+    C* to = out.accumulators + i * out.stride + column;
+    Vector<C> sums[vectors];
+    for (int v = 0; v < vectors; ++v) sums[v] = load(to + v * kLanes<C>);
+    for (int d = 0; d < steps; ++d) {
+      const Vector<C> by = factor(a[i * out.a_stride + d] - Vector<C>{});
+      for (int v = 0; v < vectors; ++v) sums[v] = multiply_add(by, columns[d][v], sums[v]);
+    }
+    for (int v = 0; v < vectors; ++v) store_sums(to + v * kLanes<C>, sums[v]);
+  }
+}
+
 template <int steps, typename S, typename C>
 inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C* a, const Stream<C>& out) {
-  constexpr int64_t kWidth = 2 * kLanes<C>;
+  constexpr int64_t lanes = kLanes<C>;
   int64_t column = 0;
-  for (; column + kWidth <= columns; column += kWidth) {
-    Vector<C> b0[steps], b1[steps];
-    for (int d = 0; d < steps; ++d) {
-      const S* from = b + d * depth_stride + column;
-      __builtin_prefetch(from + kSteps * depth_stride);
-      b0[d] = load(from);
-      b1[d] = load(from + kLanes<C>);
-    }
-    for (int64_t i = 0; i < out.rows; ++i) {
-      C* to = out.accumulators + i * out.stride + column;
-      Vector<C> s0 = load(to), s1 = load(to + kLanes<C>);
-      for (int d = 0; d < steps; ++d) {
-        const Vector<C> by = factor(a[i * out.a_stride + d] - Vector<C>{});
-        s0 = multiply_add(by, b0[d], s0);
-        s1 = multiply_add(by, b1[d], s1);
-      }
-      store_sums(to, s0);
-      store_sums(to + kLanes<C>, s1);
-    }
-  }
+  for (; column + 2 * lanes <= columns; column += 2 * lanes) add_vectors<steps, 2>(b, depth_stride, column, a, out);
+  for (; column + lanes <= columns; column += lanes) add_vectors<steps, 1>(b, depth_stride, column, a, out);
   for (; column < columns; ++column) {
     for (int64_t i = 0; i < out.rows; ++i) {
       C sum = out.accumulators[i * out.stride + column];

@@ -16,10 +16,12 @@ from jaxdnn.pointwise.bytecode import MAX_INDICES, bytecode, terms_words
 from jaxdnn.pointwise.operations import DTYPES
 
 _PANEL = 32  # queries of a panel are this many, or a half or a quarter
+_LANES = 16  # of a register, at most
 _COUNTER = 4  # neighbouring keys that share one counter of dropout's random bits
 # Tasks that keys are cut into at least, where they suffice; more of them take more memory.
 _LEAST_TASKS = 16
-_FEW_QUERIES = 24  # that stream: of the notes, too
+# Queries that stream, of the notes too; and where vectors end in the middle of a register.
+_FEW_QUERIES, _FEW_RAGGED_QUERIES = 24, 8
 _UNBOUNDED = 2**40  # of a band: beyond any position
 
 _LOAD_GRADIENTS = 4  # kLoadGradients in cpp/host/attention/call.h
@@ -34,10 +36,10 @@ class HostAttentionKnobs:
     Attributes:
       query_block: queries that a task of the forward pass owns, and that the backward one takes at a time.
       key_block: keys that are taken at a time.
-      splits: parts of a head's keys, each a task of the backward pass, or of the forward one if it streams, with its own
+      splits: parts of a head's keys, each a task of the backward pass, or of a forward one that streams, with its own
         sums.
-      streams: whether the forward pass reads keys and values where they lie, and once for all queries of the heads that
-        share them, which pays for few queries.
+      streams: whether the forward pass reads keys and values where they lie, and once for all queries of the heads
+        that share them, which pays for few queries.
     """
 
     query_block: int
@@ -94,7 +96,8 @@ class HostAttention(ProblemEngine[Attention, HostAttentionKnobs]):
         # Of the notes on the host in benchmarks/results/attention_kernels.md.
         blocks = ((128, 256), (64, 256), (128, 128)) if backward else ((256, 128), (128, 128), (256, 256), (64, 128))
         found = [_knobs(problem, *sizes) for sizes in blocks]
-        if not backward and problem.query_length <= _FEW_QUERIES:
+        ragged = problem.head_size % _LANES or problem.value_head_size % _LANES
+        if not backward and problem.query_length <= (_FEW_RAGGED_QUERIES if ragged else _FEW_QUERIES):
             found = [_knobs(problem, _PANEL, keys, streams=True) for keys in (256, 128, 512)] + found
         return dict.fromkeys(found)
 
