@@ -35,9 +35,8 @@ CASES = [
     # Few queries, of heads that share keys.
     AttentionCase(batch=3, queries=3, keys=77, heads=6, key_heads=2, lengths="query key", sinks=True, residual=True),
     AttentionCase(queries=2, keys=150, heads=8, key_heads=1, size=64, value_size=80, dtype=BF16, segments="both"),
-    AttentionCase(
-        queries=5, keys=133, heads=4, key_heads=2, size=48, positions="query key", window=(60, 9), dropout=0.3
-    ),
+    AttentionCase(queries=5, keys=133, size=48, alignment="bottom_right", window=(61, 9), dropout=0.3),
+    AttentionCase(queries=3, keys=77, heads=4, key_heads=2, size=16, positions="query key", window=(30, 9)),
     AttentionCase(queries=4, keys=91, heads=4, key_heads=2, bias="1nts", soft_cap=2.0, mask_mod="stripes", dtype=F16),
     AttentionCase(
         queries=1, keys=91, heads=4, key_heads=2, size=33, dtype=F64, alignment="bottom_right", window=(40, 0)
