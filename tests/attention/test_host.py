@@ -32,13 +32,35 @@ CASES = [
     AttentionCase(queries=71, keys=38, heads=4, key_heads=2, size=33, value_size=16, dtype=BF16, causal=True),
     AttentionCase(queries=40, keys=71, size=33, value_size=16, dtype=F16, soft_cap=2.0, mask_mod="stripes"),
     AttentionCase(queries=37, keys=45, heads=4, size=19, value_size=11, dtype=F64, causal=True, residual=True),
+    # Few queries, of heads that share keys.
+    AttentionCase(batch=3, queries=3, keys=77, heads=6, key_heads=2, lengths="query key", sinks=True, residual=True),
+    AttentionCase(queries=2, keys=150, heads=8, key_heads=1, size=64, value_size=80, dtype=BF16, segments="both"),
+    AttentionCase(queries=5, keys=133, size=48, alignment="bottom_right", window=(61, 9), dropout=0.3),
+    AttentionCase(queries=3, keys=77, heads=4, key_heads=2, size=16, positions="query key", window=(30, 9)),
+    AttentionCase(queries=4, keys=91, heads=4, key_heads=2, bias="1nts", soft_cap=2.0, mask_mod="stripes", dtype=F16),
+    AttentionCase(
+        queries=1, keys=91, heads=4, key_heads=2, size=33, dtype=F64, alignment="bottom_right", window=(40, 0)
+    ),
 ]
-BLOCKS = [{"query_block": 32, "key_block": 4, "splits": 3}, {"query_block": 64, "key_block": 32, "splits": 1}]
+PANELS = {"query_block": 32, "key_block": 32, "splits": 3}
+STREAMS = PANELS | {"streams": True}
+BLOCKS = [
+    {"query_block": 32, "key_block": 4, "splits": 3},
+    {"query_block": 64, "key_block": 32, "splits": 1},
+    {"query_block": 32, "key_block": 12, "splits": 1, "streams": True},
+    STREAMS,
+]
 
 
 @pytest.fixture(autouse=True)
 def on_cpu(cpus):
     with jax.default_device(cpus[0]), jaxdnn.options(engine="host", fallback=False):
+        yield
+
+
+@pytest.fixture(params=[PANELS, STREAMS], ids=["panels", "streams"])
+def either_way(request):
+    with jaxdnn.options(knobs=request.param):
         yield
 
 
@@ -49,24 +71,25 @@ def test_blocks_are_joined(case, knobs):
         check(vjp, case, with_cotangents, "host")
 
 
-def arrays(queries, keys, heads=2, size=8, dtype="float32"):
+def arrays(queries, keys, heads=2, size=24, dtype="float32"):
     random = np.random.default_rng(0)
     shapes = ((1, length, heads, size) for length in (queries, keys, keys))
     return [jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes]
 
 
+@pytest.mark.usefixtures("either_way")
 def test_blocks_that_no_query_sees_are_not_read():
     query, key, value = arrays(64, 64)
     function = functools.partial(jaxdnn.dot_product_attention, is_causal=True)
-    with jaxdnn.options(knobs={"query_block": 32, "key_block": 32}):
-        wanted, vjp = jax.vjp(function, query, key, value)
-        found, vjp_found = jax.vjp(function, query, key.at[:, 32:].set(jnp.nan), value.at[:, 32:].set(jnp.nan))
-        cotangent = jnp.zeros_like(wanted).at[:, :32].set(1)
-        np.testing.assert_array_equal(found[:, :32], wanted[:, :32])
-        assert np.isnan(found[:, 32:]).all()
-        np.testing.assert_array_equal(vjp_found(cotangent)[0][:, :32], vjp(cotangent)[0][:, :32])
+    wanted, vjp = jax.vjp(function, query, key, value)
+    found, vjp_found = jax.vjp(function, query, key.at[:, 32:].set(jnp.nan), value.at[:, 32:].set(jnp.nan))
+    cotangent = jnp.zeros_like(wanted).at[:, :32].set(1)
+    np.testing.assert_array_equal(found[:, :32], wanted[:, :32])
+    assert np.isnan(found[:, 32:]).all()
+    np.testing.assert_array_equal(vjp_found(cotangent)[0][:, :32], vjp(cotangent)[0][:, :32])
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_passes_through(bad):
     query, key, value = arrays(40, 50)
@@ -79,6 +102,7 @@ def test_what_is_not_finite_passes_through(bad):
     np.testing.assert_array_equal(np.delete(out, 9, 1), np.delete(wanted, 9, 1))
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("scale", [1e-30, 1e4, 1e30])
 def test_large_scores_do_not_overflow(scale):
     query, key, value = arrays(33, 65)
@@ -89,6 +113,7 @@ def test_large_scores_do_not_overflow(scale):
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-2)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0)])
 def test_rows_without_keys_are_zeros(lengths):
     query, key, value = arrays(40, 41)
@@ -106,8 +131,9 @@ def test_rows_without_keys_are_zeros(lengths):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("splits", [1, 4])
-def test_results_are_the_same_from_run_to_run(splits):
+def test_results_are_the_same_from_run_to_run(splits, streams):
     operands = arrays(200, 300)
 
     @jax.jit
@@ -115,7 +141,7 @@ def test_results_are_the_same_from_run_to_run(splits):
         out, vjp = jax.vjp(functools.partial(jaxdnn.dot_product_attention, is_causal=True), *arrays)
         return out, *vjp(out)
 
-    with jaxdnn.options(knobs={"query_block": 32, "key_block": 32, "splits": splits}):
+    with jaxdnn.options(knobs=PANELS | {"splits": splits, "streams": streams}):
         first = both(*operands)
         for _ in range(5):
             jax.tree.map(np.testing.assert_array_equal, both(*operands), first)

@@ -157,7 +157,7 @@ inline C* d_query_part(const Call& call, int64_t split, int64_t n, int64_t row) 
   const CallWords& words = call.words;
   const int64_t padded = parts(words.query_length, kWidth<C>) * kWidth<C>;
   const int64_t head = split * words.batch * words.query_heads + n;
-  return static_cast<C*>(call.d_query_parts) + (head * padded + row) * words.head_size;
+  return static_cast<C*>(call.split_sums) + (head * padded + row) * words.head_size;
 }
 
 template <typename C>
@@ -267,7 +267,7 @@ class Backward {
       C* results[1 + kLoadGradients] = {d_scores};
       for (int64_t i = 0; i < loaded; ++i) results[1 + i] = space_.added + i * keys * width;
       const pointwise::Tile tile{n, space_.keys.column, queries.row, keys, queries.count};
-      call_.gradient.run<C>(accumulators, tile, results, 1 + loaded);
+      call_.gradient.run<C>(accumulators, tile, results, width, 1 + loaded);
       for (int64_t i = 0; i < loaded; ++i) add_loaded(i, n, queries, results[1 + i]);
     }
     if (call_.d_query) {

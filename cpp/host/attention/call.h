@@ -1,17 +1,15 @@
 // An attention call as its launches describe it, and how it is multiplied:
 //
-//            queries (lanes)              Scores are kept transposed. A row of them is one key and a panel's columns
-//            are
-//           +----+----+                   queries, as many as fill kPanelVectors vectors. So sums and maxima over keys
-//           are
-//     keys  | s  |    |  scores           sums of whole vectors; and a panel of probabilities, which the multiplication
-//     of
-//           +----+----+                   keys by queries has left in registers' order, is the panel of b that values
-//                                         are multiplied by next, as it lies:
+//            queries (lanes)              Scores are kept transposed. A row of them is one key, and its columns are the
+//           +----+----+                   queries of a panel, as many as fill kPanelVectors vectors. So sums and maxima
+//     keys  | s  |    |  scores           over keys are sums of whole vectors; and a panel of probabilities, which the
+//           +----+----+                   multiplication of keys by queries has left in registers' order, is the panel
+//                                         of b that values are multiplied by next, as it lies:
 //     scores^T = keys x queries^T         out^T = values^T x probabilities^T         d_query^T = keys^T x d_scores^T
 //
 // Keys and values are packed as panels of a, block by block. What is a sum over queries (the gradients of keys and
-// values) needs probabilities as panels of a too: those alone are packed again.
+// values) needs probabilities as panels of a too: those alone are packed again. Few queries would leave most lanes
+// idle: decode.cc has rows of scores instead, and packs nothing.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +44,7 @@ constexpr int kLoadGradients = 4, kPlaces = 20 + kLoadGradients, kPrograms = 3;
 
 struct CallWords {
   int64_t batch, query_length, key_length, query_heads, key_heads, head_size, value_head_size;
-  int64_t query_block, key_block, splits;  // of the keys of a head in the backward pass
+  int64_t query_block, key_block, splits;  // of the keys of a head, in the backward pass and where queries are few
   int64_t left, right;                     // of the band
   int64_t threshold;                       // of dropout
   double factor, scale;                    // of what dropout keeps; of products
@@ -102,17 +100,18 @@ class Place {
   char* data_ = nullptr;
 };
 
-// A pointwise function of transposed scores: its rows are keys.
+// A pointwise function of scores as a kernel keeps them: where they are transposed, its rows are keys.
 struct Program {
   const int64_t* words = nullptr;  // null where there is none
   const pointwise::Array* operands = nullptr;
 
-  // Results are the rows of panels.
+  // Rows of results are `stride` apart.
   template <typename C, typename T>
-  void run(const pointwise::Rows* accumulators, const pointwise::Tile& tile, T* const* to, int64_t count = 1) const {
+  void run(const pointwise::Rows* accumulators, const pointwise::Tile& tile, T* const* to, int64_t stride = kWidth<C>,
+           int64_t count = 1) const {
     pointwise::Array results[1 + kLoadGradients];
     for (int64_t i = 0; i < count; ++i) {
-      results[i] = {to[i] - (tile.row * kWidth<C> + tile.column), 0, kWidth<C>, 1};
+      results[i] = {to[i] - (tile.row * stride + tile.column), 0, stride, 1};
     }
     pointwise::Interpreter(words, operands, results).run(accumulators, tile);
   }
@@ -140,7 +139,7 @@ class Call {
       }
     }
     delta = const_cast<void*>(*next++);
-    d_query_parts = const_cast<void*>(*next++);
+    split_sums = const_cast<void*>(*next++);
     d_sink_sums = const_cast<void*>(*next++);
     d_loaded_sums = const_cast<void*>(*next);
   }
@@ -167,7 +166,7 @@ class Call {
       key_lengths, query_segments, key_segments, d_out, d_log_sum_exp, d_query, d_key, d_value, d_sinks;
   Place d_loaded[kLoadGradients];  // those that there are come first
   Program score, mask, gradient;
-  void *delta, *d_query_parts, *d_sink_sums, *d_loaded_sums;  // scratch
+  void *delta, *split_sums, *d_sink_sums, *d_loaded_sums;  // scratch
 
  private:
   pointwise::Array arrays_[128];  // kMaxArguments in cpp/launch_limits.h

@@ -91,9 +91,9 @@ void forward(const void* const* arguments, int64_t task) {
     new (space.panels + p) Queries<C>(call, n, first + p * width);
     for (int64_t lane = 0; lane < width; ++lane) {
       const int64_t row = std::min(first + p * width + lane, words.query_length - 1);
-      const C sink = call.sinks ? call.sinks.get<C>(n, row, 0) : kNone;
-      space.maximum[p * width + lane] = sink;
-      space.sum[p * width + lane] = sink == kNone ? C(0) : C(1);
+      const C first_maximum = sink<C>(call, n, row);
+      space.maximum[p * width + lane] = first_maximum;
+      space.sum[p * width + lane] = first_maximum == kNone ? C(0) : C(1);
     }
   }
   std::fill_n(space.out, panels * width * value_size, C(0));
@@ -123,12 +123,7 @@ void forward(const void* const* arguments, int64_t task) {
     const int64_t row = first + p * width, lanes = std::min(width, queries - p * width);
     C inverse[width];
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      const C sum = space.sum[p * width + lane];
-      inverse[lane] = sum == C(0) ? C(0) : C(1) / sum;
-      if (call.log_sum_exp) {
-        const C log_sum_exp = sum == C(0) ? kNone : space.maximum[p * width + lane] + std::log(sum);
-        *static_cast<C*>(call.log_sum_exp.at(n, row + lane, 0)) = log_sum_exp;
-      }
+      inverse[lane] = finish_sum(call, n, row + lane, space.maximum[p * width + lane], space.sum[p * width + lane]);
     }
     write_panel(call.out, element, row, head, space.out + p * width * value_size, value_size, lanes, inverse,
                 space.row);

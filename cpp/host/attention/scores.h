@@ -53,8 +53,8 @@ struct Queries {
       : row(row), count(std::min(kWidth<C>, call.words.query_length - row)) {
     const int64_t queries = call.queries(n);
     const int64_t offset = call.query_offset ? call.query_offset.get<int64_t>(n, 0, 0) : 0;
-    for (int64_t lane = 0; lane < kWidth<C>; ++lane) {
-      const int64_t at = std::min(row + lane, row + count - 1);
+    for (int64_t lane = 0; lane < count; ++lane) {
+      const int64_t at = row + lane;
       const bool is_there = at < queries;
       const int64_t position = (call.query_place ? call.query_place.get<int64_t>(n, at, 0) : at) + offset;
       first[lane] = I(is_there ? brought_within<int32_t>(position - call.words.left) : kMost);
@@ -64,6 +64,8 @@ struct Queries {
       lasts.add(last[lane]);
       segments.add(segment[lane]);
     }
+    // Lanes without a query see what the last one does.
+    for (I* of_lanes : {first, last, segment}) std::fill(of_lanes + count, of_lanes + kWidth<C>, of_lanes[count - 1]);
   }
 };
 
@@ -85,14 +87,18 @@ struct Keys {
     count = block_count;
     positions = segments = {};
     const int64_t keys = call.keys(n);
+    std::iota(position, position + count, I(column));
+    std::fill_n(segment, count, I(0));
+    for (int64_t i = 0; call.key_place && i < count; ++i)
+      position[i] = I(call.key_place.get<int64_t>(n, 0, column + i));
+    for (int64_t i = 0; call.key_segments && i < count; ++i) {
+      const int64_t own = call.key_segments.get<int64_t>(n, 0, column + i);
+      segment[i] = own < 0 ? kHidden : I(own);
+    }
+    for (int64_t i = std::max<int64_t>(keys - column, 0); i < count; ++i) segment[i] = kHidden;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = column + i;
-      int64_t own = call.key_segments ? call.key_segments.get<int64_t>(n, 0, at) : 0;
-      if (own < 0 || at >= keys) own = kHidden;
-      position[i] = I(call.key_place ? call.key_place.get<int64_t>(n, 0, at) : at);
-      segment[i] = I(own);
       positions.add(position[i]);
-      segments.add(own);
+      segments.add(segment[i]);
     }
   }
 
@@ -111,15 +117,36 @@ struct Keys {
 struct PanelRange {
   int64_t begin = 0, end = 0;
 
+  PanelRange() = default;
   template <typename C>
   PanelRange(const Queries<C>* panels, int64_t count, const Keys<C>& keys) {
     for (int64_t p = 0; p < count; ++p) {
       if (keys.hidden_from(panels[p])) continue;
-      if (end == 0) begin = p;
-      end = p + 1;
+      add(p);
     }
   }
+
+  void add(int64_t p) {
+    if (end == 0) begin = p;
+    end = p + 1;
+  }
 };
+
+// What a row's maximum begins with; its sum is 1 where there is a sink.
+template <typename C>
+inline C sink(const Call& call, int64_t n, int64_t row) {
+  return call.sinks ? call.sinks.get<C>(n, row, 0) : -std::numeric_limits<C>::infinity();
+}
+
+// What a row's result is multiplied by; its log-sum-exp is written.
+template <typename C>
+inline C finish_sum(const Call& call, int64_t n, int64_t row, C maximum, C sum) {
+  if (call.log_sum_exp) {
+    const C log_sum_exp = sum == C(0) ? -std::numeric_limits<C>::infinity() : maximum + std::log(sum);
+    *static_cast<C*>(call.log_sum_exp.at(n, row, 0)) = log_sum_exp;
+  }
+  return sum == C(0) ? C(0) : C(1) / sum;
+}
 
 // Where functions and masks of scores work.
 template <typename C>

@@ -51,24 +51,6 @@ inline void add_row(const char* from, char* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] = pointwise::sum(y[i], x[i]);
 }
 
-template <typename C, typename Body>
-inline void with_streamed(Dtype dtype, Body body) {
-  if constexpr (std::is_same_v<C, double>) {
-    body(double());
-  } else if constexpr (std::is_same_v<C, int32_t>) {
-    body(int8_t());
-  } else {
-    switch (dtype) {
-      case Dtype::bfloat16:
-        return body(bfloat16());
-      case Dtype::float16:
-        return body(float16());
-      default:
-        return body(float());
-    }
-  }
-}
-
 // The accumulators of a tile of few rows over the blocks of its split.
 template <typename C>
 inline void stream_tile(const Call& call, const Place& place, const pointwise::Tile& tile, const Workspace& space) {
@@ -83,7 +65,7 @@ inline void stream_tile(const Call& call, const Place& place, const pointwise::T
       dense_rows<decltype(element)>(call.lines(0, place.batch), tile.row, k, tile.rows, depth, a);
     });
     for (int64_t sum = 0; sum < words.accumulators; ++sum) {
-      const Stream<C> out{a, tile.rows, reinterpret_cast<C*>(space.accumulators[sum]), stride};
+      const Stream<C> out{a, depth, tile.rows, reinterpret_cast<C*>(space.accumulators[sum]), stride};
       with_streamed<C>(Dtype(words.matrices[1 + sum].dtype), [&](auto element) {
         stream<decltype(element)>(call.lines(1 + sum, place.batch), tile.column, k, tile.columns, depth, out);
       });

@@ -9,10 +9,11 @@ JAXDNN_ISA_BEGIN
 
 namespace product {
 
-// Sums are dense rows, `stride` apart. `a` holds the rows of a from step `k` on, `depth` elements apart.
+// Rows of accumulators are `stride` apart; those of `a`, from step `k` on, `a_stride`.
 template <typename C>
 struct Stream {
   const C* a;
+  int64_t a_stride;
   int64_t rows;
   C* accumulators;
   int64_t stride;
@@ -67,37 +68,57 @@ inline C sum_vector(Vector<C> values) {
 
 constexpr int kSteps = 4;  // rows of b that are added together
 
-// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for kSteps steps at once and two
-// vectors, whose accumulators are loaded and stored once for all steps.
-template <int steps, typename S, typename C>
-inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C* a, int64_t depth,
-                      const Stream<C>& out) {
-  constexpr int64_t kWidth = 2 * kLanes<C>;
-  int64_t column = 0;
-  for (; column + kWidth <= columns; column += kWidth) {
-    Vector<C> b0[steps], b1[steps];
-    for (int d = 0; d < steps; ++d) {
-      const S* from = b + d * depth_stride + column;
-      __builtin_prefetch(from + kSteps * depth_stride);
-      b0[d] = load(from);
-      b1[d] = load(from + kLanes<C>);
-    }
-    for (int64_t i = 0; i < out.rows; ++i) {
-      C* to = out.accumulators + i * out.stride + column;
-      Vector<C> s0 = load(to), s1 = load(to + kLanes<C>);
-      for (int d = 0; d < steps; ++d) {
-        const Vector<C> by = factor(a[i * depth + d] - Vector<C>{});
-        s0 = multiply_add(by, b0[d], s0);
-        s1 = multiply_add(by, b1[d], s1);
-      }
-      store_sums(to, s0);
-      store_sums(to + kLanes<C>, s1);
+// Calls body(S()) with the type of what may be streamed.
+template <typename C, typename Body>
+inline void with_streamed(Dtype dtype, Body body) {
+  if constexpr (std::is_same_v<C, double>) {
+    body(double());
+  } else if constexpr (std::is_same_v<C, int32_t>) {
+    body(int8_t());
+  } else {
+    switch (dtype) {
+      case Dtype::bfloat16:
+        return body(bfloat16());
+      case Dtype::float16:
+        return body(float16());
+      default:
+        return body(float());
     }
   }
+}
+
+// Where the columns of b are neighbours: accumulators[i][:] += a[i][k] b[k][:], for so many steps at once and so many
+// vectors, whose accumulators are loaded and stored once for all steps.
+template <int steps, int vectors, typename S, typename C>
+inline void add_vectors(const S* b, int64_t depth_stride, int64_t column, const C* a, const Stream<C>& out) {
+  Vector<C> columns[steps][vectors];
+  for (int d = 0; d < steps; ++d) {
+    const S* from = b + d * depth_stride + column;
+    __builtin_prefetch(from + kSteps * depth_stride);
+    for (int v = 0; v < vectors; ++v) columns[d][v] = load(from + v * kLanes<C>);
+  }
+  for (int64_t i = 0; i < out.rows; ++i) {
+    C* to = out.accumulators + i * out.stride + column;
+    Vector<C> sums[vectors];
+    for (int v = 0; v < vectors; ++v) sums[v] = load(to + v * kLanes<C>);
+    for (int d = 0; d < steps; ++d) {
+      const Vector<C> by = factor(a[i * out.a_stride + d] - Vector<C>{});
+      for (int v = 0; v < vectors; ++v) sums[v] = multiply_add(by, columns[d][v], sums[v]);
+    }
+    for (int v = 0; v < vectors; ++v) store_sums(to + v * kLanes<C>, sums[v]);
+  }
+}
+
+template <int steps, typename S, typename C>
+inline void add_steps(const S* b, int64_t depth_stride, int64_t columns, const C* a, const Stream<C>& out) {
+  constexpr int64_t lanes = kLanes<C>;
+  int64_t column = 0;
+  for (; column + 2 * lanes <= columns; column += 2 * lanes) add_vectors<steps, 2>(b, depth_stride, column, a, out);
+  for (; column + lanes <= columns; column += lanes) add_vectors<steps, 1>(b, depth_stride, column, a, out);
   for (; column < columns; ++column) {
     for (int64_t i = 0; i < out.rows; ++i) {
       C sum = out.accumulators[i * out.stride + column];
-      for (int d = 0; d < steps; ++d) sum = added<C>(sum, a[i * depth + d], widen(b[d * depth_stride + column]));
+      for (int d = 0; d < steps; ++d) sum = added<C>(sum, a[i * out.a_stride + d], widen(b[d * depth_stride + column]));
       out.accumulators[i * out.stride + column] = sum;
     }
   }
@@ -107,52 +128,94 @@ template <typename S, typename C>
 void stream_rows(const S* b, int64_t depth_stride, int64_t columns, int64_t depth, const Stream<C>& out) {
   int64_t k = 0;
   for (; k + kSteps <= depth; k += kSteps) {
-    add_steps<kSteps>(b + k * depth_stride, depth_stride, columns, out.a + k, depth, out);
+    add_steps<kSteps>(b + k * depth_stride, depth_stride, columns, out.a + k, out);
   }
-  for (; k < depth; ++k) add_steps<1>(b + k * depth_stride, depth_stride, columns, out.a + k, depth, out);
+  for (; k < depth; ++k) add_steps<1>(b + k * depth_stride, depth_stride, columns, out.a + k, out);
 }
 
-// Where the columns of b run along memory: dot products, of `rows` rows and `columns` columns at once.
-template <int rows, int columns, typename S, typename C>
-inline void add_dots(const S* b, int64_t line_stride, const C* a, int64_t depth, C* accumulators, int64_t stride) {
-  Vector<C> dots[rows][columns] = {};
+// Where the columns of b run along memory: dot products, of as many rows and lines as registers hold.
+constexpr int kLines = 4;
+#if defined(__AVX512F__)
+constexpr int kDotRows = 4;
+#else
+constexpr int kDotRows = 2;
+#endif
+constexpr int kLinesAhead = 2 * kLines;  // that are fetched ahead
+
+// Lane by lane, a + b of neighbouring groups of `step` lanes: one of a's sums, then one of b's.
+template <int step, typename V, size_t... lane>
+inline V add_neighbours(V a, V b, std::index_sequence<lane...>) {
+  constexpr size_t kCount = sizeof...(lane);
+  return __builtin_shufflevector(a, b, (lane & step ? kCount + lane - step : lane)...) +
+         __builtin_shufflevector(a, b, (lane & step ? kCount + lane : lane + step)...);
+}
+
+// The sum of the lanes of each of these vectors; of kLines together, with a quarter of the shuffles.
+template <typename C, size_t lines>
+inline std::array<C, lines> sum_vectors(const Vector<C> (&values)[lines]) {
+  std::array<C, lines> sums;
+  if constexpr (std::is_same_v<C, int32_t> || lines != kLines || kLanes<C> < kLines) {
+    for (size_t j = 0; j < lines; ++j) sums[j] = sum_vector<C>(values[j]);
+  } else {
+    constexpr auto lanes = std::make_index_sequence<kLanes<C>>();
+    const Vector<C> ab = add_neighbours<1>(values[0], values[1], lanes),
+                    cd = add_neighbours<1>(values[2], values[3], lanes), all = add_neighbours<2>(ab, cd, lanes);
+    const auto groups = bit_cast<std::array<typename VectorType<C, kLines * sizeof(C)>::type, kLanes<C> / kLines>>(all);
+    auto sum = groups[0];
+    for (size_t i = 1; i < groups.size(); ++i) sum += groups[i];
+    std::memcpy(sums.data(), &sum, sizeof(sum));
+  }
+  return sums;
+}
+
+template <int rows, int lines, typename S, typename C>
+inline void add_dots(const S* b, int64_t line_stride, int64_t depth, const C* a, int64_t a_stride, C* accumulators,
+                     int64_t stride) {
+  Vector<C> dots[rows][lines] = {};
   int64_t k = 0;
   for (; k + kLanes<C> <= depth; k += kLanes<C>) {
     Vector<C> row[rows];
-    for (int i = 0; i < rows; ++i) row[i] = factor(load(a + i * depth + k));
-    for (int j = 0; j < columns; ++j) {
+    for (int i = 0; i < rows; ++i) row[i] = factor(load(a + i * a_stride + k));
+    for (int j = 0; j < lines; ++j) {
+      __builtin_prefetch(b + (j + kLinesAhead) * line_stride + k);
       const Vector<C> line = load(b + j * line_stride + k);
       for (int i = 0; i < rows; ++i) dots[i][j] = multiply_add(row[i], line, dots[i][j]);
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
-    for (int j = 0; j < columns; ++j) {
-      C& sum = accumulators[i * stride + j];
-      sum = added<C>(sum, sum_vector<C>(dots[i][j]), 1);
-      for (int64_t rest = k; rest < depth; ++rest) {
-        sum = added<C>(sum, a[i * depth + rest], widen(b[j * line_stride + rest]));
+    C* to = accumulators + i * stride;
+    const auto sums = sum_vectors<C>(dots[i]);
+    for (size_t j = 0; j < lines; ++j) to[j] = added<C>(to[j], sums[j], 1);
+  }
+  for (; k < depth; ++k) {
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < lines; ++j) {
+        C& sum = accumulators[i * stride + j];
+        sum = added<C>(sum, a[i * a_stride + k], widen(b[j * line_stride + k]));
       }
     }
   }
 }
 
-template <int columns, typename S, typename C>
+template <int lines, typename S, typename C>
 inline void add_lines(const S* b, int64_t line_stride, int64_t depth, int64_t column, const Stream<C>& out) {
+  const S* first = b + column * line_stride;
   int64_t i = 0;
-  for (; i + 2 <= out.rows; i += 2) {
-    C* accumulators = out.accumulators + i * out.stride + column;
-    add_dots<2, columns>(b + column * line_stride, line_stride, out.a + i * depth, depth, accumulators, out.stride);
+  for (; i + kDotRows <= out.rows; i += kDotRows) {
+    C* to = out.accumulators + i * out.stride + column;
+    add_dots<kDotRows, lines>(first, line_stride, depth, out.a + i * out.a_stride, out.a_stride, to, out.stride);
   }
-  if (i < out.rows) {
-    C* accumulators = out.accumulators + i * out.stride + column;
-    add_dots<1, columns>(b + column * line_stride, line_stride, out.a + i * depth, depth, accumulators, out.stride);
+  for (; i < out.rows; ++i) {
+    C* to = out.accumulators + i * out.stride + column;
+    add_dots<1, lines>(first, line_stride, depth, out.a + i * out.a_stride, out.a_stride, to, out.stride);
   }
 }
 
 template <typename S, typename C>
 void stream_lines(const S* b, int64_t line_stride, int64_t columns, int64_t depth, const Stream<C>& out) {
   int64_t column = 0;
-  for (; column + 4 <= columns; column += 4) add_lines<4>(b, line_stride, depth, column, out);
+  for (; column + kLines <= columns; column += kLines) add_lines<kLines>(b, line_stride, depth, column, out);
   for (; column < columns; ++column) add_lines<1>(b, line_stride, depth, column, out);
 }
 

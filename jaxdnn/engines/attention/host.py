@@ -16,9 +16,12 @@ from jaxdnn.pointwise.bytecode import MAX_INDICES, bytecode, terms_words
 from jaxdnn.pointwise.operations import DTYPES
 
 _PANEL = 32  # queries of a panel are this many, or a half or a quarter
+_LANES = 16  # of a register, at most
 _COUNTER = 4  # neighbouring keys that share one counter of dropout's random bits
-# Tasks that the backward pass is cut into at least, where the keys suffice; more of them take more memory.
+# Tasks that keys are cut into at least, where they suffice; more of them take more memory.
 _LEAST_TASKS = 16
+# Queries that stream, of the notes too; and where vectors end in the middle of a register.
+_FEW_QUERIES, _FEW_RAGGED_QUERIES = 24, 8
 _UNBOUNDED = 2**40  # of a band: beyond any position
 
 _LOAD_GRADIENTS = 4  # kLoadGradients in cpp/host/attention/call.h
@@ -32,13 +35,17 @@ class HostAttentionKnobs:
 
     Attributes:
       query_block: queries that a task of the forward pass owns, and that the backward one takes at a time.
-      key_block: keys that are packed at a time.
-      splits: parts of a head's keys, each a task of the backward pass with its own sums of the queries' gradient.
+      key_block: keys that are taken at a time.
+      splits: parts of a head's keys, each a task of the backward pass, or of a forward one that streams, with its own
+        sums.
+      streams: whether the forward pass reads keys and values where they lie, and once for all queries of the heads
+        that share them, which pays for few queries.
     """
 
     query_block: int
     key_block: int
     splits: int
+    streams: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "query_block", "key_block", "splits")
@@ -88,20 +95,25 @@ class HostAttention(ProblemEngine[Attention, HostAttentionKnobs]):
         backward = problem.backward is not None
         # Of the notes on the host in benchmarks/results/attention_kernels.md.
         blocks = ((128, 256), (64, 256), (128, 128)) if backward else ((256, 128), (128, 128), (256, 256), (64, 128))
-        found = []
-        for queries, keys in blocks:
-            query_block = min(queries, _up(problem.query_length, _PANEL))
-            key_block = min(keys, max(_COUNTER, _up(problem.key_length, _COUNTER)))
-            joint = problem.backward is not None and problem.backward.load_gradients
-            tasks = 1 if joint else problem.batch * problem.key_heads
-            most = max(1, math.ceil(problem.key_length / key_block)) if backward else 1
-            found.append(HostAttentionKnobs(query_block, key_block, min(most, math.ceil(_LEAST_TASKS / tasks))))
+        found = [_knobs(problem, *sizes) for sizes in blocks]
+        ragged = problem.head_size % _LANES or problem.value_head_size % _LANES
+        if not backward and problem.query_length <= (_FEW_RAGGED_QUERIES if ragged else _FEW_QUERIES):
+            found = [_knobs(problem, _PANEL, keys, streams=True) for keys in (256, 128, 512)] + found
         return dict.fromkeys(found)
 
     def build(self, config: HostAttentionKnobs, problem: Attention, target: Target) -> Plan:
         del target
         call = _Call(config, problem)
         return Plan(unit="", arch="", launches=tuple(call.launches()), scratch=call.scratch)
+
+
+def _knobs(problem: Attention, query_block: int, key_block: int, *, streams: bool = False) -> HostAttentionKnobs:
+    query_block = min(query_block, _up(problem.query_length, _PANEL))
+    key_block = min(key_block, max(_COUNTER, _up(problem.key_length, _COUNTER)))
+    joint = problem.backward is not None and problem.backward.load_gradients
+    tasks = 1 if joint else problem.batch * problem.key_heads
+    most = max(1, math.ceil(problem.key_length / key_block)) if streams or problem.backward is not None else 1
+    return HostAttentionKnobs(query_block, key_block, min(most, math.ceil(_LEAST_TASKS / tasks)), streams)
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,10 @@ class _Call:
         return () if backward is None else tuple(gradient.place for gradient in backward.load_gradients)
 
     @property
+    def streams(self) -> bool:
+        return self.config.streams and self.problem.backward is None
+
+    @property
     def splits(self) -> int:
         """One, where scores of several columns add to one element of a gradient."""
         shared = any(place.column_stride == 0 for place in self.load_gradients)
@@ -192,12 +208,14 @@ class _Call:
 
     @property
     def scratch(self) -> tuple[int, ...]:
-        """Sizes: delta, the splits of the queries' gradient, the sums of the sinks' and of loaded arrays'."""
+        """Sizes: delta, what splits leave, the sums of the sinks' gradient and of those of loaded arrays."""
         problem = self.problem
-        if problem.backward is None:
-            return ()
         size = np.dtype(problem.accumulator).itemsize
         heads = problem.batch * problem.query_heads
+        if problem.backward is None:
+            # A row's maximum and sum, and its result.
+            rows = heads * problem.query_length if self.streams and self.splits > 1 else 0
+            return 0, self.splits * rows * (2 + problem.value_head_size) * size, 0, 0
         vectors = 0 if problem.backward.d_query is None else heads * _up(problem.query_length, _PANEL)
         parts = self.splits * vectors * problem.head_size
         return heads * problem.query_length * size, parts * size, self.sinks * 8, sum(self.added) * size
@@ -208,6 +226,12 @@ class _Call:
         def launch(kernel: str, tasks: int) -> Launch:
             return Launch(f"attention_{kernel}_{problem.accumulator}", arguments, (tasks, 1, 1))
 
+        groups = problem.batch * problem.key_heads
+        if self.streams:
+            yield launch("decode", groups * self.splits)
+            if self.splits > 1:
+                yield launch("combine", groups)
+            return
         if backward is None:
             yield launch("forward", self.query_blocks)
             return
@@ -216,7 +240,7 @@ class _Call:
             yield launch("backward", self.splits)
             yield launch("d_loaded", len(self.load_gradients))
         elif any(heads is not None for heads in (backward.d_query, backward.d_key, backward.d_value)):
-            yield launch("backward", problem.batch * problem.key_heads * self.splits)
+            yield launch("backward", groups * self.splits)
         if backward.d_query is not None:
             yield launch("d_query", self.query_blocks)
         if backward.d_sinks is not None:
@@ -224,8 +248,9 @@ class _Call:
 
     def arguments(self) -> tuple[Argument, ...]:
         none = Scalar("int64", 0)
-        scratch = [Scratch(index) for index in range(len(self.scratch))] or [none] * 4
-        programs = [none if p is None else Constant(bytecode(_transposed(p))) for p in self.programs]
+        scratch = [Scratch(index) for index in range(len(self.scratch))]
+        kept = [p if p is None or self.streams else _transposed(p) for p in self.programs]
+        programs = [none if p is None else Constant(bytecode(p)) for p in kept]
         buffers: list[Argument] = [none if place is None else place.buffer for place in self.places]
         for program, operands in zip(programs, self.operands, strict=True):
             buffers += [program, *(operand.buffer for operand in operands)]
@@ -242,7 +267,8 @@ class _Call:
         words += [Scalar("float64", problem.scale).bits, self.sinks]
         words += [int(bool(self.load_gradients)), *self.added, *[0] * (_LOAD_GRADIENTS - len(self.added))]
         words += [len(operands) for operands in self.operands]
-        strides = [stride for operands in self.operands for operand in operands for stride in _strides(operand)]
+        operands = [operand for operands in self.operands for operand in operands]
+        strides = [stride for operand in operands for stride in self._strides(operand)]
         tables: list[int] = []
         first = len(words) + 5 * len(self.places) + len(strides)
         for place in self.places:
@@ -255,10 +281,10 @@ class _Call:
             tables += table
         return (*words, *strides, *tables)
 
-
-def _strides(operand: EpilogueOperand) -> tuple[int, int, int]:
-    """Over transposed scores."""
-    return operand.batch_stride, operand.column_stride, operand.row_stride
+    def _strides(self, operand: EpilogueOperand) -> tuple[int, int, int]:
+        """Over scores, as kernels keep them."""
+        row, column = operand.row_stride, operand.column_stride
+        return operand.batch_stride, *((row, column) if self.streams else (column, row))
 
 
 def _transposed(program: Program) -> Program:
