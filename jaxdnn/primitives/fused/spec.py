@@ -262,8 +262,7 @@ class FusedSpec(MultilinearSpec):
         if self.epilogue is None or not self.epilogue.saved or self.batch:
             return None
         saved = tuple(self.results[number] for number in self.epilogue.saved)
-        dtype = self.epilogue.program.outputs[self.epilogue.saved[0]].dtype
-        spec = self._after(self.epilogue.unsaved, dtype)
+        spec = self._after(self.epilogue.unsaved, self.epilogue.program.outputs[self.epilogue.saved[0]].dtype)
         made = tuple(self.results[self.epilogue.others[int(name.removeprefix("y"))]] for name in spec.outputs)
         return (spec, (*saved, *self.epilogue_operands), made) if made else None
 
