@@ -20,6 +20,7 @@ _LANES = 16  # of a register, at most
 _COUNTER = 4  # neighbouring keys that share one counter of dropout's random bits
 # Tasks that keys are cut into at least, where they suffice; more of them take more memory.
 _LEAST_TASKS = 16
+_LEAST_JOINT_TASKS = 2  # where each has its keys of all heads
 # Queries that stream, of the notes too; and where vectors end in the middle of a register.
 _FEW_QUERIES, _FEW_RAGGED_QUERIES = 24, 8
 _UNBOUNDED = 2**40  # of a band: beyond any position
@@ -108,10 +109,12 @@ class HostAttention(ProblemEngine[Attention, HostAttentionKnobs]):
 
 
 def _knobs(problem: Attention, query_block: int, key_block: int, *, streams: bool = False) -> HostAttentionKnobs:
-    query_block = min(query_block, _up(problem.query_length, _PANEL))
-    key_block = min(key_block, max(_COUNTER, _up(problem.key_length, _COUNTER)))
     joint = problem.backward is not None and problem.backward.load_gradients
     tasks = 1 if joint else problem.batch * problem.key_heads
+    if joint:  # Tasks share nothing but keys.
+        key_block = min(key_block, _up(math.ceil(problem.key_length / _LEAST_JOINT_TASKS), _PANEL))
+    query_block = min(query_block, _up(problem.query_length, _PANEL))
+    key_block = min(key_block, max(_COUNTER, _up(problem.key_length, _COUNTER)))
     most = max(1, math.ceil(problem.key_length / key_block)) if streams or problem.backward is not None else 1
     return HostAttentionKnobs(query_block, key_block, min(most, math.ceil(_LEAST_TASKS / tasks)), streams)
 
