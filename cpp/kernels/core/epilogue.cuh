@@ -236,7 +236,8 @@ struct TileEpilogue {
   __device__ __forceinline__ void store_stage(int column, int row, int batch, const Rows& others) {
     if constexpr (kSharedBytes > 0 && !Rows::kBoxes) {
       ptx::bar_warp_sync();
-      copy_rows<0, 0>(column, row, batch, others);
+      // Which row the matrix has there may take divisions: each lane reckons one of 16.
+      copy_rows<0, 0>(column, row, others(row + threadIdx.x % 16), batch, others);
     } else if constexpr (kSharedBytes > 0) {
       ptx::fence_proxy_async();
       ptx::bar_warp_sync();
@@ -263,9 +264,9 @@ struct TileEpilogue {
     }
   }
 
-  /// A warp's rows to where they are in the matrix, a piece at once.
+  /// A warp's rows to where they are in the matrix, a piece at once. Lanes know the matrix' rows, of 16 one each.
   template <int kResult, int kSubtile, class Rows>
-  __device__ __forceinline__ void copy_rows(int column, int row, int batch, const Rows& others) const {
+  __device__ __forceinline__ void copy_rows(int column, int row, int of_lane, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
       if constexpr (!is_reduced<T>) {
@@ -273,18 +274,18 @@ struct TileEpilogue {
         constexpr int kSize = static_cast<int>(sizeof(T)), kPiece = Config::kPieceBytes;
         constexpr int kBytes = kPiece > kSize ? kPiece : kSize, kPieces = Own::kRowBytes / kBytes;
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
-        const int own = others(row + threadIdx.x % 16);  // which may take divisions: once for each row
 #pragma unroll
         for (int i = 0; i < 16 * kPieces; i += 32) {
           const int index = i + threadIdx.x % 32, line = index / kPieces, byte = index % kPieces * kBytes;
-          const int to = Rows::kStraight ? row + line : ptx::shfl_sync_idx(own, line), first = column + byte / kSize;
+          const int to = Rows::kStraight ? row + line : ptx::shfl_sync_idx(of_lane, line);
+          const int first = column + byte / kSize;
           if (to >= rows || first >= columns) continue;
           unsigned words[(kBytes + 3) / 4];
           ptx::ld_shared<kBytes>(words, place<kSubtile>(position.stage) + Own::offset(line, byte / 16) + byte % 16);
           ptx::st_global<kBytes>(matrix + others.offset(to, first, columns), words);
         }
       }
-      copy_rows<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
+      copy_rows<kResult + 1, kSubtile + !is_reduced<T>>(column, row, of_lane, batch, others);
     }
   }
 

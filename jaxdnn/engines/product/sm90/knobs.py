@@ -191,7 +191,7 @@ def knobs_reason(
         return f"groups is {knobs.groups}; expected {groups}"
     product, _ = packed(product)
     if knobs.store not in (expected := stores(product, knobs, staged)):
-        found = unaligned_reason(product, knobs) or f"store is {knobs.store!r}"
+        found = store_reason(product, knobs) or f"store is {knobs.store!r}"
         return f"{found}; expected store = {' or '.join(map(repr, expected))}"
     widths = (8, *TILE_WIDTHS) if knobs.groups > 1 else TILE_WIDTHS
     if (width := multiplied_columns(product, knobs)) not in (0, *widths):
@@ -243,7 +243,7 @@ def stored_sizes(product: Product, knobs: Sm90Knobs) -> list[int]:
     return [4] * len(product.b) if knobs.split_k > 1 else [result.itemsize for result in product.stored]
 
 
-def unaligned_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+def store_reason(product: Product, knobs: Sm90Knobs) -> str | None:
     """Why TMA can't store what the multiplying kernel does, or None."""
     if knobs.split_k > 1:
         return f"n is {product.n}, and TMA needs rows of a multiple of 16 bytes" if product.n % 4 else None
@@ -252,7 +252,7 @@ def unaligned_reason(product: Product, knobs: Sm90Knobs) -> str | None:
 
 def stores(product: Product, knobs: Sm90Knobs, staged: Literal["tma", "rows"]) -> tuple[Store, ...]:
     """How results can leave, the fastest way first."""
-    if not unaligned_reason(product, knobs):
+    if not store_reason(product, knobs):
         return staged, "direct"
     return ("rows", "direct") if piece_bytes(product, knobs) >= 2 else ("direct",)
 
