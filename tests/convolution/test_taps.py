@@ -1,4 +1,4 @@
-"""Convolutions of integers as XLA gets them for GPUs, for which it has none: exact, whatever the window."""
+"""Convolutions as XLA gets them: of integers for GPUs, for which it has none, exact; and of float8."""
 
 import jax
 import jax.numpy as jnp
@@ -48,12 +48,17 @@ def test_is_what_lax_defines(seed):
     np.testing.assert_array_equal(by_taps(lhs, rhs, numbers, **parameters), expected)
 
 
-def lowered(platform):
-    image, window = (jax.ShapeDtypeStruct(shape, "int8") for shape in ((2, 9, 9, 4), (3, 3, 4, 5)))
+def lowered(platform, dtype="int8", accumulator="int32"):
+    image, window = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, 9, 9, 4), (3, 3, 4, 5)))
 
     def call(image, window):
         return jaxdnn.conv_general_dilated(
-            image, window, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), preferred_element_type="int32"
+            image,
+            window,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            preferred_element_type=accumulator,
         )
 
     return jax.jit(call).trace(image, window).lower(lowering_platforms=(platform,)).as_text()
@@ -69,3 +74,12 @@ def test_what_xla_gets_for_a_gpu():
 def test_what_xla_gets_for_a_cpu():
     """Bytes, of which it has fast products, and of int32 slow loops."""
     assert "(tensor<2x9x9x4xi8>, tensor<3x3x4x5xi8>) -> tensor<2x9x9x5xi32>" in lowered("cpu")
+
+
+def test_float8_for_a_gpu():
+    """In bfloat16, behind a barrier that XLA takes no cast across."""
+    with jaxdnn.options(target="sm_90", engine="xla"):
+        text = lowered("cuda", "float8_e4m3fn", "float32")
+    (barrier,) = (line for line in text.splitlines() if "optimization_barrier" in line)
+    assert "tensor<2x9x9x4xbf16>, tensor<3x3x4x5xbf16>" in barrier
+    assert "(tensor<2x9x9x4xbf16>, tensor<3x3x4x5xbf16>) -> tensor<2x9x9x5xf32>" in text

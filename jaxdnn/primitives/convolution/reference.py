@@ -114,6 +114,11 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
         # What is stored in the operands' dtype is summed in float32 all the same.
         return multiply(lhs, rhs, narrow if lhs.dtype == narrow else wide)
 
+    def multiply_float8(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        # XLA takes casts of float8 into cuDNN's and cuBLAS's calls, and finds none for groups, or gets NaN for a few
+        # rows: a barrier keeps them apart. bfloat16 holds every float8.
+        return multiply(*lax.optimization_barrier((lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16))), wide)
+
     def multiply_integers(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         # XLA has no convolutions of integers for GPUs.
         numbers = _numbers(spec.result, len(spec.windows))
@@ -129,8 +134,12 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
         return lax.platform_dependent(lhs, rhs, cuda=multiply_integers, default=elsewhere)
     if lhs.dtype == rhs.dtype == wide:
         return multiply_wide(lhs, rhs)
-    plain = lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16) and wide == jnp.float32
-    return lax.platform_dependent(lhs, rhs, cuda=multiply_narrow if plain else multiply_wide, default=elsewhere)
+    on_gpu = multiply_wide
+    if wide == jnp.float32 and lhs.dtype.itemsize == rhs.dtype.itemsize == 1:
+        on_gpu = multiply_float8
+    elif wide == jnp.float32 and lhs.dtype == rhs.dtype and lhs.dtype in (jnp.bfloat16, jnp.float16):
+        on_gpu = multiply_narrow
+    return lax.platform_dependent(lhs, rhs, cuda=on_gpu, default=elsewhere)
 
 
 def _cut(
