@@ -35,14 +35,18 @@ RATE = 700e12  # flops a second of 16-bit operands
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
+ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
+# Seconds a tile that blocks of a cluster wait for each other, where their warp groups compute in turns [24].
+CLUSTER_TURN = 0.5e-6
+LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
-FUNCTION = 2  # times as long, to compute something of it [20]
+FUNCTION = 3  # times as long, to compute something of it [24]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
@@ -77,6 +81,8 @@ SHAPES = (
     Sm90Knobs(),
     Sm90Knobs(tile_m=256, tile_n=192, stages=3),
     Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
+    # Of columns that wider tiles would cut badly [24].
+    Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=128),
     # Large products of 8-bit floats [10].
     Sm90Knobs(tile_n=192, cluster_m=1, epilogue_stages=3),
@@ -143,6 +149,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         return None
     if knobs.cluster_n > 1 and accumulators == 1:
         return None  # there are wider tiles, which the L2 cache does not bound
+    if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
+        return None
     if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
         return None  # K is split where blocks are idle, and the producer has no registers left for both
     promotion = PROMOTION if promotes(product) else 0
@@ -304,7 +312,9 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
     multiplies = 2 * knobs.tile_m * own * length / (RATE * 2 / size / sm_count)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own)
-    multiplying = max(multiplies, accesses * length * size / SHARED_RATE) * TOGETHER[knobs.consumers]
+    # Of warp groups that compute in turns one often multiplies alone.
+    shared_rate = SHARED_RATE if knobs.schedule == "cooperative" or product.is_plain else ALONE_SHARED_RATE
+    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[knobs.consumers]
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
     shared_a, shared_b = ((1 - MULTICAST) + MULTICAST * ceil(tiles / n) / tiles for tiles, n in sharing)
@@ -315,6 +325,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
+        tile += CLUSTER_TURN if cluster > 1 and not product.is_plain else 0.0
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
