@@ -22,7 +22,7 @@ from jaxdnn.planning.calls import find_calls
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
 UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"  # microseconds of each engine's fastest configuration
-PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "residual")
+PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "consumers", "schedule", "split_k")
 H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
 
@@ -35,12 +35,18 @@ def times(measured):
         yield product, {(row["engine"], *map(row.get, KNOBS)): float(row["microseconds"]) for row in group}
 
 
-def problem(m, n, k, batch, dtype, a_transposed, b_transposed, residual):
+def problem(m, n, k, batch, dtype, a_transposed, b_transposed, epilogue):
     m, n, k, batch = map(int, (m, n, k, batch))
-    added = {"epilogue": lambda acc, residual: acc + residual, "operands": (("bfloat16", (batch, m, n)),)}
+    fields = {
+        "": {},
+        "residual": {"epilogue": lambda acc, residual: acc + residual, "operands": ((dtype, (batch, m, n)),)},
+        "gelu": {"epilogue": gelu, "operands": ((dtype, (batch, 1, n)),)},
+        "swiglu": {"epilogue": gated, "accumulators": 2},
+    }
     layout = {"a_transposed": a_transposed == "1", "b_transposed": b_transposed == "1"}
-    case = ProductCase(m, n, k, dtype, out="bfloat16", batch=batch, precision=None, **layout)
-    return (replace(case, **added) if residual == "1" else case).product()
+    return ProductCase(
+        m, n, k, dtype, out="bfloat16", batch=batch, precision=None, **layout, **fields[epilogue]
+    ).product()
 
 
 def choice(product):

@@ -46,7 +46,9 @@ MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks do
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
-FUNCTION = 3  # times as long, to compute something of it [24]
+FUNCTION = 2  # times as long, to compute something of it [20]
+TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
+TRANSCENDENTAL_START = 0.6e-6
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
@@ -72,7 +74,7 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 # operations, and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
-OPERATIONS_BESIDE_SUMS = LIGHT_OPERATIONS - {"tanh", "logistic"}  # of what is reduced over rows
+ARITHMETIC = LIGHT_OPERATIONS - {"tanh", "logistic"}  # those of what is reduced over rows
 ADDITIONS = frozenset(("add", "sub", "neg", "convert"))  # likewise, with one 16-bit operand of the result's shape
 # Registers of the operands besides tiles, and of the results, that leave room for the most accumulators [19].
 OTHERS_BESIDE_TILES, RESULTS_BESIDE_TILES = 5, 16
@@ -289,7 +291,7 @@ def sums_rows(product: Product) -> bool:
     """Whether the epilogue does little but reduce one or two results over rows, which leaves room for many accumulators
     [22]: not beside an operand.
     """
-    light = OPERATIONS_BESIDE_SUMS.issuperset(product.program.operations) and not product.program.indexed
+    light = ARITHMETIC.issuperset(product.program.operations) and not product.program.indexed
     over_rows = bool(product.reduced) and all(one.axes in ((1,), (0, 1)) for one in product.reduced)
     stored = sum(map(result_registers, product.stored))
     few = not product.operands and len(product.reduced) <= 2 and stored <= RESULTS_BESIDE_TILES
@@ -312,8 +314,9 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
     multiplies = 2 * knobs.tile_m * own * length / (RATE * 2 / size / sm_count)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own)
-    # Of warp groups that compute in turns one often multiplies alone.
-    shared_rate = SHARED_RATE if knobs.schedule == "cooperative" or product.is_plain else ALONE_SHARED_RATE
+    transcendental = not ARITHMETIC.issuperset(product.program.operations)
+    in_turns = transcendental and knobs.schedule == "pingpong"
+    shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[knobs.consumers]
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
@@ -321,11 +324,13 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     turns = ceil(rounds(product, knobs, sm_count))
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
-    work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain else FUNCTION)
+    computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
+    work = sum(result.itemsize for result in product.stored) / 2 + computing
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
+    storing += TRANSCENDENTAL_START if transcendental else 0.0
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
-        tile += CLUSTER_TURN if cluster > 1 and not product.is_plain else 0.0
+        tile += CLUSTER_TURN if cluster > 1 and transcendental else 0.0
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
