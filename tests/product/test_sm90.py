@@ -43,6 +43,11 @@ def gated(gate, up):
     return jax.nn.silu(gate) * up
 
 
+def gated_and_saved(gate, up, *rows):
+    gate, up = (acc + row for acc, row in zip((gate, up), rows, strict=True)) if rows else (gate, up)
+    return jax.nn.silu(gate) * up, gate.astype("bfloat16"), up.astype("bfloat16")
+
+
 def several(acc, row, full, column, scalar):
     index = jax.lax.broadcasted_iota(acc.dtype, acc.shape, 2)
     return acc * scalar + row + full * column, (acc + index).astype(jnp.float16), acc > 0
@@ -100,6 +105,7 @@ CASES = {
     "rows": case(4096, 4096, 4096, epilogue=lambda acc, a, b: acc * a + b, operands=BIAS * 2),
     "long": case(4096, 4096, 512, epilogue=long, operands=BIAS),
     "gated": case(4096, 4096, 4096, accumulators=2, epilogue=gated),
+    "gated and saved": case(4096, 4096, 4096, accumulators=2, epilogue=gated_and_saved, operands=BIAS * 2),
     "several": case(300, 520, 136, batch=2, epilogue=several, operands=SEVERAL),
     "several, unaligned": case(
         300, 521, 136, batch=2, b_transposed=True, epilogue=several,
@@ -309,6 +315,7 @@ def shrunk():
     found["gelu, in pairs"] = case(300, 262, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 262)),))
     found["gelu"] = case(300, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),))
     found["gated"] = case(300, 264, 136, accumulators=2, epilogue=gated)
+    found["gated and saved"] = case(300, 264, 136, accumulators=2, epilogue=gated_and_saved)
     found["saved"] = case(300, 264, 136, epilogue=saved, operands=(("bfloat16", (1, 1, 264)),))
     found["long"] = case(300, 264, 136, epilogue=long, operands=(("bfloat16", (1, 1, 264)),))
     row, full = ("bfloat16", (1, 1, 264)), ("bfloat16", (1, 300, 264))

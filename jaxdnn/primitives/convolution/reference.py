@@ -117,7 +117,8 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
     def multiply_float8(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         # XLA takes casts of float8 into cuDNN's and cuBLAS's calls, and finds none for groups, or gets NaN for a few
         # rows: a barrier keeps them apart. bfloat16 holds every float8.
-        return multiply(*lax.optimization_barrier((lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16))), wide)
+        lhs, rhs = lax.optimization_barrier((lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)))
+        return multiply(lhs, rhs, wide)
 
     def multiply_integers(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         # XLA has no convolutions of integers for GPUs.

@@ -74,6 +74,7 @@ LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it 
 # operations, and of a row of 16-bit operands for each sum.
 LIGHT_OPERATIONS = frozenset(("add", "sub", "mul", "neg", "abs", "max", "min", "convert", "tanh", "logistic"))
 LIGHT_REGISTERS = 20
+TURNS_REGISTERS = 32  # likewise beside LIGHT_ACCUMULATORS: three results, and a row for each of two sums [24]
 ARITHMETIC = LIGHT_OPERATIONS - {"tanh", "logistic"}  # those of what is reduced over rows
 ADDITIONS = frozenset(("add", "sub", "neg", "convert"))  # likewise, with one 16-bit operand of the result's shape
 # Registers of the operands besides tiles, and of the results, that leave room for the most accumulators [19].
@@ -210,8 +211,8 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     work = sum(stored) if product.program.operations else max(stored)
     work += sum(operand_registers(operand, tile=i in tiles) for i, operand in enumerate(product.operands))
     work += REDUCTION_REGISTERS * len(product.reduced)
-    if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= LIGHT_REGISTERS and is_light(product):
-        return MOST_ACCUMULATORS
+    if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= TURNS_REGISTERS and is_light(product):
+        return MOST_ACCUMULATORS if work <= LIGHT_REGISTERS else LIGHT_ACCUMULATORS
     three = knobs.consumers == 3
     if knobs.store != "direct" and not knobs.promotion and sums_rows(product):
         return LIGHT_ACCUMULATORS - 64 * three
