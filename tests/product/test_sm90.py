@@ -10,7 +10,7 @@ import pytest
 
 from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase
-from checking.product.cases import residual, swiglu_backward
+from checking.product.cases import gated, gated_and_saved, residual, swiglu_backward
 from checking.product.results import check_configurations
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
@@ -37,15 +37,6 @@ def saved(acc, bias):
 def long(acc, bias):
     """Whose code is too long to stand in each place."""
     return jnp.sin(acc + bias) * jnp.cos(acc) + jax.nn.mish(acc)
-
-
-def gated(gate, up):
-    return jax.nn.silu(gate) * up
-
-
-def gated_and_saved(gate, up, *rows):
-    gate, up = (acc + row for acc, row in zip((gate, up), rows, strict=True)) if rows else (gate, up)
-    return jax.nn.silu(gate) * up, gate.astype("bfloat16"), up.astype("bfloat16")
 
 
 def several(acc, row, full, column, scalar):

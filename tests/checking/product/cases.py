@@ -32,6 +32,11 @@ def gated(gate, up):
     return jax.nn.silu(gate) * up
 
 
+def gated_and_saved(gate, up, *rows):
+    gate, up = (acc + row for acc, row in zip((gate, up), rows, strict=True)) if rows else (gate, up)
+    return jax.nn.silu(gate) * up, gate.astype("bfloat16"), up.astype("bfloat16")
+
+
 def narrow(acc):
     return (
         acc.astype(jnp.float8_e4m3fn),
