@@ -211,8 +211,9 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     work = sum(stored) if product.program.operations else max(stored)
     work += sum(operand_registers(operand, tile=i in tiles) for i, operand in enumerate(product.operands))
     work += REDUCTION_REGISTERS * len(product.reduced)
-    if knobs.store == "tma" and knobs.schedule == "pingpong" and work <= TURNS_REGISTERS and is_light(product):
-        return MOST_ACCUMULATORS if work <= LIGHT_REGISTERS else LIGHT_ACCUMULATORS
+    light_in_turns = knobs.store == "tma" and knobs.schedule == "pingpong" and is_light(product)
+    if light_in_turns and work <= LIGHT_REGISTERS:
+        return MOST_ACCUMULATORS
     three = knobs.consumers == 3
     if knobs.store != "direct" and not knobs.promotion and sums_rows(product):
         return LIGHT_ACCUMULATORS - 64 * three
@@ -221,7 +222,10 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     limit = (
         LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
     )  # half of them are added to the others, and free then
-    return limit - max(0, work - (EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]))
+    spare = EPILOGUE_REGISTERS_OF_THREE if three else EPILOGUE_REGISTERS[knobs.consumer_rows]
+    if light_in_turns and not product.reduced:
+        spare = max(spare, TURNS_REGISTERS)
+    return limit - max(0, work - spare)
 
 
 def storing(product: Product, knobs: Sm90Knobs, staged: Literal["tma", "rows"] = "tma") -> Store:
