@@ -35,24 +35,32 @@ void Driver::load() {
   }
 }
 
+// A failure is remembered too: cuInit gives the same answer for the life of the process.
+struct Driver::Attempt {
+  Driver driver;
+  std::optional<Unavailable> failure;
+
+  static const Attempt& first() {
+    static const Attempt& attempt = [] {
+      auto* first = new Attempt;
+      try {
+        first->driver.load();
+      } catch (const Unavailable& failure) {
+        first->failure = failure;
+      }
+      return std::ref(*first);
+    }();
+    return attempt;
+  }
+};
+
 const Driver& Driver::get() {
-  // A failure is remembered too: cuInit gives the same answer for the life of the process.
-  struct Attempt {
-    Driver driver;
-    std::optional<Unavailable> failure;
-  };
-  static const Attempt& attempt = [] {
-    auto* first = new Attempt;
-    try {
-      first->driver.load();
-    } catch (const Unavailable& failure) {
-      first->failure = failure;
-    }
-    return std::ref(*first);
-  }();
+  const Attempt& attempt = Attempt::first();
   if (attempt.failure) throw *attempt.failure;
   return attempt.driver;
 }
+
+bool Driver::available() { return !Attempt::first().failure; }
 
 std::string Driver::error(CUresult result) const {
   const char* name = nullptr;

@@ -39,12 +39,16 @@ class Driver {
 
   // Loads and initialises libcuda at the first call. Throws Unavailable.
   static const Driver& get();
+  // Whether get() returns.
+  static bool available();
 
   DriverDescription describe() const;
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   std::string error(CUresult result) const;
 
  private:
+  struct Attempt;
+
   void load();
   std::string path_;
 };

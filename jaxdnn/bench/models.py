@@ -86,7 +86,7 @@ class Ops:
     """What a model is made of; parameters follow the arrays.
 
     Attributes:
-      norm: of one array.
+      embed: a row for each token (and its position), normalized, and as it was.
       norm_of_sum: of two, and the sum.
       linear: a product, and a bias where there is one.
       up: the product before the activation, and that.
@@ -94,7 +94,7 @@ class Ops:
       logits: the product with each token's row.
     """
 
-    norm: Callable[..., jax.Array]
+    embed: Callable[..., tuple[jax.Array, jax.Array]]
     norm_of_sum: Callable[..., tuple[jax.Array, jax.Array]]
     linear: Callable[..., jax.Array]
     up: Callable[..., jax.Array]
@@ -111,12 +111,10 @@ def loss(model: Model, ops: Ops, parameters: dict[str, Any], tokens: jax.Array) 
       parameters: of `model.shapes()`.
       tokens: numbers, of shape (batch, length + 1).
     """
-    stream = parameters["tokens"][0][tokens[:, :-1]]
-    if model.kind == "GPT":
-        stream += parameters["positions"][0]
     layers = parameters["layers"]
+    tables = [*parameters["tokens"], *parameters.get("positions", ())]
     norms_after = [layer["attention_norm"] for layer in layers[1:]] + [parameters["norm"]]
-    y = ops.norm(stream, *layers[0]["attention_norm"])
+    y, stream = ops.embed(tokens[:, :-1], tables, layers[0]["attention_norm"])
     for layer, norm_after in zip(layers, norms_after, strict=True):
         update = ops.linear(_attention(model, ops, y, *layer["heads"]), *layer["out"])
         y, stream = ops.norm_of_sum(update, stream, *layer["feed_norm"])
@@ -125,6 +123,18 @@ def loss(model: Model, ops: Ops, parameters: dict[str, Any], tokens: jax.Array) 
     logits = ops.logits(y, *parameters["tokens" if model.kind == "GPT" else "head"])
     found = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(logits, axis=-1) - found).mean()
+
+
+def _embedded(
+    norm: Callable[..., jax.Array], tokens: jax.Array, tables: list[jax.Array], parameters: list[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    rows, *positions = tables
+    stream = sum(positions, rows[tokens])
+    return norm(stream, *parameters), stream
+
+
+def _all_but_rows(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive not in (jax.lax.gather_p, jax.lax.add_p)
 
 
 def _attention(model: Model, ops: Ops, y: jax.Array, *parameters: jax.Array) -> jax.Array:
@@ -163,7 +173,8 @@ def fused(kind: Kind) -> Ops:
     """jaxdnn's."""
     norm = jaxdnn.layer_norm if kind == "GPT" else jaxdnn.rms_norm
     return Ops(
-        norm=norm,
+        # A norm keeps its operand for its gradient. These rows are looked up again, as XLA's own fusions do unasked.
+        embed=jax.checkpoint(partial(_embedded, norm), policy=_all_but_rows),
         norm_of_sum=lambda update, stream, *parameters: norm(update, *parameters, residual=stream),
         linear=lambda x, w, *bias: jaxdnn.matmul(x, w, *bias, epilogue=_biased) if bias else jaxdnn.matmul(x, w),
         up=lambda x, *parameters: (
@@ -187,7 +198,7 @@ def plain(kind: Kind) -> Ops:
         return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=implementation)
 
     return Ops(
-        norm=norm,
+        embed=partial(_embedded, norm),
         norm_of_sum=norm_of_sum,
         linear=lambda x, w, *bias: _biased(x @ w, *bias),
         up=lambda x, w, other: _gelu(x @ w, other) if kind == "GPT" else plain_swiglu(x, w, other),

@@ -23,6 +23,16 @@ def test_a_mistake_can_be_made(mutant):
         assert not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), f"{path} has no {name}"
 
 
+def test_the_tests_of_mistakes_are_there(request):
+    """With their parameters, which only pytest knows."""
+    named = {test for mutant in TABLE for test in mutant.tests}
+    collected = {item.nodeid for item in request.session.items}
+    collected |= {test.partition("[")[0] for test in collected} | {test.partition("::")[0] for test in collected}
+    if request.config.option.keyword or not {test.partition("::")[0] for test in named} <= collected:
+        pytest.skip("this run is not of all tests")
+    assert not named - collected
+
+
 def test_names_are_unique():
     assert len({one.name for one in TABLE}) == len(TABLE)
 
