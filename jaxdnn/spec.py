@@ -42,7 +42,6 @@ class Signature:
 
     @property
     def arrays(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """All of them."""
         return {**self.operands, **self.results}
 
     @property
@@ -178,14 +177,18 @@ class Spec:
         del orders
         return self, ()
 
+    @property
+    def result_orders(self) -> Mapping[str, Sequence[int]]:
+        """Of results that then lie otherwise than they are named: the number of the array's dimension for each."""
+        return {}
+
     def carrying(self, carries: Mapping[str, tuple[bool, ...]]) -> Self:
         """This spec with `carries`, given for each of its operands."""
         return self.replace(batch=tuple(zip(*(carries[name] for name in self.operands), strict=True)))
 
     def aligned(self, name: str, array: jax.Array) -> jax.Array:
         """The operand `name`, or its tangent, with an axis of size one for each mapped axis that it does not carry."""
-        missing = [level for level, carried in enumerate(self.carries[name]) if not carried]
-        return jnp.expand_dims(array, missing)
+        return jnp.expand_dims(array, [level for level, carried in enumerate(self.carries[name]) if not carried])
 
     # ------------------------------------------------------------ data
 
@@ -193,8 +196,7 @@ class Spec:
         """The shapes and dtypes of a call's abstract values, by name."""
 
         def named(names: tuple[str, ...], avals: Sequence[Any]) -> dict[str, jax.ShapeDtypeStruct]:
-            pairs = zip(names, avals, strict=True)
-            return {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in pairs}
+            return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zip(names, avals, strict=True)}
 
         return Signature(named(self.operands, operands), named(self.results, results))
 

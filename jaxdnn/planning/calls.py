@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxdnn.config import Options
 from jaxdnn.engines.base import Problem
-from jaxdnn.planning.transposes import Order, composed, split
+from jaxdnn.planning.transposes import Order, composed, split, turned_results
 from jaxdnn.spec import Signature, Spec
 
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes
@@ -115,15 +115,7 @@ def _seed(output: Any) -> Any:
 def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     counts: Counter[tuple[Spec, Types, Types, bool]] = Counter()
     for eqn, sources, times, backward in _equations(jaxpr.jaxpr, 1, False):
-        # As lowering has it: an operand that is a transpose is read where the array lies.
-        types = {name: v.aval for name, v in zip(eqn.params["spec"].operands, eqn.invars, strict=True)}
-        variables = zip(types, eqn.invars, strict=True)
-        found = {name: made for name, one in variables if (made := _transpose_of(one, sources))}
-        spec, names = eqn.params["spec"].untransposed({name: order for name, (_, order) in found.items()})
-        shapes = [found[name][0] if name in names else type_.shape for name, type_ in types.items()]
-        operands = tuple((tuple(shape), type_.dtype) for shape, type_ in zip(shapes, types.values(), strict=True))
-        results = tuple((v.aval.shape, v.aval.dtype) for v in eqn.outvars)
-        counts[spec, operands, results, backward] += times
+        counts[*_as_lowered(eqn, sources), backward] += times
 
     def call(spec: Spec, operands: Types, results: Types, backward: bool, count: int) -> Call:
         avals = [[jax.ShapeDtypeStruct(*one) for one in side] for side in (operands, results)]
@@ -132,11 +124,32 @@ def _collect(jaxpr: ClosedJaxpr) -> list[Call]:
     return [call(*key, count) for key, count in counts.items()]
 
 
+def _as_lowered(eqn: Any, sources: dict[int, Any]) -> tuple[Spec, Types, Types]:
+    """The call as lowering has it: operands that are transposes are read where the arrays lie, and results may lie
+    likewise, as `sources` then says.
+    """
+    asked = eqn.params["spec"]
+    operands = dict(zip(asked.operands, eqn.invars, strict=True))
+    results = dict(zip(asked.results, eqn.outvars, strict=True))
+    found = {name: made for name, one in operands.items() if (made := _transpose_of(one, sources))}
+    spec, names = asked.untransposed({name: order for name, (_, order) in found.items()})
+    lying = {}
+    for name, order in turned_results(asked, spec).items():
+        shape = results[name].aval.shape
+        lying[name] = [shape[place] for place in np.argsort(order)]
+        sources[id(results[name])] = lying[name], order
+
+    def types(variables: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Types:
+        return tuple((tuple(shapes.get(name, one.aval.shape)), one.aval.dtype) for name, one in variables.items())
+
+    return spec, types(operands, {name: found[name][0] for name in names}), types(results, lying)
+
+
 def _transpose_of(variable: Any, sources: Mapping[int, Any]) -> tuple[Sequence[int], Order] | None:
     """The shape of the array whose transpose a variable is, and the order of its dimensions."""
     made = sources.get(id(variable))
-    if made is None:
-        return None
+    if made is None or isinstance(made, tuple):
+        return made
     array = made.invars[0]
     before = _transpose_of(array, sources)
     if made.primitive.name == "reshape":
@@ -145,7 +158,7 @@ def _transpose_of(variable: Any, sources: Mapping[int, Any]) -> tuple[Sequence[i
     return (shape, order) if before is None else (before[0], composed(order, before[1]))
 
 
-def _equations(jaxpr: Jaxpr, times: int, backward: bool) -> Iterator[tuple[Any, Mapping[int, Any], int, bool]]:
+def _equations(jaxpr: Jaxpr, times: int, backward: bool) -> Iterator[tuple[Any, dict[int, Any], int, bool]]:
     """The equations of our primitives: the transposes and reshapes beside each by the variable that they make, how
     often it runs, and whether JAX transposed it, or a loop around it.
     """

@@ -1,7 +1,9 @@
 """Transposes that operands are: an array and the order of its dimensions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+
+from jaxdnn.spec import Spec
 
 Order = Sequence[int]  # for each dimension of the transpose, the number of the array's
 
@@ -9,6 +11,11 @@ Order = Sequence[int]  # for each dimension of the transpose, the number of the 
 def composed(outer: Order, inner: Order) -> Order:
     """Of the transpose of a transpose."""
     return [inner[number] for number in outer]
+
+
+def turned_results(spec: Spec, turned: Spec) -> Mapping[str, Order]:
+    """Of results that lie otherwise since `spec.untransposed` made it `turned`."""
+    return {name: order for name, order in turned.result_orders.items() if name not in spec.result_orders}
 
 
 def split(order: Order, before: Sequence[int], after: Sequence[int]) -> tuple[Sequence[int], Order] | None:

@@ -34,7 +34,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, resha
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import Selection, select
 from jaxdnn.primitives._checkpoint import checkpointed
-from jaxdnn.primitives._layout import untransposed
+from jaxdnn.primitives._layout import transposed, untransposed
 from jaxdnn.primitives._partition import partitioned_call
 from jaxdnn.spec import DirectedSpec, Direction, MultilinearSpec, Spec
 
@@ -265,15 +265,16 @@ def _vary(array: jax.Array, axes: frozenset[Hashable]) -> jax.Array:
 def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
+    asked = ctx, spec
     ctx, values, spec = untransposed(ctx, operands, spec)
     rules: dict[str, mlir.LoweringRule] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
-    # It needs a list, which JAX itself hands to rules that it caches alone.
-    ctx = ctx.replace(avals_out=list(ctx.avals_out))
     # What was traced in a block of `enable_x64` may be lowered after it.
     signature = spec.signature(ctx.avals_in, ctx.avals_out)
     wide = any(array.dtype.itemsize > 4 for array in signature.arrays.values())
     with jax.enable_x64(True) if wide else nullcontext():
-        return lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *values, spec=spec)
+        results = lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *values, spec=spec)
+    context, named = asked
+    return transposed(context, results, named, spec)
 
 
 def _lower(

@@ -1,4 +1,4 @@
-"""How operands lie: what a lowering rule sees of the transposes that made them."""
+"""How operands lie: what a lowering rule sees of the transposes that made them. Results may lie likewise."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from jax._src.interpreters.mlir import lower_with_sharding_in_types
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
-from jaxdnn.planning.transposes import Order, composed, split
+from jaxdnn.planning.transposes import Order, composed, split, turned_results
 from jaxdnn.spec import Spec
 
 
@@ -21,13 +21,33 @@ def untransposed(
     types = dict(zip(spec.operands, ctx.avals_in, strict=True))
     values = dict(zip(spec.operands, operands, strict=True))
     found = {name: made for name in types if (made := _transpose_of(values[name], types[name]))}
-    spec, names = spec.untransposed({name: order for name, (_, order) in found.items()})
+    turned, names = spec.untransposed({name: order for name, (_, order) in found.items()})
     for name in names:
         source, order = found[name]
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        (types[name],) = jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(types[name]).out_avals
+        types[name] = _lying(types[name], order)
         values[name] = lower_with_sharding_in_types(ctx, source, types[name])
-    return ctx.replace(avals_in=tuple(types.values())), tuple(values.values()), spec
+    results = dict(zip(spec.results, ctx.avals_out, strict=True))
+    results |= {name: _lying(results[name], order) for name, order in turned_results(spec, turned).items()}
+    ctx = ctx.replace(avals_in=tuple(types.values()), avals_out=list(results.values()))
+    return ctx, tuple(values.values()), turned
+
+
+def transposed(
+    ctx: mlir.LoweringRuleContext, results: Sequence[mlir.ir.Value], spec: Spec, turned: Spec
+) -> Sequence[mlir.ir.Value]:
+    """The results of a call, from those of the call that `untransposed` has made of it."""
+    values = dict(zip(spec.results, results, strict=True))
+    types = dict(zip(spec.results, ctx.avals_out, strict=True))
+    for name, order in turned_results(spec, turned).items():
+        value = hlo.transpose(values[name], mlir.dense_int_array(order))
+        values[name] = lower_with_sharding_in_types(ctx, value, types[name])
+    return tuple(values.values())
+
+
+def _lying(aval: Any, order: Order) -> Any:
+    """The type of an array of whose transpose that is the type."""
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(aval).out_avals[0]
 
 
 def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Order] | None:

@@ -49,6 +49,7 @@ SMALL = {
     "lengths": call((150, 300, 128, 128), (2, 2), 3, lengths=True, **RESIDUAL),
     "lengths, aligned": call((150, 300, 32, 96), (2, 1), 3, lengths=True, **ALIGNED, **RESIDUAL),
     "lengths, window": call((150, 300, 32, 32), (2, 1), 3, lengths=True, **WINDOW, **RESIDUAL),
+    "heads first": call((150, 300, 64, 64), (4, 2), 2, heads_first=True, **CAUSAL, **RESIDUAL),
     "sinks": call((100, 140, 64, 64), **CAUSAL, **RESIDUAL, **SINKS),
     "large heads": call((130, 200, 256, 256), **CAUSAL),
     "value of another size": call((130, 300, 192, 128)),

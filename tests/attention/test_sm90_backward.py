@@ -45,6 +45,7 @@ SMALL = {
     "lengths": Gradients((150, 300, 128, 128), (1, 1), 3, lengths=True),
     "lengths, aligned": Gradients((150, 300, 32, 96), (2, 1), 3, lengths=True, **ALIGNED, **RESIDUAL),
     "lengths, window": Gradients((150, 300, 32, 32), (1, 1), 3, lengths=True, **WINDOW),
+    "heads first": Gradients((150, 300, 64, 64), (4, 2), 2, heads_first=True, **CAUSAL, **RESIDUAL),
     "sinks": Gradients((100, 140, 64, 64), batch=2, **CAUSAL, **RESIDUAL, **SINKS),
     "value of another size": Gradients((130, 200, 128, 64)),
     "short": Gradients((3, 300, 8, 8), (2, 2), 2),

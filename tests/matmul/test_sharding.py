@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jaxdnn
 from checking.cases import BF16, F32
 from checking.pointwise.cases import ACTIVATIONS
+from checking.sharding import collectives, native_calls
 
 
 def test_contraction_inside_shard_map(cpus):
@@ -89,8 +90,8 @@ def of_vectors(a, b, **given):
 
 
 @pytest.mark.parametrize("call", [jaxdnn.matmul, of_vectors])
-def test_out_sharding_is_xlas(cpus, call):
-    """The epilogue is of sums that nothing has rounded: bfloat16 has no number between 8 and 8.0625."""
+def test_the_epilogue_follows_the_sum_over_devices(cpus, call):
+    """And nothing has rounded that: bfloat16 has no number between 8 and 8.0625."""
     y = with_out_sharding(cpus, functools.partial(call, epilogue=lambda acc: (acc - 8) * 16))
     assert (y.dtype, y.sharding.spec) == (BF16, P("a", None))
     np.testing.assert_array_equal(y.astype(F32), np.ones((4, 6)))
@@ -113,5 +114,40 @@ def test_out_sharding_with_bad_input(cpus, given, expected):
 
 
 def test_out_sharding_without_fallback(cpus):
-    with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.NoEngineError, match="out_sharding"):
-        with_out_sharding(cpus, jaxdnn.matmul)
+    with jaxdnn.options(fallback=False):
+        assert with_out_sharding(cpus, jaxdnn.matmul).shape == (4, 6)
+        with pytest.raises(jaxdnn.NoEngineError, match="out_sharding"):
+            with_out_sharding(cpus, functools.partial(jaxdnn.matmul, epilogue=jnp.sin))
+
+
+@pytest.mark.parametrize(
+    "of_result", [P("a", None), P("a", "b"), P(("a", "b"), None), P(None, None), P(None, "a")], ids=str
+)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_out_sharding_is_the_kernels(cpus, of_result, mapped):
+    """With its gradients, and no more collectives than XLA's product has."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpus)
+    random = np.random.default_rng(0)
+
+    def gradients(matmul):
+        def function(a, b):
+            each = functools.partial(matmul, out_sharding=of_result)
+            return (jax.vmap(each, (0, None)) if mapped else each)(a, b)
+
+        def both(a, b):
+            y, pull_back = jax.vjp(function, a, b)
+            return y, pull_back(jnp.cos(y))
+
+        return both
+
+    with jax.set_mesh(mesh):
+        a = random.standard_normal((3, 16, 32) if mapped else (16, 32)).astype(F32)
+        a = jax.device_put(a, NamedSharding(mesh, P(*[None] * mapped, "a", "b")))
+        b = jax.device_put(random.standard_normal((32, 24)).astype(F32), NamedSharding(mesh, P("b", None)))
+        ours, plain = (jax.jit(gradients(f)).lower(a, b).compile() for f in (jaxdnn.matmul, jnp.matmul))
+        assert len(native_calls(ours.as_text())) == 3
+        if of_result != P(None, None):  # of which XLA gathers the operands first
+            assert sum(collectives(ours.as_text()).values()) <= sum(collectives(plain.as_text()).values())
+        for got, want in zip(jax.tree.leaves(ours(a, b)), jax.tree.leaves(plain(a, b)), strict=True):
+            assert jax.typeof(got) == jax.typeof(want)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

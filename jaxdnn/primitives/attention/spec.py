@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdnn.engines.attention.problem import Attention, Band
 from jaxdnn.primitives._define import Op
@@ -16,7 +17,9 @@ from jaxdnn.primitives.attention.reference import backward, forward, tangent
 from jaxdnn.primitives.attention.statement import stated
 from jaxdnn.spec import DirectedSpec, Signature
 
-_HEADS = ("query", "key", "value", "out")  # arrays of vectors, which kernels read however they lie
+_HEADS = ("query", "key", "value", "out")  # arrays of vectors, which kernels read and write however they lie
+# Whose order a result has: who keeps heads before positions will have it so in results and gradients.
+_ALIKE = {"out": "query", "d_out": "query", "d_query": "query", "d_key": "key", "d_value": "value"}
 _SPLIT = "bkg"  # the dimensions that can be split over devices; the others are of one attention
 
 
@@ -34,7 +37,7 @@ class AttentionSpec(DirectedSpec):
       dropped: of 2^32 probabilities, how many are dropped.
       algorithm: what JAX calls precision, in its canonical form.
       statistics: whether the log-sum-exps are among the outputs.
-      orders: of operands that lie otherwise than their dimensions say, these in the order in which they lie.
+      orders: of what lies otherwise than its dimensions say, these in the order in which they lie.
     """
 
     op = "attention"
@@ -79,16 +82,21 @@ class AttentionSpec(DirectedSpec):
 
     def evaluate_unbatched(self, *operands: jax.Array) -> tuple[jax.Array, ...]:
         arrays = dict(zip(self.operands, operands, strict=True))
-        for name, order in self.orders:
-            arrays[name] = jnp.transpose(arrays[name], [order.index(label) for label in dimensions(name)])
+        turned = [name for name, _ in self.orders]
+        for name in filter(arrays.__contains__, turned):
+            arrays[name] = jnp.transpose(arrays[name], self.order(name))
         rest = {name.removeprefix("d_"): array for name, array in arrays.items() if name.startswith("d_")}
         match self.direction:
             case "forward":
-                return forward(self, arrays)[: len(self.outputs)]
+                results = forward(self, arrays)[: len(self.outputs)]
             case "tangent":
-                return tangent(self, arrays, rest)
+                results = tangent(self, arrays, rest)
             case "backward":
-                return backward(self, arrays, rest, self.active)
+                results = backward(self, arrays, rest, self.active)
+        found = dict(zip(self.results, results, strict=True))
+        for name in filter(found.__contains__, turned):
+            found[name] = jnp.transpose(found[name], np.argsort(self.order(name)).tolist())
+        return tuple(found.values())
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:
         found, whole = {}, set[str]()
@@ -109,6 +117,10 @@ class AttentionSpec(DirectedSpec):
         """Those of an operand or result, as it lies."""
         return dict(self.orders).get(name) or dimensions(name)
 
+    def order(self, name: str) -> Sequence[int]:
+        """For each dimension of an operand or result, the number of the array's, as it lies."""
+        return [self.dimensions(name).index(label) for label in dimensions(name)]
+
     def untransposed(self, orders: Mapping[str, Sequence[int]]) -> tuple[Self, tuple[str, ...]]:
         taken = {}
         for name, order in orders.items():
@@ -120,7 +132,17 @@ class AttentionSpec(DirectedSpec):
             # Vectors stay in one piece, and query heads next to those that share their key head.
             if found[-1] == labels[-1] and ("kg" in found) == ("kg" in labels):
                 taken[name] = found
-        return self.replace(orders=tuple({**dict(self.orders), **taken}.items())), tuple(taken)
+        lie = {**dict(self.orders), **taken}
+        for name, like in _ALIKE.items():
+            if name in self.results and like in taken:
+                lie.setdefault(name, "".join(dimensions(name)[dimensions(like).index(label)] for label in lie[like]))
+        return self.replace(orders=tuple(lie.items())), tuple(taken)
+
+    @property
+    def result_orders(self) -> Mapping[str, Sequence[int]]:
+        mapped = range(len(self.batch))
+        there = (name for name in self.results if name in dict(self.orders))
+        return {name: (*mapped, *(len(mapped) + place for place in self.order(name))) for name in there}
 
     def mapped_count(self, name: str) -> int:
         """How many mapped axes an operand or result has, in front."""

@@ -117,7 +117,7 @@ def conv_general_dilated(
       batch_group_count: likewise of the batch.
       precision: as `jax.lax.conv_general_dilated` takes it. For float32 on GPUs, only HIGHEST forbids tf32.
       preferred_element_type: the result's dtype; the accumulator has at least this one.
-      out_sharding: as `jax.lax.conv_general_dilated` takes it. With it, the call is XLA's.
+      out_sharding: as `jax.lax.conv_general_dilated` takes it. With it, the epilogue follows the kernel.
       operands: further arrays for the epilogue: biases, residuals, scales, ...
       epilogue: called as `epilogue(accumulator, *operands)`, once, with tracers. The accumulator has the result's
         shape. It returns what one of `matmul` may: arrays of that shape, and sums, maxima or minima of such over
@@ -159,8 +159,9 @@ def conv_general_dilated(
     if out_sharding is not None:
         preferred = settings.pop("preferred_element_type")
         rhs = lax.rev(rhs, given.numbers.rhs_spec[2:]) if flip_kernel else rhs
-        product = partial(lax.conv_general_dilated, lhs, rhs, **settings, out_sharding=out_sharding)
-        return sharded_product(caller, product, preferred, operands, epilogue, out_dtype, aliases)
+        of_jax = partial(lax.conv_general_dilated, **settings, out_sharding=out_sharding)
+        ours = partial(conv_general_dilated, **settings)
+        return sharded_product(caller, of_jax, ours, (lhs, rhs), preferred, operands, epilogue, out_dtype, aliases)
     return apply(caller, given, jnp.asarray(lhs), jnp.asarray(rhs), operands, epilogue, out_dtype, aliases)
 
 

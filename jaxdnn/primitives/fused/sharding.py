@@ -1,4 +1,4 @@
-"""Products whose sharding the caller states: XLA's partitioner finds out how, so the product is XLA's as well."""
+"""Products whose sharding the caller states, and XLA's partitioner brings about."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,26 +17,34 @@ from jaxdnn.primitives.fused.traced import located
 
 def sharded_product(
     caller: str,
+    of_jax: Callable[..., jax.Array],
     product: Callable[..., jax.Array],
+    factors: tuple[jax.typing.ArrayLike, jax.typing.ArrayLike],
     preferred: jax.typing.DTypeLike | None,
     operands: Sequence[jax.typing.ArrayLike],
     epilogue: Callable[..., Any] | None,
     out_dtype: jax.typing.DTypeLike | None,
     aliases: Mapping[int, int],
 ) -> Any:
-    """The epilogue of a product, a function of `preferred_element_type` that states its own sharding.
+    """The epilogue of a product of `factors` that lies as the caller states.
 
-    `caller` is the public function, for messages.
+    Of both functions, which take a `preferred_element_type`, JAX's has that sharding, and says what is wrong with it.
+    Ours is split by the partitioner. What it sums over devices is in the result's dtype, or where an epilogue follows
+    in the accumulator's, which nothing has rounded before the sum. `caller` is the public function, for messages.
     """
     operands = checked_operands(caller, epilogue, operands, 1)
-    if not current_options().fallback:
-        raise NoEngineError(f"{caller}: with out_sharding the call is XLA's, which options(fallback=False) forbids")
+    if epilogue is not None and not current_options().fallback:
+        raise NoEngineError(
+            f"{caller}: with out_sharding the epilogue follows the kernel, which options(fallback=False) forbids"
+        )
     if aliases:
         raise ValueError(
-            f"{caller}: with out_sharding the call is XLA's, without input_output_aliases; drop one of the two"
+            f"{caller}: with out_sharding the epilogue follows the kernel, without input_output_aliases; drop one of "
+            f"the two"
         )
-    type_of = jax.eval_shape(partial(product, preferred_element_type=preferred))
-    acc = product(preferred_element_type=accumulator(type_of.dtype, type_of.dtype))
+    (type_of,) = jax.make_jaxpr(partial(of_jax, preferred_element_type=preferred))(*factors).out_avals
+    dtype = type_of.dtype if epilogue is None else accumulator(type_of.dtype, type_of.dtype)
+    acc = partitioned(partial(product, preferred_element_type=dtype), type_of.sharding)(*factors)
     function = epilogue and located(epilogue)
     dtype = checked_dtype(f"{caller}: out_dtype", out_dtype) or type_of.dtype.name
     y = apply_after([acc], operands, function, dtype)

@@ -90,7 +90,7 @@ def matmul(
         algorithm with fast accumulation, such as `jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`, lets
         Hopper's tensor cores sum with 14 bits.
       preferred_element_type: the result's dtype; the accumulator has at least this one.
-      out_sharding: as `jax.numpy.matmul` takes it. With it, the call is XLA's.
+      out_sharding: as `jax.numpy.matmul` takes it. With it, the epilogue follows the kernel, and its sum over devices.
       input_output_aliases: numbers of operands, and of the results (as the epilogue returns them, flattened) that are
         to take their place in memory, as `jax.ffi.ffi_call` has it. Each two have one shape and dtype. It changes
         memory, never results: an operand that is donated, or needed no more, gives its buffer to the result; one that
@@ -123,8 +123,9 @@ def matmul(
     aliases = checked_aliases("matmul", input_output_aliases, operands, epilogue)
     preferred = preferred_type("matmul", a, b, preferred_element_type)
     if out_sharding is not None:
-        product = partial(jnp.matmul, a, b, precision=precision, out_sharding=out_sharding)
-        return sharded_product("matmul", product, preferred, operands, epilogue, out_dtype, aliases)
+        of_jax = partial(jnp.matmul, precision=precision, out_sharding=out_sharding)
+        ours = partial(matmul, precision=precision)
+        return sharded_product("matmul", of_jax, ours, (a, b), preferred, operands, epilogue, out_dtype, aliases)
     type_of = product_type("matmul", {"a": a, "b": b}, precision, preferred)
     dtype = type_of.dtype
     a, b = promoted(a, b, dtype)
@@ -204,7 +205,7 @@ def dot_general(
       epilogue: as in `matmul`. The accumulator has the result's shape: batch dimensions, then those left of lhs, then
         those left of rhs.
       out_dtype: as in `matmul`.
-      out_sharding: as `jax.lax.dot_general` takes it. With it, the call is XLA's.
+      out_sharding: as `jax.lax.dot_general` takes it; else as in `matmul`.
       input_output_aliases: as in `matmul`.
 
     Returns:
@@ -221,13 +222,14 @@ def dot_general(
       (2, 5, 7)
     """
     aliases = checked_aliases("dot_general", input_output_aliases, operands, epilogue)
-    preferred_element_type = checked_dtype("dot_general: preferred_element_type", preferred_element_type)
-    product = partial(lax.dot_general, lhs, rhs, dimension_numbers, precision)
+    preferred = checked_dtype("dot_general: preferred_element_type", preferred_element_type)
+    settings = {"dimension_numbers": dimension_numbers, "precision": precision}
     if out_sharding is not None:
-        product = partial(product, out_sharding=out_sharding)
-        return sharded_product("dot_general", product, preferred_element_type, operands, epilogue, out_dtype, aliases)
+        of_jax, ours = partial(lax.dot_general, **settings, out_sharding=out_sharding), partial(dot_general, **settings)
+        given = (lhs, rhs), preferred, operands, epilogue, out_dtype, aliases
+        return sharded_product("dot_general", of_jax, ours, *given)
     with described("dot_general", {"lhs": lhs, "rhs": rhs}, wrong_form(dimension_numbers)):
-        type_of = jax.eval_shape(partial(product, preferred_element_type=preferred_element_type))
+        type_of = jax.eval_shape(partial(lax.dot_general, lhs, rhs, **settings, preferred_element_type=preferred))
     dtype = type_of.dtype
     lhs, rhs = promoted(lhs, rhs, dtype)
 

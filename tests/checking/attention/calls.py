@@ -19,13 +19,26 @@ RESIDUAL = {"return_residual": True}
 
 def call(sizes, heads=(2, 1), batch=1, dtype="bfloat16", **keywords):
     """The call of `dot_product_attention` for (queries, keys, head size, value's head size)."""
+    arrays, named, function = attention(sizes, heads, batch, dtype, keywords)
+    (found,) = find_calls(function, *arrays, **named)
+    return found
+
+
+def attention(sizes, heads, batch, dtype, keywords):
+    """Its arrays, its named arrays, and the function of them, whose arrays may have their heads before positions."""
     queries, keys, size, value_size = sizes
     shapes = [(queries, heads[0], size), (keys, heads[1], size), (keys, heads[1], value_size)]
-    arrays = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape in shapes]
+    heads_first = keywords.pop("heads_first", False)
     named = named_arrays(keywords, batch, queries, keys)
-    function = functools.partial(jaxdnn.dot_product_attention, **keywords)
-    (found,) = find_calls(lambda *vectors, **others: function(*vectors, **others), *arrays, **named)
-    return found
+
+    def turned(array):
+        return jnp.swapaxes(array, 1, 2) if heads_first else array
+
+    def function(*vectors, **others):
+        return jaxdnn.dot_product_attention(*map(turned, vectors), **others, **keywords)
+
+    arrays = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape in shapes]
+    return [jax.eval_shape(turned, array) for array in arrays], named, function
 
 
 def mapped(sizes, heads, dtype, **keywords):

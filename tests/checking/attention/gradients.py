@@ -1,14 +1,11 @@
 """Small calls of `dot_product_attention`'s gradients, arrays for them, and functions of their scores."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxdnn
 from checking.attention import problems
-from checking.attention.calls import TF32, named_arrays, operand
+from checking.attention.calls import TF32, attention, operand
 from jaxdnn.planning.calls import find_differentiated_calls
 
 
@@ -40,11 +37,7 @@ class Gradients:
     """
 
     def __init__(self, sizes, heads=(2, 1), batch=1, dtype="bfloat16", by="qkv", **keywords):
-        queries, keys, size, value_size = sizes
-        shapes = [(queries, heads[0], size), (keys, heads[1], size), (keys, heads[1], value_size)]
-        vectors = [jax.ShapeDtypeStruct((batch, *shape), dtype) for shape in shapes]
-        named = named_arrays(keywords, batch, queries, keys)
-        function = functools.partial(jaxdnn.dot_product_attention, **keywords)
+        vectors, named, function = attention(sizes, heads, batch, dtype, keywords)
 
         def called(query, key, value, *others):
             all_three = zip("qkv", (query, key, value), strict=True)
