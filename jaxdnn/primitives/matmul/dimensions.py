@@ -105,6 +105,14 @@ class Dimensions:
             b_order=self.b_order if of_b else self._batch_placed(self.b_order, b_axis),
         )
 
+    def of_vectors(self) -> "Dimensions | None":
+        """Of a batch of vectors of b times one a: those of the product of all of them with it; else None."""
+        if self.columns or not self.batched or any(flags != (False, True) for flags in self.batched):
+            return None
+        vectors = "b" + self.b_order.replace("n", "").replace("b", "m")
+        matrix = "b" + self.a_order.replace("b", "").replace("m", "n")
+        return Dimensions(vectors, matrix, (), rows=len(self.batched), columns=self.rows, contracted=self.contracted)
+
     def _batch_placed(self, order: str, axis: int | None) -> str:
         """`order` with a batch, for which there was none, where the mapped axis is, or else in front."""
         first, second = order.replace("b", "")

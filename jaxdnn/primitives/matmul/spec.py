@@ -16,7 +16,7 @@ from jaxdnn.primitives._define import MultilinearOp, bind
 from jaxdnn.primitives.fused.dtypes import allows_fast_accumulation, allows_rounding, gradient_dtype, summed
 from jaxdnn.primitives.fused.sharding import explicit_sharding, rearranged
 from jaxdnn.primitives.fused.spec import FusedSpec
-from jaxdnn.primitives.matmul.dimensions import Dimensions, Labels, Which, arrange
+from jaxdnn.primitives.matmul.dimensions import Dimensions, Labels, arrange
 from jaxdnn.spec import Arrays, Signature, Typed
 
 
@@ -45,8 +45,17 @@ class MatmulSpec(FusedSpec):
 
     @property
     def groups(self) -> tuple[int, int, int]:
-        batch, rows, columns, _ = self.dimensions.counts.values()
+        batch, rows, columns, _ = self.seen_by_engines[0].counts.values()
         return batch, rows, columns
+
+    @property
+    def seen_by_engines(self) -> tuple[Dimensions, tuple[str, ...]]:
+        """The dimensions of the product that engines see, and the names of its a and b.
+
+        Where one matrix multiplies many vectors (`jax.vmap(lambda x: w @ x)`), they are the rows of a, and it is b.
+        """
+        theirs = self.dimensions.of_vectors() if len(self.rhs) == 1 else None
+        return (theirs, (self.rhs[0], "a")) if theirs else (self.dimensions, ("a", *self.rhs))
 
     def multiply(self, a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
         of_a, of_b, of_y = (self.dimensions.labels(which) for which in ("a", "b", "y"))
@@ -119,31 +128,31 @@ class MatmulSpec(FusedSpec):
         return {"a": a, **dict.fromkeys(self.rhs, b)}, y, frozenset(a) - frozenset(y), frozenset()
 
     def flops(self, signature: Signature) -> int:
-        sizes = self.dimensions.sizes(*self._shapes(signature))
+        sizes = self.dimensions.sizes(*(self._shape(signature, name) for name in ("a", self.rhs[0])))
         mapped = next(iter(signature.results.values())).shape[: len(self.batch)]
         return 2 * len(self.rhs) * math.prod((*mapped, *sizes.values()))
 
-    def _shapes(self, signature: Signature) -> list[tuple[int, ...]]:
-        """Those of a and of b, without mapped axes."""
-        mapped = {name: sum(axes) for name, axes in self.carries.items()}
-        return [signature.operands[name].shape[mapped[name] :] for name in ("a", self.rhs[0])]
+    def _shape(self, signature: Signature, name: str) -> tuple[int, ...]:
+        """That of a or b, without mapped axes."""
+        return signature.operands[name].shape[sum(self.carries[name]) :]
 
     def problem(self, signature: Signature) -> Product | str:
         if signature.reason:
             return signature.reason
-        shapes = self._shapes(signature)
-        fused = self.fused_problem(signature, self.dimensions.shape(*shapes))
+        dimensions, names = self.seen_by_engines
+        shapes = [self._shape(signature, name) for name in names[:2]]
+        fused = self.fused_problem(signature, dimensions.shape(*shapes))
         if isinstance(fused, str):
             return fused
-        groups = self.dimensions.groups(*shapes)
+        groups = dimensions.groups(*shapes)
         matrices: list[Matrix] = []
-        for name in ("a", *self.rhs):
-            matrix = self._matrix(name, "a" if name == "a" else "b", signature, groups)
+        for name in names:
+            matrix = _matrix(name, dimensions, 0 if name == names[0] else 1, signature, groups)
             if isinstance(matrix, str):
                 return matrix
             matrices.append(matrix)
         program, operands, results = fused
-        a_order, b_order = self.dimensions.a_order, self.dimensions.b_order
+        a_order, b_order = dimensions.a_order, dimensions.b_order
         return Product(
             m=math.prod(groups["m"]),
             n=math.prod(groups["n"]),
@@ -159,29 +168,6 @@ class MatmulSpec(FusedSpec):
             exact=self.exact,
             fast=allows_fast_accumulation(self.algorithm),
         )
-
-    def _matrix(
-        self, name: str, which: Which, signature: Signature, groups: Mapping[str, tuple[int, ...]]
-    ) -> Matrix | str:
-        """One of the matrices that are multiplied, or why it is none."""
-        order, side = (self.dimensions.a_order, 0) if which == "a" else (self.dimensions.b_order, 1)
-        pairs = zip(self.dimensions.batched, groups["b"], strict=True)
-        carried = [flags[side] for flags, size in pairs if size != 1]
-        if any(carried) and not all(carried):
-            return f"{name} carries some of the batch dimensions and not others"
-        lengths = {group: math.prod(sizes) for group, sizes in groups.items()}
-        if not any(carried):
-            lengths["b"] = 1
-        strides, step = {}, 1
-        for group in reversed(order):
-            strides[group] = step
-            step *= lengths[group]
-        outer, inner = (group for group in order if group != "b")
-        if strides[inner] != 1:
-            return f"the batch is the innermost dimension of {name}"
-        batch_stride = strides["b"] if any(carried) else 0
-        buffer, dtype = Operand(signature.operand_index(name)), signature.operands[name].dtype.name
-        return Matrix(buffer, dtype, lengths[outer], lengths[inner], strides[outer], batch_stride)
 
 
 matmul = MultilinearOp(MatmulSpec)
@@ -205,3 +191,27 @@ def contract(
     sharding = rearranged(spec.sharding, list(map(result.index, natural)))
     y = bind(spec.replace(dimensions=dimensions, sharding=sharding), {"a": a, "b": b})["y"]
     return y if natural == result else jnp.transpose(y, order)
+
+
+def _matrix(
+    name: str, dimensions: Dimensions, side: int, signature: Signature, groups: Mapping[str, tuple[int, ...]]
+) -> Matrix | str:
+    """One of the matrices that are multiplied, the left one or a right one, or why it is none."""
+    order = (dimensions.a_order, dimensions.b_order)[side]
+    pairs = zip(dimensions.batched, groups["b"], strict=True)
+    carried = [flags[side] for flags, size in pairs if size != 1]
+    if any(carried) and not all(carried):
+        return f"{name} carries some of the batch dimensions and not others"
+    lengths = {group: math.prod(sizes) for group, sizes in groups.items()}
+    if not any(carried):
+        lengths["b"] = 1
+    strides, step = {}, 1
+    for group in reversed(order):
+        strides[group] = step
+        step *= lengths[group]
+    outer, inner = (group for group in order if group != "b")
+    if strides[inner] != 1:
+        return f"the batch is the innermost dimension of {name}"
+    batch_stride = strides["b"] if any(carried) else 0
+    buffer, dtype = Operand(signature.operand_index(name)), signature.operands[name].dtype.name
+    return Matrix(buffer, dtype, lengths[outer], lengths[inner], strides[outer], batch_stride)
