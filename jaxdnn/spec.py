@@ -135,9 +135,9 @@ class Spec:
         """The floating-point operations that the call must do."""
         raise NotImplementedError
 
-    @property
-    def aliases(self) -> Mapping[int, int]:
+    def aliases(self, signature: Signature) -> Mapping[int, int]:
         """Positions of operands, and of the results, alike in shape and dtype, that take their place in memory."""
+        del signature
         return {}
 
     @property

@@ -168,6 +168,37 @@ def test_layers_of_a_scan_are_compiled_once(gpus):
     assert native_calls(program.as_text()) == 13
 
 
+def plain_rms_norm(x, scale):
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale).astype(x.dtype)
+
+
+def plain_swiglu(x, gate, up):
+    return jax.nn.silu(x @ gate) * (x @ up)
+
+
+def test_layers_that_are_computed_again_take_little_more_than_plain_ones(gpus):
+    """Of what lies between the products of a layer, all that a kernel reads and writes is there at once."""
+
+    def memory(norm, swiglu, matmul):
+        @jax.checkpoint
+        def block(x, scale, gate, up, down):
+            return x + matmul(swiglu(norm(x, scale), gate, up), down)
+
+        def loss(x, *layers):
+            for layer in layers:
+                x = block(x, *layer)
+            return jnp.sum(x.astype(jnp.float32) ** 2)
+
+        layer = (2048,), (2048, 5504), (2048, 5504), (5504, 2048)
+        layers = [types(gpus, *layer) for _ in range(3)]
+        program = compiled(jax.grad(loss, range(4)), *types(gpus, (8192, 2048)), *layers)
+        return program.memory_analysis().temp_size_in_bytes
+
+    plain = memory(plain_rms_norm, plain_swiglu, jnp.matmul)
+    assert memory(jaxdnn.rms_norm, jaxdnn.gated_linear_unit, jaxdnn.matmul) <= 1.15 * plain
+
+
 # Of the benchmark: what a step keeps for each token, in widths of the model and of what is between the products.
 STEPS = {
     "Llama": (4, Model("Llama", length=2048, layers=4, width=2048, vocabulary=32_000), 6, 3),
@@ -190,10 +221,6 @@ def test_what_a_training_step_keeps(gpus, kind):
     layer = 2 * (widths * model.width + hiddens * model.hidden)
     kept = batch * model.length * (model.layers * layer + (4 + 2) * model.vocabulary)
     assert program.memory_analysis().temp_size_in_bytes <= 1.001 * kept
-
-
-def plain_swiglu(x, gate, up):
-    return jax.nn.silu(x @ gate) * (x @ up)
 
 
 def sent(text):

@@ -32,7 +32,7 @@ from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, reshard
 
 from jaxdnn.custom_call import custom_call
-from jaxdnn.planning.select import Selection, select
+from jaxdnn.planning.select import select
 from jaxdnn.primitives._checkpoint import checkpointed
 from jaxdnn.primitives._layout import transposed, untransposed
 from jaxdnn.primitives._partition import partitioned_call
@@ -165,9 +165,9 @@ def _define(spec_type: type[Spec], op: str) -> Primitive:
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(_abstract_evaluation)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    # A rule that is cached is given the arguments of a function, and can't see which are transposes.
-    cacheable = spec_type.untransposed is Spec.untransposed
-    mlir.register_lowering(primitive, partial(_lower_everywhere, op), cacheable=cacheable)
+    # A rule that is cached is given the arguments of a function, and can't see which are transposes, or the program's.
+    looks = spec_type.untransposed is not Spec.untransposed or _offers_memory(spec_type)
+    mlir.register_lowering(primitive, partial(_lower_everywhere, op), cacheable=not looks)
     # `custom_partitioning` decodes shardings with the devices at hand; JAX has no public name for saying so.
     dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
@@ -291,11 +291,27 @@ def _lower(
     # Like calls of a module are planned once.
     planned, call = ctx.module_context.cached_primitive_lowerings, (spec, platform, *ctx.avals_in, *ctx.avals_out)
     if call not in planned:
-        planned[call] = select(spec, spec.signature(ctx.avals_in, ctx.avals_out), platform)
-    selection: Selection = planned[call]
+        signature = spec.signature(ctx.avals_in, ctx.avals_out)
+        planned[call] = select(spec, signature, platform), spec.aliases(signature)
+    selection, aliases = planned[call]
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
-    return custom_call(ctx, selection.plan, operands, spec.aliases)
+    if _offers_memory(type(spec)):
+        aliases = {i: result for i, result in aliases.items() if not _is_given(operands[i])}
+    return custom_call(ctx, selection.plan, operands, aliases)
+
+
+def _offers_memory(spec_type: type[Spec]) -> bool:
+    """Whether a spec has aliases that no caller asked for: not of what may live on, for XLA would copy that."""
+    return issubclass(spec_type, DirectedSpec) and spec_type.aliases is not Spec.aliases
+
+
+def _is_given(value: mlir.ir.Value) -> bool:
+    """Whether a value is an argument of the whole program."""
+    if not isinstance(value.owner, mlir.ir.Block):
+        return False
+    around = value.owner.owner.operation
+    return around.name == "func.func" and str(around.attributes.get("sym_visibility")) == '"public"'
 
 
 def _over_devices(context: Any, avals: Sequence[Any]) -> tuple[mlir.ShardingContext, Mesh | None] | None:

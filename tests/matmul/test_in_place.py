@@ -16,6 +16,7 @@ import jaxdnn
 from checking.calls import native_calls
 from checking.cases import BF16, F32
 from checking.compare import engines
+from jaxdnn.planning.calls import find_calls
 
 ENGINES = engines("matmul")
 SHAPES = [((33, 40), (40, 24)), ((5, 7, 9), (9, 11)), ((1, 40), (40, 64)), ((300, 128), (128, 515))]
@@ -46,10 +47,10 @@ def copies(text, shape):
     return len(re.findall(rf"\w+\[{','.join(map(str, shape))}\]\S* copy(?:-start)?\(", text))
 
 
-def spec_of(function, *arrays):
-    """The spec of the only call in a function."""
-    (spec,) = (e.params["spec"] for e in jax.make_jaxpr(function)(*arrays).eqns if e.primitive.name == "jaxdnn_matmul")
-    return spec
+def in_place(function, *arrays):
+    """Operands of the first call in a function, and of its results those that take their place."""
+    call, *_ = find_calls(function, *arrays)
+    return call.spec.aliases(call.signature)
 
 
 # ------------------------------------------------------------ memory
@@ -180,7 +181,7 @@ def test_vmap(axes, engine):
     several = [x[:1] if axis is None else x for x, axis in zip(stacked, axes, strict=True)]
     arrays = [x[0] if axis is None else np.moveaxis(x, 0, axis) for x, axis in zip(stacked, axes, strict=True)]
     function = jax.vmap(matmul, axes)
-    assert spec_of(function, *arrays).aliases == ({} if axes[2] is None else {2: 0})
+    assert in_place(function, *arrays) == ({} if axes[2] is None else {2: 0})
     with jaxdnn.options(engine=engine):
         y = jax.jit(function, donate_argnums=() if axes[2] is None else 2)(*arrays[:2], jnp.array(arrays[2]))
     np.testing.assert_array_equal(y, np.broadcast_to(exact(*several), y.shape))
@@ -199,11 +200,9 @@ def test_derivatives(engine):
         y, pull_back = jax.vjp(function, a, b, c)
         return y, pull_back(jnp.cos(y))
 
-    (spec, *_) = [
-        e.params["spec"] for e in jax.make_jaxpr(functools.partial(vjp, {0: 0}))(a, b, c).eqns if "spec" in e.params
-    ]
-    assert len(spec.results) == 2
-    assert spec.aliases == {2: 0}
+    call, *_ = find_calls(functools.partial(vjp, {0: 0}), a, b, c)
+    assert len(call.spec.results) == 2
+    assert call.spec.aliases(call.signature) == {2: 0}
     with jaxdnn.options(engine=engine):
         got = jax.jit(functools.partial(vjp, {0: 0}), donate_argnums=2)(a, b, jnp.array(c))
         want = jax.jit(functools.partial(vjp, None))(a, b, c)
@@ -254,7 +253,7 @@ def test_explained():
 def test_dropped_with_an_epilogue_that_runs_after():
     a, b, c = given(*SHAPES[0])
     function = functools.partial(matmul, epilogue=lambda acc, c: jnp.sort(acc + c, axis=-1))
-    assert spec_of(function, a, b, c).aliases == {}
+    assert in_place(function, a, b, c) == {}
     y = jax.jit(function, donate_argnums=2)(a, b, jnp.array(c))
     np.testing.assert_array_equal(y, np.sort(a @ b + c, axis=-1))
 

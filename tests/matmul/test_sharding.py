@@ -81,7 +81,8 @@ def with_out_sharding(cpus, call):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpus)
     with jax.set_mesh(mesh):
         a = jax.device_put(jnp.ones((4, 8), BF16), NamedSharding(mesh, P("a", "b")))
-        b = jax.device_put(jnp.full((8, 6), 1.0078125, BF16), NamedSharding(mesh, P("b", None)))
+        b = jnp.ones((8, 6), BF16).at[0].set(1.0078125)
+        b = jax.device_put(b, NamedSharding(mesh, P("b", None)))
         return jax.jit(functools.partial(call, out_sharding=P("a", None)))(a, b)
 
 
@@ -91,12 +92,12 @@ def of_vectors(a, b, **given):
 
 @pytest.mark.parametrize("call", [jaxdnn.matmul, of_vectors])
 def test_the_epilogue_follows_the_sum_over_devices(cpus, call):
-    """And nothing has rounded that: bfloat16 has no number between 8 and 8.0625."""
-    y = with_out_sharding(cpus, functools.partial(call, epilogue=lambda acc: (acc - 8) * 16))
+    """And nothing has rounded that, or its parts: bfloat16 has no number between 4 and 4.03125."""
+    y = with_out_sharding(cpus, functools.partial(call, epilogue=lambda acc: (acc - 8) * 128))
     assert (y.dtype, y.sharding.spec) == (BF16, P("a", None))
     np.testing.assert_array_equal(y.astype(F32), np.ones((4, 6)))
     wide = with_out_sharding(cpus, functools.partial(call, epilogue=lambda acc: acc / 64, out_dtype=F32))
-    np.testing.assert_array_equal(wide, np.full((4, 6), 8.0625 / 64, F32))
+    np.testing.assert_array_equal(wide, np.full((4, 6), 8.0078125 / 64, F32))
     assert with_out_sharding(cpus, call).dtype == BF16
 
 

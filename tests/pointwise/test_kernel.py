@@ -112,7 +112,7 @@ def test_results(name, emulated):
     types = call.signature.operands.values()
     operands = [np.asarray(random.normal(size=one.shape)).astype(one.dtype) for one in types]
     results = [np.zeros(one.shape, one.dtype) for one in call.signature.results.values()]
-    emulated.run(list(CASES).index(name), operands, results)
+    emulated.run(list(CASES).index(name), operands, results, call.spec.aliases(call.signature))
     expected = exact_and_tolerance(call.spec.evaluate, operands, APPROXIMATE if call.problem.approximate else OPERATION)
     for got, (exact, tolerance), result in zip(results, expected, call.spec.results, strict=True):
         wrong = wrong_elements(got, exact, tolerance)

@@ -149,6 +149,18 @@ class EpilogueSpec(DirectedSpec):
         wide = [load.dtype for load in loads if load.broadcast == "full" and load.dtype not in ("bfloat16", "float16")]
         return Pointwise(batch, rows, columns, program, loads, stored, approximate=not wide)
 
+    def aliases(self, signature: Signature) -> Mapping[int, int]:
+        """What was saved gives its memory to its cotangent, if each element is read where that is written alone."""
+        problem = self.problem(signature)
+        if self.direction != "backward" or isinstance(problem, str):
+            return {}
+        pairs = [
+            (i, self.results.index(f"d_{name}")) for i, name in enumerate(self.accumulators) if name in self.active
+        ]
+        places = [problem.own_places(i) for i, _ in pairs]
+        types = [*signature.operands.values()], [*signature.results.values()]
+        return {i: y for (i, y), own in zip(pairs, places, strict=True) if own and types[0][i] == types[1][y]}
+
     @property
     def fused(self) -> tuple[str, ...]:
         return (self.program.title, *self.program.operations)

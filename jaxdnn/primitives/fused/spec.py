@@ -102,8 +102,8 @@ class FusedSpec(MultilinearSpec):
         count = len(self.rhs) if self.epilogue is None else len(self.epilogue.program.outputs)
         return tuple(f"y{i}" for i in range(count)) if count > 1 else ("y",)
 
-    @property
-    def aliases(self) -> Mapping[int, int]:
+    def aliases(self, signature: Signature) -> Mapping[int, int]:
+        del signature
         in_place = () if self.epilogue is None or self.batch else self.epilogue.in_place
         return {self.operands.index(self.epilogue_operands[operand]): result for operand, result in in_place}
 
