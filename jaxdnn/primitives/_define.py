@@ -296,7 +296,8 @@ def _lower(
     selection, aliases = planned[call]
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)
-    if _offers_memory(type(spec)):
+    # The partitioner's arguments are made by the program around them.
+    if _offers_memory(type(spec)) and not isinstance(ctx.module_context.axis_context, mlir.SPMDAxisContext):
         aliases = {i: result for i, result in aliases.items() if not _is_given(operands[i])}
     return custom_call(ctx, selection.plan, operands, aliases)
 
