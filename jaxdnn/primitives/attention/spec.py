@@ -18,8 +18,9 @@ from jaxdnn.primitives.attention.statement import stated
 from jaxdnn.spec import DirectedSpec, Signature
 
 _HEADS = ("query", "key", "value", "out")  # arrays of vectors, which kernels read and write however they lie
-# Whose order a result has: who keeps heads before positions will have it so in results and gradients.
-_ALIKE = {"out": "query", "d_out": "query", "d_query": "query", "d_key": "key", "d_value": "value"}
+# Whose order a gradient has, which goes back to where that came from. What comes of attention goes on to a product of
+# all heads of a position, wherever queries lie.
+_ALIKE = {"d_query": "query", "d_key": "key", "d_value": "value"}
 _SPLIT = "bkg"  # the dimensions that can be split over devices; the others are of one attention
 
 
@@ -37,7 +38,7 @@ class AttentionSpec(DirectedSpec):
       dropped: of 2^32 probabilities, how many are dropped.
       algorithm: what JAX calls precision, in its canonical form.
       statistics: whether the log-sum-exps are among the outputs.
-      orders: of what lies otherwise than its dimensions say, these in the order in which they lie.
+      orders: of operands and gradients that lie otherwise than their dimensions say, these as they lie.
     """
 
     op = "attention"
