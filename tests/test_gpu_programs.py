@@ -17,7 +17,9 @@ import jaxdnn
 from checking.calls import native_calls
 from checking.sharding import collectives
 from jaxdnn.bench import training
+from jaxdnn.bench.matmul import plain_swiglu
 from jaxdnn.bench.models import Model
+from jaxdnn.bench.norm import plain_rms_norm
 
 # What XLA wants to know of an H200.
 H200 = """
@@ -88,9 +90,12 @@ def gradients(function, *arrays):
     return out, pull_back(jax.tree.map(jnp.sin, out))
 
 
-def layer(x, weights, bias, residual):
-    relu = lambda acc, bias, residual: jax.nn.relu(acc + bias) + residual  # noqa: E731
-    return jaxdnn.conv_general_dilated(x, weights, (1, 1), "SAME", operands=[bias, residual], epilogue=relu)
+def activated(acc, bias, residual):
+    return jax.nn.relu(acc + bias) + residual
+
+
+def layer(x, weights, *operands):
+    return jaxdnn.conv_general_dilated(x, weights, (1, 1), "SAME", operands=operands, epilogue=activated)
 
 
 def test_a_chain_of_convolutions_costs_two_transposes(gpus):
@@ -119,14 +124,14 @@ PROGRAMS = {
         lambda x, w: jaxdnn.dot_general(x, w, (((1,), (1,)), ((), ())), epilogue=jax.nn.gelu),
         [(512, 256), (384, 256)],
     ),
-    "swiglu": (lambda x, *ws: jaxdnn.gated_linear_unit(x, *ws), [(512, 256), (256, 384), (256, 384)]),
-    "norm": (lambda *arrays: jaxdnn.rms_norm(*arrays), [(512, 256), (256,)]),
+    "swiglu": (jaxdnn.gated_linear_unit, [(512, 256), (256, 384), (256, 384)]),
+    "norm": (jaxdnn.rms_norm, [(512, 256), (256,)]),
     "attention": (
-        lambda *arrays: jaxdnn.dot_product_attention(*arrays, is_causal=True),
+        partial(jaxdnn.dot_product_attention, is_causal=True),
         [(2, 256, 8, 64), (2, 256, 2, 64), (2, 256, 2, 64)],
     ),
     "heads first": (
-        lambda *arrays: heads_first(*arrays),
+        heads_first,
         [(2, 8, 256, 64), (2, 2, 256, 64), (2, 2, 256, 64)],
     ),
     "convolution": (
@@ -168,15 +173,6 @@ def test_layers_of_a_scan_are_compiled_once(gpus):
     # A norm and two products; then the norm and a product again, six products for the gradients, the epilogue's and the
     # norm's derivative.
     assert native_calls(program.as_text()) == 13
-
-
-def plain_rms_norm(x, scale):
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale).astype(x.dtype)
-
-
-def plain_swiglu(x, gate, up):
-    return jax.nn.silu(x @ gate) * (x @ up)
 
 
 def test_layers_that_are_computed_again_take_little_more_than_plain_ones(gpus):

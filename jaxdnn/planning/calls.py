@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxdnn.config import Options
 from jaxdnn.engines.base import Problem
-from jaxdnn.planning.transposes import Order, composed, split, turned_results
+from jaxdnn.planning.transposes import Order, composed, inverse, split, turned_results
 from jaxdnn.spec import Signature, Spec
 
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes
@@ -136,7 +136,7 @@ def _as_lowered(eqn: Any, sources: dict[int, Any]) -> tuple[Spec, Types, Types]:
     lying = {}
     for name, order in turned_results(asked, spec).items():
         shape = results[name].aval.shape
-        lying[name] = [shape[place] for place in np.argsort(order)]
+        lying[name] = [shape[place] for place in inverse(order)]
         sources[id(results[name])] = lying[name], order
 
     def types(variables: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Types:

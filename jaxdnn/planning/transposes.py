@@ -13,6 +13,11 @@ def composed(outer: Order, inner: Order) -> Order:
     return [inner[number] for number in outer]
 
 
+def inverse(order: Order) -> Sequence[int]:
+    """Of the array, for each of its dimensions the number of the transpose's."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
 def turned_results(spec: Spec, turned: Spec) -> Mapping[str, Order]:
     """Of results that lie otherwise since `spec.untransposed` made it `turned`."""
     return {name: order for name, order in turned.result_orders.items() if name not in spec.result_orders}

@@ -46,6 +46,10 @@ class Load:
         """In elements, along each dimension of the output, for a dense operand of `shape`."""
         return tuple(0 if d is None else prod(shape[d + 1 :]) for d in self.dimensions)
 
+    def at_own_place(self, shape: Sequence[int]) -> bool:
+        """Whether it is, of an operand of the output's `shape`, the element at the output's own place."""
+        return all(d == place or shape[place] == 1 for place, d in enumerate(self.dimensions))
+
 
 @dataclass(frozen=True)
 class Term:

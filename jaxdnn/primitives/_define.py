@@ -265,16 +265,14 @@ def _vary(array: jax.Array, axes: frozenset[Hashable]) -> jax.Array:
 def _lower_everywhere(
     op: str, ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, spec: Spec
 ) -> Sequence[mlir.ir.Value]:
-    asked = ctx, spec
-    ctx, values, spec = untransposed(ctx, operands, spec)
+    lying, values, turned = untransposed(ctx, operands, spec)
     rules: dict[str, mlir.LoweringRule] = {platform: partial(_lower, platform) for platform in _PLATFORMS}
     # What was traced in a block of `enable_x64` may be lowered after it.
-    signature = spec.signature(ctx.avals_in, ctx.avals_out)
+    signature = turned.signature(lying.avals_in, lying.avals_out)
     wide = any(array.dtype.itemsize > 4 for array in signature.arrays.values())
     with jax.enable_x64(True) if wide else nullcontext():
-        results = lower_per_platform(ctx, op, rules, _lower_reference, no_effects, *values, spec=spec)
-    context, named = asked
-    return transposed(context, results, named, spec)
+        results = lower_per_platform(lying, op, rules, _lower_reference, no_effects, *values, spec=turned)
+    return transposed(ctx, results, spec, turned)
 
 
 def _lower(
@@ -292,7 +290,8 @@ def _lower(
     planned, call = ctx.module_context.cached_primitive_lowerings, (spec, platform, *ctx.avals_in, *ctx.avals_out)
     if call not in planned:
         signature = spec.signature(ctx.avals_in, ctx.avals_out)
-        planned[call] = select(spec, signature, platform), spec.aliases(signature)
+        selection = select(spec, signature, platform)
+        planned[call] = selection, {} if selection.plan is None else spec.aliases(signature)
     selection, aliases = planned[call]
     if selection.plan is None:
         return _lower_reference(ctx, *operands, spec=spec)

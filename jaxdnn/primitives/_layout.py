@@ -10,7 +10,7 @@ from jax._src.interpreters.mlir import lower_with_sharding_in_types
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
-from jaxdnn.planning.transposes import Order, composed, split, turned_results
+from jaxdnn.planning.transposes import Order, composed, inverse, split, turned_results
 from jaxdnn.spec import Spec
 
 
@@ -46,8 +46,7 @@ def transposed(
 
 def _lying(aval: Any, order: Order) -> Any:
     """The type of an array of whose transpose that is the type."""
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return jax.make_jaxpr(partial(lax.transpose, permutation=inverse))(aval).out_avals[0]
+    return jax.make_jaxpr(partial(lax.transpose, permutation=inverse(order)))(aval).out_avals[0]
 
 
 def _transpose_of(value: mlir.ir.Value, aval: Any) -> tuple[mlir.ir.Value, Order] | None:

@@ -91,6 +91,16 @@ def test_vectors_are_rows(name):
     assert problem.b_transposed == (name != "transposed")
 
 
+def test_vectors_are_columns_of_an_array():
+    """Mapped along its second axis, it is read as it lies."""
+    x, w = arrays("plain", 5)[0].T, arrays("plain", 5)[1]
+    of_columns = jax.vmap(lambda x, w: matmul(w, x), (1, None))
+    (call,) = find_calls(of_columns, x, w)
+    problem = call.problem
+    assert (problem.m, problem.n, problem.k, problem.batch, problem.a_transposed) == (5, 24, 16, 1, True)
+    np.testing.assert_allclose(of_columns(x, w), x.T @ w.T, rtol=1e-5, atol=1e-5)
+
+
 def test_batches_of_batches():
     x, w = np.ones((2, 3, 16), np.float32), np.ones((24, 16), np.float32)
     each = jax.vmap(jax.vmap(lambda x, w: matmul(w, x), (0, None)), (0, None))

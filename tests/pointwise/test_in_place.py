@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -76,15 +77,22 @@ def test_not_of_a_programs_arguments():
     assert not any(found)
 
 
-def test_not_of_what_is_read_elsewhere():
-    """No epilogue reads accumulators but its own; a problem could."""
-    (problem,) = (
-        call.problem for call in find_differentiated_calls(layer, *types(X, W, BIAS)) if call.spec.op == "epilogue"
-    )
-    assert problem.own_places(0)
-    assert not problem.own_places(1), "the bias has one element for all rows"
-    turned = [replace(one, row_stride=1, column_stride=64) for one in problem.operands]
-    assert not replace(problem, operands=tuple(turned)).own_places(0)
+def test_not_of_what_is_read_elsewhere(monkeypatch):
+    """No epilogue reads accumulators but its own; a program could."""
+    calls = find_differentiated_calls(layer, *types(X, W, BIAS))
+    (call,) = (call for call in calls if call.spec.op == "epilogue")
+    assert call.spec.aliases(call.signature) == {0: 0}
+    shape, program = call.spec._whole(call.signature)
+    own, bias, *_ = program.loads
+    assert own.at_own_place(shape)
+    assert not bias.at_own_place(shape), "the bias has one element for all rows"
+    for elsewhere in ({"dimensions": (1, 0)}, {"dimensions": (None, 1)}, {"dimensions": (0, None), "gathered": (1,)}):
+        load = replace(own, **elsewhere)
+        assert not load.at_own_place(shape)
+        other = SimpleNamespace(loads=(load, bias))
+        monkeypatch.setattr(type(call.spec), "_whole", lambda *_, other=other: (shape, other))
+        assert call.spec.aliases(call.signature) == {}
+    assert replace(own, dimensions=(None, 1)).at_own_place((1, 48))
 
 
 def test_not_of_other_dtypes_or_of_mapped_results():

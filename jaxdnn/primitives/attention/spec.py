@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdnn.engines.attention.problem import Attention, Band
+from jaxdnn.planning.transposes import inverse
 from jaxdnn.primitives._define import Op
 from jaxdnn.primitives.attention.arrays import DIMENSIONS, dimensions
 from jaxdnn.primitives.attention.modifier import Modifier
@@ -96,7 +96,7 @@ class AttentionSpec(DirectedSpec):
                 results = backward(self, arrays, rest, self.active)
         found = dict(zip(self.results, results, strict=True))
         for name in filter(found.__contains__, turned):
-            found[name] = jnp.transpose(found[name], np.argsort(self.order(name)).tolist())
+            found[name] = jnp.transpose(found[name], inverse(self.order(name)))
         return tuple(found.values())
 
     def factors(self, signature: Signature) -> tuple[Mapping[str, tuple[str, ...]], frozenset[str]]:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.lax import ConvDimensionNumbers
 
+from jaxdnn.planning.transposes import inverse
+
 
 def by_taps(
     lhs: jax.Array,
@@ -32,7 +34,7 @@ def by_taps(
     ]
 
     if 0 in places:
-        return jnp.transpose(jnp.zeros((n // batch_group_count, o, *places), lhs.dtype), _inverse(numbers.out_spec))
+        return jnp.transpose(jnp.zeros((n // batch_group_count, o, *places), lhs.dtype), inverse(numbers.out_spec))
 
     # Of each group, the batch by channels, and features by channels. Groups are of one kind.
     groups, batch, channels = batch_group_count * feature_group_count, n // batch_group_count, c // feature_group_count
@@ -51,8 +53,4 @@ def by_taps(
         return y + jnp.einsum("gnc...,goc->ngo...", part, lax.dynamic_index_in_dim(factors, tap, 3, keepdims=False))
 
     y = lax.fori_loop(0, prod(window), add, jnp.zeros((batch, groups, o // groups, *places), lhs.dtype))
-    return jnp.transpose(jnp.reshape(y, (batch, o, *places)), _inverse(numbers.out_spec))
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+    return jnp.transpose(jnp.reshape(y, (batch, o, *places)), inverse(numbers.out_spec))

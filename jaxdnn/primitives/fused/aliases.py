@@ -69,8 +69,7 @@ def check_places(
             )
         # Elsewhere there may be results already.
         for load in program.loads:
-            elsewhere = load.gathered or any(d not in (None, place) for place, d in enumerate(load.dimensions))
-            if load.operand == number and elsewhere:
+            if load.operand == number and not load.at_own_place(shape):
                 raise ValueError(
                     f"{title}: the epilogue reads operand {number} transposed, or gathered, at other places than those "
                     f"where result {result} is written; pass what it reads there as one more operand"

@@ -123,17 +123,22 @@ class EpilogueSpec(DirectedSpec):
         stated = ((dimensions[name][d], along[o]) for name, d, o in runs if d is not None and o is not None)
         return any(factor != own for factor, own in stated)
 
+    def _whole(self, signature: Signature) -> tuple[tuple[int, ...], Program | str]:
+        """The shape of the accumulator with all mapped axes, which results have, and what is done to its elements."""
+        mapped = next(iter(signature.results.values())).shape[: len(self.batch)]
+        shape = (*mapped, *self._types(signature)[0].shape)
+        types = tuple(signature.operands.values())
+        return shape, self.computes if self.computes and not mapped else _program(self, shape, types)
+
     def problem(self, signature: Signature) -> Pointwise | str:
         if signature.reason:
             return signature.reason
         types = tuple(signature.operands.values())
-        # Results have all mapped axes, which join the batch.
-        mapped = next(iter(signature.results.values())).shape[: len(self.batch)]
-        shape = (*mapped, *self._types(signature)[0].shape)
-        groups = (len(mapped) + self.groups[0], *self.groups[1:])
-        program = self.computes if self.computes and not mapped else _program(self, shape, types)
+        shape, program = self._whole(signature)
         if isinstance(program, str):
             return program
+        # Mapped axes join the batch.
+        groups = (len(self.batch) + self.groups[0], *self.groups[1:])
         program = collapse(program, shape, [one.shape for one in types], groups)
         if isinstance(program, str):
             return program
@@ -151,15 +156,14 @@ class EpilogueSpec(DirectedSpec):
 
     def aliases(self, signature: Signature) -> Mapping[int, int]:
         """What was saved gives its memory to its cotangent, if each element is read where that is written alone."""
-        problem = self.problem(signature)
-        if self.direction != "backward" or isinstance(problem, str):
+        shape, program = self._whole(signature)
+        if self.direction != "backward" or isinstance(program, str):
             return {}
-        pairs = [
-            (i, self.results.index(f"d_{name}")) for i, name in enumerate(self.accumulators) if name in self.active
-        ]
-        places = [problem.own_places(i) for i, _ in pairs]
-        types = [*signature.operands.values()], [*signature.results.values()]
-        return {i: y for (i, y), own in zip(pairs, places, strict=True) if own and types[0][i] == types[1][y]}
+        elsewhere = {load.operand for load in program.loads if not load.at_own_place(shape)}
+        active = [name for name in self.accumulators if name in self.active]
+        alike = [name for name in active if signature.operands[name] == signature.results[f"d_{name}"]]
+        pairs = {signature.operand_index(name): signature.result_index(f"d_{name}") for name in alike}
+        return {operand: result for operand, result in pairs.items() if operand not in elsewhere}
 
     @property
     def fused(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class MatmulSpec(FusedSpec):
 
         Where one matrix multiplies many vectors (`jax.vmap(lambda x: w @ x)`), they are the rows of a, and it is b.
         """
-        theirs = self.dimensions.of_vectors() if len(self.rhs) == 1 else None
+        theirs = self.dimensions.of_vectors()  # never of two b, which are matrices
         return (theirs, (self.rhs[0], "a")) if theirs else (self.dimensions, ("a", *self.rhs))
 
     def multiply(self, a: jax.Array, b: jax.Array, dtype: str) -> jax.Array:
