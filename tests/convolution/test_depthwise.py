@@ -173,7 +173,6 @@ PLAIN = convolutions(CASES["same"][1], "output").problem
         (replace(PLAIN, k=2), H100, "1 x 2 channels"),
         (replace(PLAIN, n=2**30), H100, "32-bit index"),
         (replace(PLAIN, groups=2**27), H100, "more bytes than"),
-        (replace(PLAIN, n=0), H100, "no elements"),
         (replace(PLAIN, windows=(*PLAIN.windows, PLAIN.windows[0])), H100, "the convolution 3"),
         (replace(PLAIN, batch=2), H100, "a filter of its own"),
         (replace(PLAIN, b=replace(PLAIN.b, dtype="float32")), H100, "these are bfloat16 and float32"),

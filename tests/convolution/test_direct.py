@@ -156,7 +156,6 @@ PLAIN = convolutions(CASES["plain"][1], "output").problem
         (replace(PLAIN, c=8, k=4), H100, "8 x 4 channels"),
         (replace(PLAIN, n=2**30), H100, "32-bit index"),
         (replace(PLAIN, windows=2 * PLAIN.windows), H100, "3 spatial dimensions"),
-        (replace(PLAIN, n=0), H100, "no elements"),
         (replace(PLAIN, windows=(Window(900, 300, 601), PLAIN.windows[1])), H100, "windows are too large"),
         (replace(PLAIN, b=replace(PLAIN.b, dtype="float64")), H100, "does not multiply float32 by float64"),
     ],

@@ -118,7 +118,6 @@ WIDE_PLAIN = convolutions(DENSE["same"], "output").problem
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (replace(PLAIN, n=0), "no elements"),
         (replace(PLAIN, b=replace(PLAIN.b, dtype="bfloat16")), "multiply float32 by bfloat16"),
         (replace(PLAIN, windows=2 * PLAIN.windows), "3 spatial dimensions"),
         (convolutions(depthwise((2, 5, 4), (3,), epilogue="sums of channels"), "output").problem, "reduces"),

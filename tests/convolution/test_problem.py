@@ -1,10 +1,13 @@
 """The problem that a call states means what the call does: run in numpy, from the places that it names."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxdnn
 from checking.calls import calls_of
 from checking.cases import TABLE
 from checking.compiling import QUICKLY
@@ -59,6 +62,23 @@ def test_mapped_axes_join_the_batch_or_images(case, axes):
     assert isinstance(forward, Convolution)
     if axes[1:] == (None,) * len(axes[1:]) and forward.result == "output":
         assert forward.batch == 1, "an image that is mapped alone is more images"
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_no_places_are_summed_by_no_kernel(target):
+    """Though the arrays that are read have elements, and so has the sum."""
+    images, filters = jnp.ones((2, 3, 32), "bfloat16"), jnp.ones((5, 32, 4), "bfloat16")
+    summed = partial(
+        jaxdnn.conv_general_dilated,
+        window_strides=(1,),
+        padding="VALID",
+        dimension_numbers=("NHC", "HIO", "NHC"),
+        epilogue=lambda acc: jnp.sum(acc, (0, 1)),
+    )
+    with jaxdnn.options(target=target):
+        (call,) = jaxdnn.explain(summed, images, filters).sections[0][1]
+    assert (call.engine, call.call.problem) == ("xla", "the result has no elements")
+    np.testing.assert_array_equal(jax.jit(summed)(images, filters), np.zeros(4))
 
 
 WINDOWS = [

@@ -127,7 +127,6 @@ LARGEST = convolutions(convolution((32, 56, 56, 256), (3, 3, 256, 256), BF16, pa
         (PLAIN, replace(A100, arch="sm_75"), "compute capability 8.0"),
         (replace(PLAIN, n=2**30), H100, "32-bit index"),
         (replace(PLAIN, windows=2 * PLAIN.windows), H100, "3 spatial dimensions"),
-        (replace(PLAIN, n=0), H100, "no elements"),
         (replace(PLAIN, b=replace(PLAIN.b, dtype="float64")), H100, "does not multiply float32 by float64"),
         (LARGEST, H100, "by cuDNN are faster"),
     ],

@@ -22,8 +22,6 @@ def shape_reason(problem: Convolution) -> str | None:
     """Why kernels of three dimensions, or any, can't have the problem's axes, or None."""
     if len(problem.windows) > AXES:
         return f"it has at most {AXES} spatial dimensions, and the convolution {len(problem.windows)}"
-    if not min(problem.batch, problem.n, problem.groups, problem.c, problem.k, *_lengths(problem)):
-        return "an axis has no elements"
     return None
 
 

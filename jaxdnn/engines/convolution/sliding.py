@@ -87,9 +87,6 @@ def sliding_reason(problem: Convolution) -> str | None:
     form = Sliding(problem)
     if any(window.base_dilation > 1 for window in form.windows):
         return "what its windows slide over is dilated, and most of a band's rows would meet zeros"
-    lengths = [length for window in form.windows for length in (window.image, window.filter, window.output)]
-    if not min(problem.n, problem.groups, *lengths):
-        return "an axis has no elements"
     if max(problem.rows, problem.n * form.windows[0].image * form.windows[1].image) >= _LARGEST:
         return "there are more places than its 32-bit index counts"
     y, x = form.windows

@@ -222,7 +222,10 @@ class ConvolutionSpec(FusedSpec):
         if signature.reason:
             return signature.reason
         sizes = self.sizes(self._unmapped(signature))
-        fused = self.fused_problem(signature, self.shape_of(self.result, sizes))
+        shape = self.shape_of(self.result, sizes)
+        if 0 in shape:  # though what it is reduced to may have some
+            return "the result has no elements"
+        fused = self.fused_problem(signature, shape)
         if isinstance(fused, str):
             return fused
         levels = self.mapped_axes
