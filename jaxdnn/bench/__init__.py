@@ -9,9 +9,11 @@ benchmarks/README.md from all of them.
 
 import argparse
 import math
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +98,8 @@ def main(arguments: argparse.Namespace) -> int:
     print(report.HEADER, flush=True)
     for family, cases in chosen.items():
         rows, path = [], report.device_file(arguments.results, device, family)
-        for case in cases:
-            rows.append(_row(case, device, limit))
+        for compiled in _compiled(cases):
+            rows.append(_row(compiled, device, limit))
             print(rows[-1], flush=True)
             if arguments.save:  # of each, so that a run that is cut off has saved what it measured
                 report.save(rows, path)
@@ -147,8 +149,16 @@ def device_name() -> str:
     return f"CPU with {target.arch}, {target.sm_count} threads"
 
 
-def _row(case: timing.Case, device: str, limit: float) -> report.Row:
-    measured = timing.measure(case)
+def _compiled(cases: Sequence[timing.Case]) -> Iterator[timing.Compiled]:
+    """The cases' programs: of as many cases at a time as there are processors, and none while one is timed."""
+    at_a_time = os.cpu_count() or 1
+    with ThreadPoolExecutor(at_a_time) as threads:
+        for first in range(0, len(cases), at_a_time):
+            yield from list(threads.map(timing.compiled, cases[first : first + at_a_time]))
+
+
+def _row(compiled: timing.Compiled, device: str, limit: float) -> report.Row:
+    case, measured = compiled.case, compiled.measure()
     bandwidth = case.bytes / measured.jaxdnn
     bounded_by_memory = not case.flops
     return report.Row(

@@ -100,36 +100,55 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class _Program:
-    """What is timed.
+class Compiled:
+    """A case's programs.
 
     Attributes:
-      call: its results of each set of operands.
-      temporary: bytes that it holds beside its arguments and results.
+      operands: of a random key, a set of them.
+      prepare, run: by the name of the implementation.
+      engines: that serve jaxdnn's.
     """
 
-    call: Callable[[], Sequence[Any]]
-    temporary: Callable[[], float]
+    case: Case
+    operands: jax.stages.Compiled
+    prepare: Mapping[str, jax.stages.Compiled]
+    run: Mapping[str, jax.stages.Compiled]
+    engines: str
+
+    def measure(self) -> Measurement:
+        """Times both implementations, on the same random operands."""
+        case = self.case
+        operands = [self.operands(key) for key in jax.random.split(jax.random.key(0), case.sets)]
+        sets = {name: [prepare(*arrays) for arrays in operands] for name, prepare in self.prepare.items()}
+        calls = {name: _over_sets(program, sets[name]) for name, program in self.run.items()}
+        seconds = {name: total / case.sets for name, total in _interleaved_medians(calls).items()}
+        errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
+        memory = {name: _temporary(program) if case.alone else math.nan for name, program in self.run.items()}
+        jaxdnn, xla = self.run
+        return Measurement(
+            seconds[jaxdnn], seconds[xla], self.engines, errors[jaxdnn], errors[xla], memory[jaxdnn], memory[xla]
+        )
 
 
-def measure(case: Case) -> Measurement:
-    """Times both implementations of a case, on the same random operands."""
-    keys = jax.random.split(jax.random.key(0), case.sets)
-    operands = [jax.jit(case.operands)(key) for key in keys]
+def compiled(case: Case) -> Compiled:
+    """Compiles a case's programs; several threads may do so at a time."""
 
-    def prepared(implementation: Implementation) -> list[Sequence[jax.Array]]:
-        prepare = jax.jit(implementation.prepare)
-        return [prepare(*arrays) for arrays in operands]
+    def program(run: Callable[..., Any], *arrays: Any) -> jax.stages.Compiled:
+        return jax.jit(run).lower(*arrays).compile()
 
-    sets = {"jaxdnn": prepared(case.jaxdnn), "xla": prepared(case.xla)}
-    programs = {name: _over_sets(getattr(case, name).run, arrays) for name, arrays in sets.items()}
-    calls = {name: program.call for name, program in programs.items()}
-    seconds = {name: total / case.sets for name, total in _interleaved_medians(calls).items()}
-    errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
-    engines = _engines(case.jaxdnn.run, sets["jaxdnn"][0])
-    memory = {name: program.temporary() if case.alone else math.nan for name, program in programs.items()}
-    return Measurement(
-        seconds["jaxdnn"], seconds["xla"], engines, errors["jaxdnn"], errors["xla"], memory["jaxdnn"], memory["xla"]
+    key = jax.eval_shape(jax.random.key, 0)
+    implementations = {"jaxdnn": case.jaxdnn, "xla": case.xla}
+    operands = jax.eval_shape(case.operands, key)
+    arrays = {name: jax.eval_shape(one.prepare, *operands) for name, one in implementations.items()}
+    return Compiled(
+        case,
+        program(case.operands, key),
+        {name: program(one.prepare, *operands) for name, one in implementations.items()},
+        {
+            name: program(_of_sets(one.run), *_calls([arrays[name]] * case.sets)[0])
+            for name, one in implementations.items()
+        },
+        _engines(case.jaxdnn.run, arrays["jaxdnn"]),
     )
 
 
@@ -137,7 +156,7 @@ def copy_bandwidth() -> float:
     """Bytes per second, read and written, of the better of a plain copy and a negation of large arrays: the limit."""
     count = (256 if jax.default_backend() == "gpu" else 16) * 2**20 // 4
     arrays = [(jnp.full(count, i, jnp.float32),) for i in range(_FEWEST_SETS)]
-    calls = {f.__name__: _over_sets(f, arrays).call for f in (jnp.copy, jnp.negative)}
+    calls = {f.__name__: _over_sets(jax.jit(_of_sets(f)), arrays) for f in (jnp.copy, jnp.negative)}
     return len(arrays) * 2 * 4 * count / min(_interleaved_medians(calls).values())
 
 
@@ -159,21 +178,27 @@ def _engines(run: Callable[..., Any], arrays: Sequence[jax.Array]) -> str:
     return " + ".join(dict.fromkeys(select(call.spec, call.signature, platform).engine for call in calls))
 
 
-def _over_sets(run: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> _Program:
-    """The implementation, applied to each set of operands."""
-    gpu = jax.default_backend() == "gpu"
-    program = jax.jit(lambda *sets: [run(*arrays) for arrays in sets])
-    calls = [sets] if gpu else [(arrays,) for arrays in sets]
+def _calls(sets: Sequence[Sequence[Any]]) -> Sequence[Sequence[Sequence[Any]]]:
+    """The sets of operands that each call of a program takes: all of them on a GPU."""
+    return [sets] if jax.default_backend() == "gpu" else [(arrays,) for arrays in sets]
 
-    def results() -> list[Any]:
-        of_calls = [program(*one) if gpu else jax.block_until_ready(program(*one)) for one in calls]
-        return [result for of_call in of_calls for result in of_call]
 
-    def temporary() -> float:
-        analysis = program.lower(*calls[0]).compile().memory_analysis()
-        return analysis.temp_size_in_bytes if analysis else math.nan
+def _of_sets(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation, applied to each set of operands of a call."""
+    return lambda *sets: [run(*arrays) for arrays in sets]
 
-    return _Program(results, temporary)
+
+def _over_sets(program: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Callable[[], Sequence[Any]]:
+    """The results of each set of operands; on the CPU each call is waited for."""
+    wait = (lambda results: results) if jax.default_backend() == "gpu" else jax.block_until_ready
+    calls = _calls(sets)
+    return lambda: [result for call in calls for result in wait(program(*call))]
+
+
+def _temporary(program: jax.stages.Compiled) -> float:
+    """Bytes that it holds beside its arguments and results."""
+    analysis = program.memory_analysis()
+    return analysis.temp_size_in_bytes if analysis else math.nan
 
 
 def _interleaved_medians(

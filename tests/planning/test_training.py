@@ -62,7 +62,7 @@ def test_operations_are_those_of_the_products(model):
 
 def test_a_whole_program_says_its_memory():
     case = training.case(MODELS[1], BATCH, "float32")
-    measured = timing.measure(case)
+    measured = timing.compiled(case).measure()
     assert 0 < measured.temporary < 2**24
     assert 0 < measured.xla_temporary < 2**24
     assert "host" in measured.engines
@@ -71,7 +71,10 @@ def test_a_whole_program_says_its_memory():
 def test_seconds_are_of_one_set(monkeypatch):
     monkeypatch.setattr(timing, "_interleaved_medians", lambda calls: dict.fromkeys(calls, 8.0))
     norm = next(iter(FAMILIES["norm"].cases([(8, 16)], ["float32"])))
-    assert [timing.measure(case).xla for case in (training.case(MODELS[1], BATCH, "float32"), norm)] == [8.0, 1.0]
+    assert [timing.compiled(case).measure().xla for case in (training.case(MODELS[1], BATCH, "float32"), norm)] == [
+        8.0,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize(("rows", "sets"), [(8, 64), (2048, 31), (65_536, 8)])
