@@ -23,13 +23,12 @@ from jaxdnn.engines.product.sm90.heuristic import (
     SHARED_RATE,
     TILE,
     TOGETHER,
-    accumulator_limit,
     fetched,
     overlapped,
     storing,
-    sums_rows,
 )
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
+from jaxdnn.engines.product.sm90.registers import accumulator_limit, sums_rows
 
 _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),
