@@ -49,6 +49,7 @@ def test_operands_lie_as_they_are(function, labels, heads):
     assert dict(backward.spec.orders) == dict(forward.spec.orders) | {"d_out": of_out} | gradients
 
 
+@jax.default_matmul_precision("highest")
 @pytest.mark.parametrize("function", [heads_first, length_first])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_the_problem_reads_them_so(function, heads):
@@ -65,6 +66,7 @@ def test_the_problem_reads_them_so(function, heads):
     )
 
 
+@jax.default_matmul_precision("highest")
 @pytest.mark.parametrize("function", [heads_first, length_first])
 def test_lowering_reads_them_so(function, monkeypatch):
     """What is planned while lowering is what `explain` says."""
@@ -83,6 +85,7 @@ def test_lowering_reads_them_so(function, monkeypatch):
         np.testing.assert_allclose(got, function(*given), rtol=1e-5, atol=1e-5)
 
 
+@jax.default_matmul_precision("highest")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_on_several_devices(cpus, kind):
     """Batch elements and heads, wherever they lie, by themselves."""

@@ -39,14 +39,14 @@ def problem(m, n, k, batch, dtype, a_transposed, b_transposed, epilogue):
     m, n, k, batch = map(int, (m, n, k, batch))
     fields = {
         "": {},
+        "fast": {},
         "residual": {"epilogue": lambda acc, residual: acc + residual, "operands": ((dtype, (batch, m, n)),)},
         "gelu": {"epilogue": gelu, "operands": ((dtype, (batch, 1, n)),)},
         "swiglu": {"epilogue": gated, "accumulators": 2},
     }
     layout = {"a_transposed": a_transposed == "1", "b_transposed": b_transposed == "1"}
-    return ProductCase(
-        m, n, k, dtype, out="bfloat16", batch=batch, precision=None, **layout, **fields[epilogue]
-    ).product()
+    case = ProductCase(m, n, k, dtype, out="bfloat16", batch=batch, precision=None, **layout, **fields[epilogue])
+    return replace(case.product(), fast=epilogue == "fast")
 
 
 def choice(product):
@@ -121,3 +121,20 @@ def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():
     for precision, promoted in ((None, True), (fast, False), (imprecise, False)):
         (call,) = find_calls(lambda x, w, p=precision: jaxdnn.dot_general(x, w, numbers, p), *arrays)
         assert {knobs.promotion > 0 for knobs in Sm90().configurations(call.problem, H200)} == {promoted}
+
+
+def in_turns(product):
+    """The clusters of tiles of 128 x 192 that two warp groups multiply in turns."""
+    tried = Sm90().configurations(product, H200)
+    return {knobs.cluster_m for knobs in tried if (knobs.tile_n, knobs.schedule) == (192, "pingpong")}
+
+
+@pytest.mark.parametrize(("rows", "clusters"), [(9, {1}), (8, {2}), (47, {2}), (1, {1})])
+def test_tiles_are_paired_unless_few_pairs_would_be_half_idle(rows, clusters):
+    assert in_turns(ProductCase(128 * rows, 4096, 3072, "bfloat16", precision=None).product()) == clusters
+
+
+@pytest.mark.parametrize(("k", "clusters"), [(1280, {1}), (4096, {2})])
+def test_8_bit_floats_of_a_short_sum_are_loaded_by_each_block(k, clusters):
+    case = ProductCase(1024, 4096, k, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
+    assert in_turns(replace(case.product(), fast=True)) == clusters

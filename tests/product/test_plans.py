@@ -19,6 +19,7 @@ from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.knobs import packed
 from jaxdnn.plan import Result, Scalar, Scratch, TensorMap
 
 H100 = device._NAMED[90]
@@ -133,7 +134,7 @@ def check_copy(launch, plan, buffers):
     lines = (source.offset, from_row, from_batch, columns * size)
     assert ("kWords = true" in config) == all(line % 4 == 0 for line in lines)
     lines, line = (columns, rows) if "kTransposes = true" in config else (rows, columns)
-    assert line * size <= to_row < line * size + 16
+    assert line * size <= to_row < line * size + (128 if line * size >= 1024 else 16)
     assert buffers[target] == batch * lines * to_row
     assert batch == 1 or to_batch == lines * to_row
 
@@ -277,3 +278,10 @@ def test_a_size_beyond_an_index_has_a_reason(name, engine):
     product = case(40, 264, 144, "bfloat16", batch=2).product()
     assert ENGINES[engine].reason(product, H100) is None
     assert ENGINES[engine].reason(replace(product, **{name: 2**31}), H100)
+
+
+@pytest.mark.parametrize(("k", "row"), [(1021, 1024), (9008 - 7, 9024), (101, 104)])
+def test_copies_of_long_rows_are_whole_lines(k, row):
+    """Which take less time to load; those of short rows are no longer than they have to be."""
+    ((_, _, copy),) = packed(case(64, 64, k, "bfloat16").product())[1]
+    assert copy.row_stride == row

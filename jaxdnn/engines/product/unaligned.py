@@ -19,7 +19,7 @@ from jaxdnn.engines.product.sm90.knobs import packed
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
-COPY = 4e-6  # and a copy, before which the product can't start
+COPY = 5e-6  # and a copy, before which the product can't start
 # Short products are not held by the power limit that the model of sm90's time was fitted under [20].
 SHORT, SHORT_SPEED = 40e-6, 1.3
 # Bytes of copies that stay in the L2 cache until they are read.

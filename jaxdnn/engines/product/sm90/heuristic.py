@@ -5,14 +5,15 @@ Numbers in brackets are those of the notes on sm90 in benchmarks/results/product
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, gcd
 from typing import Literal
 
 import numpy as np
 
 from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
-from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.accumulators import ARITHMETIC, accumulator_limit
+from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
     Store,
@@ -25,8 +26,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     stores,
     tensor_maps,
 )
-from jaxdnn.engines.product.sm90.registers import ARITHMETIC, accumulator_limit
-from jaxdnn.engines.product.tma import CHUNK
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 
 # The model of `seconds` [6].
 RATE = 700e12  # flops a second of 16-bit operands
@@ -36,9 +36,13 @@ SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
+# Times as long takes what lies in lines of 128 bytes whose distance is a multiple of no more than so many: TMA asks for
+# pieces of two lines [25].
+ACROSS_LINES = {64: 1.15, 32: 1.38, 16: 1.65}
 # Seconds a tile that blocks of a cluster wait for each other, where their warp groups compute in turns [24].
 CLUSTER_TURN = 0.5e-6
-LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24]
+LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and others [25]
+WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
@@ -61,10 +65,15 @@ PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as fo
 # multiplied twice as fast, and stored no faster [9].
 STAGGER = 3
 PROMOTED_STAGGER = 2
+# Of these tiles pairs are faster, but where few would leave a half of the last one idle: the model can't tell [25].
+ALONE = Sm90Knobs(tile_m=128, tile_n=192, cluster_m=1, schedule="pingpong")
+PAIRED, FEW_PAIRS = replace(ALONE, cluster_m=2), 8
+
 SHAPES = (
     Sm90Knobs(),
     Sm90Knobs(tile_m=256, tile_n=192, stages=3),
-    Sm90Knobs(tile_m=128, tile_n=192, schedule="pingpong"),
+    PAIRED,
+    ALONE,
     # Of columns that wider tiles would cut badly [24].
     Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=128),
@@ -135,6 +144,11 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         return None  # there are wider tiles, which the L2 cache does not bound
     if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
         return None
+    rows, brief = ceil(product.m / knobs.tile_m), is_brief(product)
+    if brief and knobs.schedule == "pingpong":
+        knobs = replace(knobs, cluster_m=1)  # they are loaded in half the time, and pairs wait for each other [25]
+    if knobs == (PAIRED if brief or (rows % 2 and rows < 2 * FEW_PAIRS) else ALONE):
+        return None
     if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
         return None  # K is split where blocks are idle, and the producer has no registers left for both
     promotion = PROMOTION if promotes(product) else 0
@@ -197,6 +211,19 @@ def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     return cluster_tiles(product, knobs) * product.batch * knobs.split_k / resident_clusters(cluster, sm_count)
 
 
+def is_brief(product: Product) -> bool:
+    """Whether what comes between tiles counts beside their multiplies: those of 8-bit floats, over a short K."""
+    return product.a.itemsize == 1 and product.k < LONG_K
+
+
+def across_lines(matrix: Matrix) -> float:
+    """How much longer it takes to load 128 bytes of each row of a matrix, less what there is not of a row's last ones:
+    they may lie across lines of the L2 cache.
+    """
+    filled = matrix.columns * matrix.itemsize / (ceil(matrix.columns * matrix.itemsize / DEPTH_BYTES) * DEPTH_BYTES)
+    return max(1.0, filled * ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0))
+
+
 def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
     accumulators, size = len(product.b), product.a.itemsize
@@ -211,10 +238,14 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[knobs.consumers]
+    if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
+        multiplying *= WIDE_TURNS
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
     shared_a, shared_b = ((1 - MULTICAST) + MULTICAST * ceil(tiles / n) / tiles for tiles, n in sharing)
     turns = ceil(rounds(product, knobs, sm_count))
+    if turns > FEW_ROUNDS:
+        shared_a, shared_b = shared_a * across_lines(product.a), shared_b * across_lines(product.b[0])
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION

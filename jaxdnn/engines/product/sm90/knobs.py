@@ -17,6 +17,10 @@ TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 176, 192, 224, 256)  # columns of a
 
 Store = Literal["tma", "rows", "direct"]
 
+# Bytes, from which on a copy's rows are whole lines of 128 bytes, which take less time to load: an eighth more at most.
+# [25] in benchmarks/results/product_kernels.md.
+_LONG_ROW = 1024
+
 
 @dataclass(frozen=True)
 class Sm90Knobs:
@@ -133,7 +137,7 @@ def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]
         if not transposed and tma_reason(matrix, which) is None:
             return matrix
         rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
-        aligned = 16 // matrix.itemsize
+        aligned = (DEPTH_BYTES if columns * matrix.itemsize >= _LONG_ROW else 16) // matrix.itemsize
         row_stride = ceil(columns / aligned) * aligned
         batched = product.batch > 1 and matrix.batch_stride != 0
         batch_stride = rows * row_stride if batched else 0

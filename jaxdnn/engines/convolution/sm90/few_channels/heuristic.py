@@ -10,8 +10,8 @@ from math import ceil
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.sm90.few_channels.knobs import WIDTHS, knobs_reason
 from jaxdnn.engines.convolution.window_lines import WindowLines
+from jaxdnn.engines.product.accumulators import accumulator_limit
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, accumulator_registers, stores
-from jaxdnn.engines.product.sm90.registers import accumulator_limit
 
 # Three warp groups: while one loads its registers and another stores, the third multiplies.
 _OUTPUT = (

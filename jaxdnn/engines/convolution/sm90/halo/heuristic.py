@@ -18,6 +18,7 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
     knobs_reason,
 )
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
+from jaxdnn.engines.product.accumulators import accumulator_limit, sums_rows
 from jaxdnn.engines.product.sm90.heuristic import (
     L2_RATE,
     SHARED_RATE,
@@ -28,7 +29,6 @@ from jaxdnn.engines.product.sm90.heuristic import (
     storing,
 )
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
-from jaxdnn.engines.product.sm90.registers import accumulator_limit, sums_rows
 
 _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),

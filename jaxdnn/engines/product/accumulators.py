@@ -1,4 +1,4 @@
-"""How many registers may hold accumulators, beside what an epilogue needs: what does not spill.
+"""How many registers may hold accumulators on Hopper, beside what an epilogue needs: what does not spill.
 
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
