@@ -70,8 +70,8 @@ class Case:
         """Of operands, that one program is applied to."""
         if self.alone:
             return 1
-        most = _MOST_SETS if jax.default_backend() == "gpu" else _FEWEST_SETS
-        return min(most, max(_FEWEST_SETS, _BEYOND_CACHES // self.bytes))
+        least, most = (_FEWEST_SETS, _MOST_SETS) if jax.default_backend() == "gpu" else (1, _FEWEST_SETS)
+        return min(most, max(least, _BEYOND_CACHES // self.bytes))
 
     def __str__(self) -> str:
         return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"
@@ -202,9 +202,11 @@ def _temporary(program: jax.stages.Compiled) -> float:
 
 
 def _interleaved_medians(
-    calls: Mapping[str, Callable[[], Any]], *, samples: int = 15, seconds: float = 0.02
+    calls: Mapping[str, Callable[[], Any]], *, samples: int = 15, seconds: float = 0.02, most: float = 15.0
 ) -> dict[str, float]:
-    """Median seconds a call; a sample lasts for `seconds` at least, and takes its turn with the others' samples."""
+    """Median seconds a call; a sample lasts for `seconds` at least, and takes its turn with the others' samples. There
+    are fewer, but three, where all of them would take longer than `most` seconds.
+    """
 
     def sample(call: Callable[[], Any], count: int) -> float:
         start = time.perf_counter()
@@ -214,11 +216,12 @@ def _interleaved_medians(
         jax.block_until_ready(results)
         return (time.perf_counter() - start) / count
 
-    for call in calls.values():
-        sample(call, 2)  # compiles, and fills caches
-    counts = {name: max(1, math.ceil(seconds / sample(call, 3))) for name, call in calls.items()}
+    warm = {name: sample(call, 1) for name, call in calls.items()}
+    expected = {name: sample(call, 3) if warm[name] < most / samples else warm[name] for name, call in calls.items()}
+    counts = {name: max(1, math.ceil(seconds / one)) for name, one in expected.items()}
+    round_of_all = sum(one * counts[name] for name, one in expected.items())
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(samples):
+    for _ in range(max(3, min(samples, int(most / round_of_all)))):
         for name, call in calls.items():
             taken[name].append(sample(call, counts[name]))
     return {name: statistics.median(times) for name, times in taken.items()}

@@ -77,6 +77,14 @@ def test_seconds_are_of_one_set(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("seconds", "made"), [(20.0, 1 + 3), (2.0, 1 + 7), (0.5, 1 + 3 + 15), (0.01, 1 + 3 + 15 * 2)])
+def test_slow_calls_are_sampled_less(seconds, made, monkeypatch):
+    calls = []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: seconds * len(calls))
+    assert timing._interleaved_medians({"call": lambda: calls.append(None)}) == {"call": pytest.approx(seconds)}
+    assert len(calls) == made
+
+
 @pytest.mark.parametrize(("rows", "sets"), [(8, 64), (2048, 31), (65_536, 8)])
 def test_programs_are_larger_than_caches(rows, sets, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
