@@ -20,7 +20,8 @@ class Meaning:
     """What a jaxpr computes: equal to another's that computes the same, by the same operations.
 
     Attributes:
-      held: what is equal to itself alone: functions, random keys, arrays that are more than a number or not known yet.
+      held: of what only this trace has, so that nothing is kept for it: functions, random keys, arrays that are more
+        than a number or not known yet. All but NumPy's arrays are equal to themselves alone.
       transposed: whether it is linear by a rule, `jax.custom_vjp`'s, that its transpose alone runs.
     """
 
@@ -74,6 +75,9 @@ class Meaning:
             if known and np.size(value) == 1:
                 array = np.asarray(value)
                 return array.shape, array.dtype, array.tobytes()
+            if isinstance(value, np.ndarray):  # which may be another by the next call, though it is the same
+                self.held.append(value)
+                return value.shape, value.dtype, hashlib.sha256(value.tobytes()).digest()
         elif isinstance(value, float):
             return struct.pack("d", value)  # which tells 0.0 from -0.0, and has a NaN equal to itself
         elif not _is_function(value) and isinstance(value, Hashable):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AbstractMesh, use_abstract_mesh
+from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.graph import DRAWN, UNKNOWN, Graph, Node, UnsupportedOperation, ancestors
@@ -127,6 +127,14 @@ def capture(
         # What is computed of one element has no mesh; with one, JAX puts changes of sharding into derivatives.
         with use_abstract_mesh(AbstractMesh((), ())):
             jaxpr, returned = jax.make_jaxpr(called, return_shape=True)(*avals)
+    except AssertionError as error:
+        # JAX's own, where a function in `shard_map` says what varies over devices, of which there are none here.
+        if not get_abstract_mesh().manual_axes:
+            raise
+        raise ValueError(
+            f"{title}: it can't be traced by itself in shard_map: a kernel has no collectives (jax.lax.psum, pcast and "
+            "others); apply them to what the kernel returns"
+        ) from error
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in zip(names, avals, strict=True))
         raise (TypeError if isinstance(error, TypeError) else ValueError)(

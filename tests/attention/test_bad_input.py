@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxdnn
@@ -45,7 +46,8 @@ BAD = {
         TypeError,
         "scale must be a real number, known when tracing; got .*; multiply query by what is an array, and pass scale=1",
     ),
-    "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive, or None for none"),
+    "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive and finite, or None"),
+    "cap beyond all": (call(logits_soft_cap=float("inf")), ValueError, "must be positive and finite, .* got inf"),
     # masks
     "mask of floats": (
         call(mask=jnp.ones((5, 7))),
@@ -67,6 +69,11 @@ BAD = {
         call(segment_ids=jnp.zeros(5, int)),
         ValueError,
         r"segment_ids of keys must have shape \(7,\) or \(2, 7\); got \(5,\); as one array",
+    ),
+    "segments beyond 32 bits": (
+        call(Q, Q, Q, segment_ids=np.array([3, 2**32 - 1, 0, 3, 3], "uint32")),
+        ValueError,
+        "segment_ids must fit 32-bit integers; got values from 0 to 4294967295: number them anew",
     ),
     "segments of queries alone": (
         call(segment_ids=(jnp.zeros(5, int), None)),

@@ -278,3 +278,22 @@ def test_key_heads_are_not_repeated():
     text = jax.jit(attention).lower(query, key, key).compile().as_text()
     sizes = {int(np.prod([int(n) for n in dims.split(",")])) for dims in re.findall(r"f32\[([\d,]+)\]", text)}
     assert max(sizes) < key.size * 16
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_lengths_of_a_dtype_that_the_axis_is_too_long_for(dtype):
+    q = arrays(1, 300, 1, 4, count=1)[0]
+    got = attention(q, q, q, key_value_seq_lengths=jnp.array([100], dtype))
+    np.testing.assert_allclose(got, attention(q, q[:, :100], q[:, :100]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_that_is_written_to_is_read_again():
+    """One of NumPy's is the same object then, and another meaning."""
+    table = np.arange(6, dtype=np.float32)
+
+    def found():
+        return attention(Q, K, V, score_mod=lambda score, _b, _h, _i, j: score + jnp.asarray(table)[j])
+
+    for _ in range(2):
+        np.testing.assert_allclose(found(), attention(Q, K, V, bias=jnp.array(table)[None]), rtol=1e-5, atol=1e-6)
+        table *= -1

@@ -143,12 +143,31 @@ def test_dtypes(dtype):
     np.testing.assert_allclose(np.asarray(y, np.float64), exact, atol=8 * float(jnp.finfo(dtype).eps))
 
 
+def test_a_state_of_another_dtype_rounds_what_comes_next_alone():
+    state = jnp.zeros(STATE.shape, "bfloat16")
+    y, after = jaxdnn.causal_conv1d_update(X[:, 0], state, WEIGHT)
+    np.testing.assert_array_equal(y, X[:, 0] * WEIGHT[-1])
+    np.testing.assert_array_equal(after, jnp.concatenate([state[:, 1:], X[:, :1].astype("bfloat16")], 1))
+    with pytest.raises(TypeError, match="causal_conv1d_update: state must have a floating dtype; got int32"):
+        jaxdnn.causal_conv1d_update(X[:, 0], state.astype("int32"), WEIGHT)
+
+
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["no segments", "segments"])
+def test_what_an_activation_returns_has_the_dtype_of_x(segments):
+    y = jaxdnn.causal_conv1d(X, WEIGHT, activation=lambda acc: (acc > 0).astype("float16"), segment_ids=segments)
+    assert y.dtype == X.dtype
+    for activation in (jnp.sum, lambda acc: (acc, acc)):
+        with pytest.raises(ValueError, match=r"activation must return an array of the shape .* \(2, 9, 5\); got"):
+            jaxdnn.causal_conv1d(X, WEIGHT, activation=activation, segment_ids=segments)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"x": X[0]}, r"x must have shape \(batch, length, channels\); got \(9, 5\)"),
         ({"weight": WEIGHT[:, :3]}, r"weight must have shape \(width, channels\), with the 5 channels of x"),
         ({"weight": WEIGHT.astype("float16")}, "must have one floating dtype; got float32 and float16"),
+        ({"bias": BIAS * 1j}, "bias must have a floating dtype; got complex64"),
         ({"bias": BIAS[:2]}, r"bias must have shape \(5,\); got \(2,\)"),
         ({"initial_state": STATE[:, :2]}, r"initial_state must have shape \(2, 3, 5\)"),
         ({"segment_ids": SEGMENTS[:, :4]}, r"segment_ids must have shape \(2, 9\)"),

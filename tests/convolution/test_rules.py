@@ -130,3 +130,12 @@ def test_images_that_are_cut_off(padding, result):
     for _ in range(3):
         got = found(*(array.astype("float32") for array in (a, b, cotangent)))
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [np.array([[2, 1]]), "same", "causal"])
+def test_padding_as_an_array_and_in_lower_case(padding):
+    x, w = X[:, :, 0], W[:, 0]
+    got = jaxdnn.conv_general_dilated(x, w, (1,), padding, dimension_numbers=("NWC", "WIO", "NWC"))
+    low_high = [(2, 1)] if isinstance(padding, np.ndarray) else [(1, 1)] if padding == "same" else [(2, 0)]
+    want = jax.lax.conv_general_dilated(x, w, (1,), low_high, dimension_numbers=("NWC", "WIO", "NWC"))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

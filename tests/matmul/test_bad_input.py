@@ -13,7 +13,7 @@ import pytest
 
 import jaxdnn
 
-A, B = jnp.ones((3, 4), jnp.float32), jnp.ones((4, 5), jnp.float32)
+A, B, C = (jnp.ones(shape, jnp.float32) for shape in ((3, 4), (4, 5), (3, 5)))
 NUMBERS = (((1,), (0,)), ((), ()))
 
 
@@ -23,6 +23,11 @@ def with_epilogue(epilogue, *operands, **keywords):
 
 def closing_over():
     return jax.jit(lambda bias: jaxdnn.matmul(A, B, epilogue=lambda acc: acc + bias))(jnp.ones(5))
+
+
+def softmax(acc, c):
+    """Which no kernel has as an epilogue."""
+    return jax.nn.softmax(acc + c)
 
 
 def prints(acc):
@@ -184,6 +189,16 @@ BAD = {
         lambda: jaxdnn.dot_general(A, B, NUMBERS, epilogue=lambda acc: acc, input_output_aliases={0: 0}),
         ValueError,
         "^dot_general: input_output_aliases=.*no operand 0; .* there are 0",
+    ),
+    "aliases of no result of what is not fused": (
+        lambda: jaxdnn.matmul(A, B, C, epilogue=softmax, input_output_aliases={0: 5}),
+        ValueError,
+        "^matmul: input_output_aliases=.*there is no result 5; the epilogue returns 1",
+    ),
+    "aliases of another dtype, of what is not fused": (
+        lambda: jaxdnn.matmul(A, B, C.astype("bfloat16"), epilogue=softmax, input_output_aliases={0: 0}),
+        ValueError,
+        "operand 0 is bfloat16.*, and result 0 is float32",
     ),
     "a bias that is no array": (
         lambda: jaxdnn.gated_linear_unit(A, B, B, {"x": A}),

@@ -152,3 +152,16 @@ def test_out_sharding_is_the_kernels(cpus, of_result, mapped):
         for got, want in zip(jax.tree.leaves(ours(a, b)), jax.tree.leaves(plain(a, b)), strict=True):
             assert jax.typeof(got) == jax.typeof(want)
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("collective", ["psum", "pcast"])
+def test_a_collective_in_an_epilogue_is_no_kernels(cpus, collective):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,), devices=cpus[:2])
+    keywords = {"to": "varying"} if collective == "pcast" else {}
+
+    def product(a, b):
+        return jaxdnn.matmul(a, b, epilogue=lambda acc: getattr(jax.lax, collective)(acc, "i", **keywords))
+
+    sharded = jax.shard_map(product, mesh=mesh, in_specs=(P(), P()), out_specs=P("i"))
+    with pytest.raises(ValueError, match=r"can't be traced by itself in shard_map.*to what the kernel returns"):
+        sharded(jnp.ones((2, 4)), jnp.ones((4, 6)))

@@ -23,6 +23,7 @@ BAD = {
     "fractional axis": (lambda: jaxdnn.rms_norm(X, axis=0.5), TypeError, "axis must be an int"),
     "scalar": (lambda: jaxdnn.layer_norm(jnp.float32(1)), ValueError, r"out of range for x of shape \(\)"),
     "no array": (lambda: jaxdnn.layer_norm(None), TypeError, "x must be an array; got None"),
+    "text": (lambda: jaxdnn.layer_norm("x"), TypeError, "layer_norm: x must be an array; got a str"),
     "integers": (lambda: jaxdnn.layer_norm(jnp.arange(4)), TypeError, "x must have one of the dtypes .*got int"),
     "complex": (lambda: jaxdnn.rms_norm(X + 1j), TypeError, "x must have one of the dtypes .*got complex"),
     "8 bits": (lambda: jaxdnn.rms_norm(X.astype("float8_e4m3fn")), TypeError, "got float8_e4m3fn"),

@@ -143,7 +143,7 @@ def dot_product_attention(
       return_residual: whether to return the log-sum-exp of the scores too.
       segment_ids: integers (batch, length) or (length,) of queries and keys alike, or a pair of such: of several
         sequences in one array, which sees which. Queries see keys of their own segment; an id below zero is padding,
-        which sees nothing and is not seen.
+        which sees nothing and is not seen. Ids fit 32-bit integers.
       positions: likewise, where queries and keys stand, which otherwise is their index: the causal mask, the window,
         score_mod and mask_mod count by them. Of a pair one may be None.
       causal_alignment: "top_left" if the first query stands at the first key, "bottom_right" if the last one stands at

@@ -1,5 +1,6 @@
 """`attend`: the arguments of `dot_product_attention`, checked and brought into canonical form, and the call."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -11,14 +12,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdnn.config import Options, current_options
-from jaxdnn.primitives.arguments import number
+from jaxdnn.primitives.arguments import as_array, number
 from jaxdnn.primitives.attention import mask as masks
 from jaxdnn.primitives.attention.mask import Sizes
 from jaxdnn.primitives.attention.modifier import Modifier, mask_modifier, score_modifier
 from jaxdnn.primitives.attention.scores import accumulator
 from jaxdnn.primitives.attention.spec import AttentionSpec, attention
 from jaxdnn.primitives.fused.dtypes import algorithm
-from jaxdnn.primitives.fused.epilogue import as_array, strongly_typed
+from jaxdnn.primitives.fused.epilogue import strongly_typed
 from jaxdnn.primitives.fused.messages import check_sequence, described_type
 from jaxdnn.primitives.fused.sharding import explicit_sharding
 
@@ -63,8 +64,8 @@ def attend(
         # The mean of no products is whatever one likes.
         scale = 1.0 if query.shape[-1] == 0 else query.shape[-1] ** -0.5
     soft_cap = None if logits_soft_cap is None else number(CALLER, "logits_soft_cap", logits_soft_cap)
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"{CALLER}: logits_soft_cap must be positive, or None for none; got {soft_cap}")
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(f"{CALLER}: logits_soft_cap must be positive and finite, or None for none; got {soft_cap}")
 
     given = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     arrays = masks.lengths(CALLER, sizes, given)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jaxdnn.engines.attention.problem import Band
 from jaxdnn.primitives.fused.messages import described_type
@@ -43,7 +44,8 @@ def lengths(caller: str, sizes: Sizes, given: Mapping[str, Any]) -> dict[str, ja
                 f"{caller}: {argument} must have shape {(sizes.batch,)}, a length for each batch element; got "
                 f"{array.shape}"
             )
-        found[name] = jnp.clip(array, 0, most).astype("int32")
+        wide = array if array.dtype.itemsize >= 4 else array.astype("int32")  # which `most` fits
+        found[name] = jnp.clip(wide, 0, most).astype("int32")
     return found
 
 
@@ -59,6 +61,7 @@ def pair(caller: str, argument: str, given: Pair, sizes: Sizes, names: tuple[str
         if array is None:
             continue
         array = _integers(caller, argument, array)
+        _check_range(caller, argument, array)
         if array.ndim not in (1, 2) or array.shape[-1] != length or array.shape[:-1] not in ((), (1,), (sizes.batch,)):
             what = "queries" if name == names[0] else "keys"
             one = "" if isinstance(given, (tuple, list)) else f"; as one array {argument} is for queries and keys alike"
@@ -140,6 +143,19 @@ def _window(caller: str, given: int | Sequence[int | None] | None) -> tuple[int 
     if any(one is not None and one < 0 for one in (left, right)):
         raise ValueError(f"{caller}: local_window_size must not be negative; got {given!r}")
     return left, right
+
+
+def _check_range(caller: str, argument: str, array: jax.Array) -> None:
+    """Raises ValueError for values that kernels don't have, where they are known."""
+    limits = jnp.iinfo("int32")
+    if isinstance(array, Tracer) or jnp.iinfo(array.dtype).max <= limits.max or not array.size:
+        return
+    least, most = int(array.min()), int(array.max())
+    if least < limits.min or most > limits.max:
+        raise ValueError(
+            f"{caller}: {argument} must fit 32-bit integers; got values from {least} to {most}: number them anew, as "
+            "the second result of jnp.unique(ids, return_inverse=True) does"
+        )
 
 
 def _integers(caller: str, name: str, given: jax.typing.ArrayLike) -> jax.Array:

@@ -68,7 +68,8 @@ def arguments(caller: str, lhs: Any, rhs: Any, flip: bool, settings: Mapping[str
         raise TypeError(f"{caller}: whether the filter is reversed must be True or False; got {flip!r}")
     with described(caller, {"lhs": lhs, "rhs": rhs}):
         given = {name: _hashable(value) for name, value in settings.items()}
-        if settings["padding"] == "CAUSAL":
+        padding = settings["padding"]
+        if isinstance(padding, str) and padding.upper() == "CAUSAL":
             given["padding"] = _causal(caller, lhs, rhs, settings)
         # Types alone: JAX knows how a result lies on explicit axes of a mesh for images that are split and no more.
         types = [jax.typeof(array) for array in (lhs, rhs)]

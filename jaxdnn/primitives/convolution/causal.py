@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn.api_boundary import api_boundary
+from jaxdnn.primitives.arguments import as_array
 from jaxdnn.primitives.convolution.api import conv_general_dilated
 from jaxdnn.primitives.fused.dtypes import accumulator
-from jaxdnn.primitives.fused.epilogue import as_array
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -87,7 +87,7 @@ def causal_conv1d(
 
     Returns:
       y, of x's shape and dtype; with `return_final_state` a pair of it and the state, of shape
-      (batch, width - 1, channels).
+      (batch, width - 1, channels) and x's dtype.
 
     Raises:
       TypeError, ValueError: shapes or dtypes do not fit, or there is an initial state with segments.
@@ -108,7 +108,7 @@ def causal_conv1d(
     if initial_state is not None and segment_ids is not None:
         raise ValueError(f"{caller}: initial_state and segment_ids exclude each other: segments start from nothing")
     if initial_state is not None:
-        initial_state = _of_shape(caller, "initial_state", initial_state, (x.shape[0], before, x.shape[2]))
+        initial_state = _floating(caller, "initial_state", initial_state, (x.shape[0], before, x.shape[2]))
     if segment_ids is not None:
         segment_ids = _of_shape(caller, "segment_ids", segment_ids, x.shape[:2])
 
@@ -128,7 +128,7 @@ def causal_conv1d(
             dimension_numbers=("NWC", "WIO", "NWC"),
             feature_group_count=x.shape[2],
             operands=[] if bias is None else [bias],
-            epilogue=None if bias is activation is None else _epilogue(activation),
+            epilogue=None if bias is activation is None else _epilogue(caller, activation),
         )
         return (y, whole()[:, x.shape[1] :]) if return_final_state else y
 
@@ -145,7 +145,7 @@ def causal_conv1d(
     wide, length = accumulator(x.dtype, x.dtype), x.shape[1]
     seen, weight = state.astype(wide), weight[:, None, None].astype(wide)
     taps = (alike(w, segment_ids, seen[:, w : w + length] * weight[w]) for w in range(before + 1))
-    y = _epilogue(activation)(sum(taps, jnp.zeros_like(x, wide)), *(() if bias is None else (bias,)))
+    y = _epilogue(caller, activation)(sum(taps, jnp.zeros_like(x, wide)), *(() if bias is None else (bias,)))
     y = y.astype(x.dtype)
     if return_final_state:
         last = jnp.broadcast_to(ids[:, -1:], (x.shape[0], before))
@@ -172,7 +172,8 @@ def causal_conv1d_update(
       activation: likewise.
 
     Returns:
-      y, of x's shape and dtype, and what comes before the next position.
+      y, of x's shape and dtype, and what comes before the next position, of the state's dtype, to which x is rounded
+      there and not for y.
 
     Raises:
       TypeError, ValueError: shapes or dtypes do not fit.
@@ -188,18 +189,24 @@ def causal_conv1d_update(
     if x.ndim != 2:
         raise ValueError(f"{caller}: x must have shape (batch, channels); got {x.shape}")
     weight, bias = _checked(caller, x, weight, bias, activation)
-    state = _of_shape(caller, "state", state, (x.shape[0], weight.shape[0] - 1, x.shape[1]))
-    seen = jnp.concatenate([state, x[:, None].astype(state.dtype)], 1)
+    state = _floating(caller, "state", state, (x.shape[0], weight.shape[0] - 1, x.shape[1]))
     wide = accumulator(x.dtype, x.dtype)
-    acc = jnp.sum(seen.astype(wide) * weight[None].astype(wide), 1)
-    y = _epilogue(activation)(acc, *(() if bias is None else (bias,)))
-    return y.astype(x.dtype), seen[:, 1:]
+    seen = jnp.concatenate([state.astype(x.dtype), x[:, None]], 1).astype(wide)
+    y = _epilogue(caller, activation)(jnp.sum(seen * weight[None].astype(wide), 1), *(() if bias is None else (bias,)))
+    return y.astype(x.dtype), jnp.concatenate([state, x[:, None].astype(state.dtype)], 1)[:, 1:]
 
 
-def _epilogue(activation: Activation | None) -> Callable[..., jax.Array]:
+def _epilogue(caller: str, activation: Activation | None) -> Callable[..., jax.Array]:
     def biased(acc: jax.Array, bias: jax.Array | None = None) -> jax.Array:
         acc = acc if bias is None else acc + jnp.expand_dims(bias.astype(acc.dtype), range(acc.ndim - 1))
-        return acc if activation is None else activation(acc)
+        if activation is None:
+            return acc
+        y = activation(acc)
+        if getattr(y, "shape", None) != acc.shape:
+            raise ValueError(
+                f"{caller}: activation must return an array of the shape that it is given, {acc.shape}; got {y!r}"
+            )
+        return y.astype(acc.dtype)
 
     return biased
 
@@ -218,7 +225,14 @@ def _checked(caller: str, x: jax.Array, weight: Any, bias: Any, activation: Any)
         )
     if activation is not None and not callable(activation):
         raise TypeError(f"{caller}: activation must be a function of an array, as jax.nn.silu; got {activation!r}")
-    return weight, None if bias is None else _of_shape(caller, "bias", bias, weight.shape[1:])
+    return weight, None if bias is None else _floating(caller, "bias", bias, weight.shape[1:])
+
+
+def _floating(caller: str, name: str, value: Any, shape: tuple[int, ...]) -> jax.Array:
+    array = _of_shape(caller, name, value, shape)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{caller}: {name} must have a floating dtype; got {array.dtype.name}")
+    return array
 
 
 def _of_shape(caller: str, name: str, value: Any, shape: tuple[int, ...]) -> jax.Array:

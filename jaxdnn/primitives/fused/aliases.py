@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxdnn.pointwise import Program
+from jaxdnn.primitives.fused.messages import described_type
 
 
 def checked_aliases(
@@ -49,24 +50,15 @@ def check_places(
       shape: of the accumulators.
       operands: the epilogue's.
     """
+    title = f"{caller}: input_output_aliases={dict(aliases)}"
+    for result in aliases.values():
+        if 0 <= result < len(program.outputs) and (kind := program.outputs[result].reduction) is not None:
+            raise ValueError(
+                f"{title}: result {result} is a {kind}; only a result with an element for each sum can take the place "
+                "of an operand"
+            )
+    check_types(caller, aliases, [jax.ShapeDtypeStruct(shape, output.dtype) for output in program.outputs], operands)
     for number, result in aliases.items():
-        title = f"{caller}: input_output_aliases={dict(aliases)}"
-        if not 0 <= result < len(program.outputs):
-            raise ValueError(
-                f"{title}: there is no result {result}; the epilogue returns {len(program.outputs)}, numbered from 0"
-            )
-        output, operand = program.outputs[result], operands[number]
-        if output.reduction is not None:
-            raise ValueError(
-                f"{title}: result {result} is a {output.reduction}; only a result with an element for each sum can "
-                "take the place of an operand"
-            )
-        if (operand.shape, operand.dtype.name) != (tuple(shape), output.dtype):
-            raise ValueError(
-                f"{title}: operand {number} is {operand.dtype.name}{list(operand.shape)}, and result {result} is "
-                f"{output.dtype}{list(shape)}; they must have one shape and dtype: cast the operand, or choose "
-                "another out_dtype"
-            )
         # Elsewhere there may be results already.
         for load in program.loads:
             if load.operand == number and not load.at_own_place(shape):
@@ -74,3 +66,22 @@ def check_places(
                     f"{title}: the epilogue reads operand {number} transposed, or gathered, at other places than those "
                     f"where result {result} is written; pass what it reads there as one more operand"
                 )
+
+
+def check_types(
+    caller: str, aliases: Mapping[int, int], results: Sequence[jax.ShapeDtypeStruct], operands: Sequence[jax.Array]
+) -> None:
+    """Raises ValueError unless each result is there, of the shape and dtype of the operand whose place it takes."""
+    title = f"{caller}: input_output_aliases={dict(aliases)}"
+    for number, result in aliases.items():
+        if not 0 <= result < len(results):
+            raise ValueError(
+                f"{title}: there is no result {result}; the epilogue returns {len(results)}, numbered from 0"
+            )
+        output, operand = results[result], operands[number]
+        if (operand.shape, operand.dtype) != (output.shape, output.dtype):
+            raise ValueError(
+                f"{title}: operand {number} is {described_type(operand)}, and result {result} is "
+                f"{described_type(output)}; they must have one shape and dtype: cast the operand, or choose another "
+                "out_dtype"
+            )

@@ -7,9 +7,9 @@ import jax
 
 from jaxdnn.pointwise import UnsupportedOperation, capture
 from jaxdnn.primitives._define import MultilinearOp
-from jaxdnn.primitives.fused.aliases import check_places
+from jaxdnn.primitives.fused.aliases import check_places, check_types
 from jaxdnn.primitives.fused.dtypes import checked_dtype
-from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, strongly_typed
+from jaxdnn.primitives.fused.epilogue import Epilogue, apply_after, checked_operands, rounded_types, strongly_typed
 from jaxdnn.primitives.fused.spec import FusedSpec
 from jaxdnn.primitives.fused.traced import Traced
 
@@ -45,6 +45,7 @@ def apply_fused(
         if not spec.options.fallback:
             error.add_note(f"Apply it to what {caller} returns, or let XLA do so: options(fallback=True)")
             raise
+        check_types(caller, aliases, rounded_types(captured.jaxpr.out_avals, shape, spec.accumulator, dtype), operands)
         accumulators = op(spec.replace(unfused=str(error)), inputs)
         traced = Traced(captured)
 

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 
 from jaxdnn.pointwise import Index, Program
 from jaxdnn.primitives._define import weakly_typed
+from jaxdnn.primitives.arguments import as_array
 from jaxdnn.primitives.fused.messages import check_sequence, counted
 
 
@@ -122,14 +124,6 @@ def _check_parameters(
             )
 
 
-def as_array(title: str, value: jax.typing.ArrayLike) -> jax.Array:
-    """The value as an array. Raises TypeError, with what it is for, if it can't be one."""
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{title} must be an array; got a {type(value).__name__}") from None
-
-
 def strongly_typed(
     epilogue: Callable[..., Any], accumulator_count: int, operands: Sequence[jax.Array]
 ) -> tuple[Callable[..., Any], list[jax.Array]]:
@@ -156,12 +150,18 @@ def apply_after(
     `dtype`.
     """
     first = accumulators[0]
-    returned = first if epilogue is None else epilogue(*accumulators, *operands)
+    leaves, tree = jax.tree.flatten(first if epilogue is None else epilogue(*accumulators, *operands))
+    types = rounded_types(leaves, first.shape, first.dtype, dtype)
+    return jax.tree.unflatten(tree, [leaf.astype(of.dtype) for leaf, of in zip(leaves, types, strict=True)])
 
-    def rounded(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if (leaf.shape, leaf.dtype) == (first.shape, first.dtype) else leaf
 
-    return jax.tree.map(rounded, returned)
+def rounded_types(
+    leaves: Sequence[jax.Array | ShapedArray], shape: Sequence[int], accumulator: jax.typing.DTypeLike, dtype: str
+) -> list[jax.ShapeDtypeStruct]:
+    """Of what such an epilogue returns: what has the accumulator's shape and dtype is rounded to `dtype`."""
+    own = (tuple(shape), jnp.dtype(accumulator))
+    types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    return [jax.ShapeDtypeStruct(of, dtype if (of, stored) == own else stored) for of, stored in types]
 
 
 def program_factors(

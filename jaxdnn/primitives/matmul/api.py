@@ -13,9 +13,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdnn.api_boundary import api_boundary
+from jaxdnn.primitives.arguments import as_array
 from jaxdnn.primitives.fused.aliases import checked_aliases
 from jaxdnn.primitives.fused.dtypes import as_weak, checked_dtype, preferred_type, promoted
-from jaxdnn.primitives.fused.epilogue import as_array
 from jaxdnn.primitives.fused.messages import described
 from jaxdnn.primitives.fused.sharding import sharded_product
 from jaxdnn.primitives.matmul.call import apply, product_spec, product_type, wrong_form

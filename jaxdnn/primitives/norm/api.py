@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
-from jaxdnn.primitives.arguments import number
+from jaxdnn.primitives.arguments import as_array, number
 from jaxdnn.primitives.norm.spec import DTYPES, NormSpec, norm
 
 
@@ -287,7 +287,7 @@ def _normalize(
 
 
 def _floating(kind: str, name: str, array: jax.typing.ArrayLike) -> jax.Array:
-    given, array = array, jnp.asarray(array)
+    given, array = array, as_array(f"{kind}: {name}", array)
     if array.dtype.name not in DTYPES:
         shape = f"; the axes of a shape {given} are named with axis=" if isinstance(given, tuple) else ""
         raise TypeError(
