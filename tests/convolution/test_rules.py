@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.experimental import jet
 
 import jaxdnn
@@ -139,3 +140,23 @@ def test_padding_as_an_array_and_in_lower_case(padding):
     low_high = [(2, 1)] if isinstance(padding, np.ndarray) else [(1, 1)] if padding == "same" else [(2, 0)]
     want = jax.lax.conv_general_dilated(x, w, (1,), low_high, dimension_numbers=("NWC", "WIO", "NWC"))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["SAME", ((1, 1),), ((-1, 2),)], ids=str)
+def test_strides_over_a_size_that_is_known_when_the_program_runs(padding):
+    """What they leave over is symbolic padding."""
+
+    def convolve(x):
+        return jaxdnn.conv_general_dilated(x, W[:, 0], (2,), padding, dimension_numbers=("NWC", "WIO", "NWC"))
+
+    def found(x):
+        y, pull_back = jax.vjp(convolve, x)
+        return y, *pull_back(jnp.cos(y))
+
+    (size,) = export.symbolic_shape("size")
+    given = jax.ShapeDtypeStruct((2, size, 4), "float32")
+    exported = export.export(jax.jit(found), disabled_checks=jaxdnn.export_checks())(given)
+    for known in (9, 10):
+        x = RANDOM.standard_normal((2, known, 4)).astype("float32")
+        for got, want in zip(exported.call(x), found(x), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -97,15 +97,9 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
     lhs, parameters["padding"] = _cut(lhs, parameters["padding"], parameters["lhs_dilation"])
 
     def multiply(lhs: jax.Array, rhs: jax.Array, preferred: Any) -> jax.Array:
-        y = lax.conv_general_dilated(
-            lhs,
-            rhs,
-            dimension_numbers=_numbers(spec.result, len(spec.windows)),
-            precision=spec.precision,
-            preferred_element_type=preferred,
-            **parameters,
-        )
-        return y.astype(dtype)
+        settings = {"precision": spec.precision, "preferred_element_type": preferred}
+        numbers = _numbers(spec.result, len(spec.windows))
+        return _general(lhs, rhs, dimension_numbers=numbers, **parameters, **settings).astype(dtype)
 
     def multiply_wide(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return multiply(lhs.astype(wide), rhs.astype(wide), wide)
@@ -143,6 +137,19 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
     return lax.platform_dependent(lhs, rhs, cuda=on_gpu, default=elsewhere)
 
 
+def _general(lhs: jax.Array, rhs: jax.Array, *, padding: Sequence[tuple[Any, Any]], **settings: Any) -> jax.Array:
+    """`lax.conv_general_dilated`, whose function takes no symbolic padding, and whose primitive does."""
+    if all(isinstance(one, int) for pair in padding for one in pair):
+        return lax.conv_general_dilated(lhs, rhs, padding=padding, **settings)
+
+    def unpadded(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(lhs, rhs, padding=[(0, 0)] * len(padding), **settings)
+
+    equations = jax.make_jaxpr(unpadded)(lhs, rhs).eqns
+    equation = next(one for one in equations if one.primitive is lax.conv_general_dilated_p)
+    return lax.conv_general_dilated_p.bind(lhs, rhs, **{**equation.params, "padding": tuple(padding)})
+
+
 def _cut(
     lhs: jax.Array, padding: Sequence[tuple[Any, Any]], dilation: Sequence[int]
 ) -> tuple[jax.Array, tuple[tuple[Any, Any], ...]]:
@@ -160,6 +167,8 @@ def _cut(
                 lhs, low, high = lax.slice_in_dim(lhs, start, stop, axis=axis), max(0, low), max(0, high)
             else:  # only zeros are left
                 lhs, low, high = jnp.zeros_like(lax.slice_in_dim(lhs, 0, 1, axis=axis)), 0, size + low + high - 1
+        elif spread == 1 and isinstance(low, int) and low < 0:  # of a size that is known when the program runs
+            lhs, low = lax.slice_in_dim(lhs, -low, None, axis=axis), 0
         left.append((low, high))
     return lhs, tuple(left)
 
