@@ -10,10 +10,12 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from types import EllipsisType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
@@ -83,6 +85,13 @@ def current_options() -> Options:
     return _context.value
 
 
+class _Entered(threading.local):
+    """The blocks of one `options` object that a thread is in."""
+
+    def __init__(self) -> None:
+        self.contexts: list[Any] = []
+
+
 class options:  # noqa: N801 - used as a function
     """Sets how engines are chosen for the calls traced inside a `with` block, or inside a function that it decorates.
 
@@ -142,7 +151,7 @@ class options:  # noqa: N801 - used as a function
             "fallback": fallback,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not ...}
-        if isinstance(knobs, Mapping):
+        if isinstance(knobs, Mapping) and all(isinstance(name, str) for name in knobs):
             changes["knobs"] = tuple(sorted(knobs.items()))
         elif knobs is not None and knobs is not ...:
             raise TypeError(f"options: knobs must be a dict of names and values; got {knobs!r}")
@@ -150,7 +159,7 @@ class options:  # noqa: N801 - used as a function
             changes["knobs"] = ()
         self._changes = changes
         self._applied_to(current_options())  # raises for a bad value here, where the user wrote it
-        self._entered: list[Any] = []
+        self._entered = _Entered()
         self._used = False
 
     def __enter__(self) -> Options:
@@ -158,15 +167,21 @@ class options:  # noqa: N801 - used as a function
         value = self._applied_to(current_options())
         context = _context(value)
         context.__enter__()
-        self._entered.append(context)
+        self._entered.contexts.append(context)
         return value
 
     def __exit__(self, *exception: object) -> None:
-        self._entered.pop().__exit__(*exception)
+        self._entered.contexts.pop().__exit__(*exception)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function under these options."""
         self._used = True
+        runs_later = (isclass, isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
+        if not callable(function) or any(kind(function) for kind in runs_later):
+            raise TypeError(
+                "options: what it decorates must be a function whose body runs when it is called, no generator, "
+                f"coroutine or class; got {function!r}. Write `with jaxdnn.options(...):` in its body"
+            )
 
         @wraps(function)
         def under_options(*args: P.args, **kwargs: P.kwargs) -> R:

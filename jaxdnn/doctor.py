@@ -102,7 +102,10 @@ def _software() -> dict[str, object]:
 
 
 def _processor() -> dict[str, object]:
-    host = _native.host()
+    try:
+        host = _native.host()
+    except ValueError as error:
+        return {"processor": str(error)}
     return {
         "processor": f"{host['threads']} threads with {host['isa']}, of "
         f"{', '.join(host['extensions'] + host['isas'])} (JAXDNN_HOST_ISA)",

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtypes", metavar="DTYPE", nargs="+", choices=dtypes, default=(), help=f"of {', '.join(dtypes)}"
     )
-    parser.add_argument("--untuned", metavar="SEED", type=int, help="instead of ours: shapes drawn from this number")
+    parser.add_argument("--untuned", metavar="SEED", type=_seed, help="instead of ours: shapes drawn from this number")
     parser.add_argument("--save", action="store_true", help="write this device's CSV, or into it")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the CSVs")
     parser.add_argument("--readme", action="store_true", help="measure nothing: write the CSVs' tables into their page")
@@ -75,7 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Measures and prints, or rewrites the page of results; returns the exit status."""
     if arguments.readme:
-        report.update_readme(arguments.results.parent / "README.md", arguments.results)
+        try:
+            report.update_readme(arguments.results.parent / "README.md", arguments.results)
+        except (OSError, ValueError) as error:
+            print(f"bench: --readme: {error}", file=sys.stderr)
+            return 2
         return 0
     if arguments.untuned is not None and (arguments.shapes or arguments.dtypes or arguments.save):
         print("bench: --untuned draws shapes and dtypes, and saves nothing: leave out the others", file=sys.stderr)
@@ -92,6 +96,12 @@ def main(arguments: argparse.Namespace) -> int:
             )
             print(f"  {name}: {calls}\n    of {shapes}\n    in {dtypes}", file=sys.stderr)
         return 2
+    if arguments.save:  # where it can't be, nothing is measured in vain
+        try:
+            arguments.results.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            print(f"bench: --save: {error}", file=sys.stderr)
+            return 2
     device = device_name()
     limit = timing.copy_bandwidth()
     print(f"{device}, JAX {jax.__version__}: a copy moves {limit / 1e9:,.1f} GB/s", flush=True)
@@ -116,6 +126,12 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a seed is a number from 0; got {text!r}")
+    return int(text)
 
 
 def _shape(text: str) -> tuple[int, ...]:

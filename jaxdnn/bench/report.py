@@ -137,13 +137,12 @@ def update_readme(readme: Path, results: Path) -> bool:
     if not marker or not end:
         raise ValueError(f"{readme} lacks the markers {BEGIN} and {END}")
     gpus_first = sorted(results.glob("*.csv"), key=lambda path: (path.name.startswith("cpu"), path.name))
-    tables = "\n\n".join(_markdown(load(path)) for path in gpus_first)
-    updated = f"{before}{BEGIN}\n{tables or _NO_RESULTS}\n{END}{after}"
+    tables = "\n\n".join(_markdown(rows) for rows in map(load, gpus_first) if rows)
+    if not tables:
+        raise ValueError(f"{results} holds no results of `bench --save`, and {readme} stays as it is")
+    updated = f"{before}{BEGIN}\n{tables}\n{END}{after}"
     readme.write_text(updated)
     return updated != text
-
-
-_NO_RESULTS = "`python -m jaxdnn bench` measures your machine and prints this table for it."
 
 
 def _markdown(rows: Sequence[Row]) -> str:

@@ -108,6 +108,8 @@ def with_knobs(engine: Engine, configs: Iterable[Any], knobs: dict[str, Any]) ->
             f"options: engine {engine.name!r} has no knob {', '.join(unknown)}; its knobs here are {', '.join(known)}"
         )
     for name, value in knobs.items():
+        if isinstance(getattr(config, name), bool) and not isinstance(value, bool):
+            raise ValueError(f"options: knob {name} must be True or False; got {value!r}")
         counts = type(getattr(config, name)) is int and isinstance(value, int)
         if counts and (isinstance(value, bool) or abs(value) >= _LARGEST_KNOB):
             raise ValueError(f"options: knob {name} must be an int below {_LARGEST_KNOB}; got {value!r}")

@@ -63,6 +63,8 @@ def _measured(request: Request) -> Selection | None:
     spec, signature, target, options = request.spec, request.signature, request.target, request.spec.options
     if options.autotune == "off" or options.engine is not None or isinstance(target, str) or not target.present:
         return None
+    if signature.reason:
+        return None
     measured = recall(spec, signature, target)
     if not measured and options.autotune == "on":
         measured = measure.configurations(spec, signature, request.platform, target)

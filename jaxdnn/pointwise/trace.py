@@ -30,6 +30,11 @@ from jaxdnn.pointwise.program import Argument, Output, Program
 # Sums of these leave their range long before that of a kernel's registers.
 _SHORT_RANGE = ("int8", "int16", "uint8", "uint16", "float16", "float8_e4m3fn", "float8_e5m2")
 
+_COLLECTIVE = (
+    "a kernel has no axis of devices or of vmap by name, and no collectives, as jax.lax.psum, axis_index and pcast; "
+    "apply them to what the kernel returns"
+)
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -131,10 +136,7 @@ def capture(
         # JAX's own, where a function in `shard_map` says what varies over devices, of which there are none here.
         if not get_abstract_mesh().manual_axes:
             raise
-        raise ValueError(
-            f"{title}: it can't be traced by itself in shard_map: a kernel has no collectives (jax.lax.psum, pcast and "
-            "others); apply them to what the kernel returns"
-        ) from error
+        raise ValueError(f"{title}: {_COLLECTIVE}") from error
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in zip(names, avals, strict=True))
         raise (TypeError if isinstance(error, TypeError) else ValueError)(
@@ -143,6 +145,8 @@ def capture(
     leaves, tree = jax.tree.flatten(returned)
     if not leaves:
         raise TypeError(f"{title}: expected it to return one array or more; it returns {returned!r}")
+    if any(type(effect).__name__ == "NamedAxisEffect" for effect in jaxpr.effects):
+        raise ValueError(f"{title}: {_COLLECTIVE}")
     if jaxpr.effects:
         effects = ", ".join(sorted(str(effect) for effect in jaxpr.effects))
         raise ValueError(f"{title}: it has side effects ({effects}), which a kernel can't have; take them out of it")

@@ -311,3 +311,13 @@ def test_vmap(contraction):
         return [*found, jax.vmap(jax.vmap(call, (None, 0)), (0, None))(a, b)]
 
     same(*jax.jit(lambda: (results(jaxdnn.dot_general), results(lax.dot_general)))())
+
+
+@pytest.mark.parametrize("preferred", ["int8", "int32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_floats_are_rounded_to_integers_once(dtype, preferred):
+    """And not their factors."""
+    a, b = jnp.full((2, 3), 2.75, dtype), jnp.full((3, 2), 2.75, dtype)
+    wanted = jnp.matmul(a, b, preferred_element_type=preferred)
+    np.testing.assert_array_equal(jaxdnn.matmul(a, b, preferred_element_type=preferred), wanted)
+    np.testing.assert_array_equal(wanted, np.full((2, 2), 22))

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 
 import jaxdnn
 from checking.calls import TARGETS, calls_of
@@ -265,3 +266,13 @@ def test_shapes_alone_will_do():
     x = jax.ShapeDtypeStruct((16, 64), jnp.float32)
     tuning = jaxdnn.autotune(jaxdnn.rms_norm, x)
     assert len(tuning.calls) >= 2
+
+
+def test_symbolic_sizes_are_not_measured(capsys):
+    (rows,) = export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, 8), "float32")
+    with jaxdnn.options(autotune="on"):
+        exported = export.export(jax.jit(jaxdnn.rms_norm), disabled_checks=jaxdnn.export_checks())(x)
+    assert exported.out_avals[0].shape == (rows, 8)
+    assert jaxdnn.autotune(jaxdnn.rms_norm, x).calls == ()
+    assert "not measured: the shapes are symbolic" in capsys.readouterr().err

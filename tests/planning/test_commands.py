@@ -15,7 +15,7 @@ import jaxdnn
 from checking.calls import TARGETS
 from jaxdnn import __main__ as commands
 from jaxdnn import _native, device, doctor
-from jaxdnn.bench import FAMILIES, report, untuned
+from jaxdnn.bench import FAMILIES, report, timing, untuned
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning import select
 
@@ -145,6 +145,25 @@ def test_readme_without_markers_is_refused(tmp_path):
     readme.write_text("nothing here")
     with pytest.raises(ValueError, match="lacks the markers"):
         report.update_readme(readme, tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "", "device,jax\n"], ids=["no file", "empty file", "header alone"])
+def test_readme_stays_as_it_is_without_results(tmp_path, content, capsys):
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    readme.write_text(f"{report.BEGIN}\ntables\n{report.END}")
+    if content is not None:
+        results.mkdir()
+        (results / "some-gpu-norm.csv").write_text(content)
+    assert commands.main(["bench", "--readme", "--results", str(results)]) == 2
+    assert "holds no results" in capsys.readouterr().err
+    assert "tables" in readme.read_text()
+
+
+def test_results_that_cannot_be_saved_are_not_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda: pytest.fail("it measures"))
+    (tmp_path / "file").write_text("")
+    assert commands.main(["bench", "norm", "--save", "--results", str(tmp_path / "file")]) == 2
+    assert "bench: --save: " in capsys.readouterr().err
 
 
 def test_geometric_means_are_by_call_and_dtype():

@@ -2,10 +2,12 @@
 
 import dataclasses
 import gc
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxdnn
@@ -112,6 +114,43 @@ def test_one_options_object_may_be_entered_twice():
 
 def engine():
     return current_options().engine
+
+
+def test_one_options_object_may_be_entered_by_several_threads():
+    shared, both_in = jaxdnn.options(deterministic=False), threading.Barrier(2, timeout=10)
+
+    def entered(outer):
+        with jaxdnn.options(engine=outer):
+            with shared:
+                both_in.wait()
+            both_in.wait()
+            return engine()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(entered, ["xla", "host"])) == ["xla", "host"]
+
+
+@pytest.mark.parametrize("decorated", ["generator", "coroutine", "class", "number"])
+def test_what_would_run_without_the_options_is_not_decorated(decorated):
+    def generator():
+        yield engine()
+
+    async def coroutine():
+        return engine()
+
+    function = {"generator": generator, "coroutine": coroutine, "class": dict, "number": 3}[decorated]
+    with pytest.raises(TypeError, match="options: what it decorates must be a function whose body runs"):
+        jaxdnn.options(engine="xla")(function)
+
+
+def test_knobs_are_named_by_strings_and_are_what_they_were():
+    with pytest.raises(TypeError, match="options: knobs must be a dict of names and values"):
+        jaxdnn.options(engine="host", knobs={1: 2})
+    with (
+        jaxdnn.options(engine="host", knobs={"pack_a": "yes"}),
+        pytest.raises(ValueError, match="options: knob pack_a must be True or False; got 'yes'"),
+    ):
+        jaxdnn.matmul(jnp.ones((2, 3)), jnp.ones((3, 2)))
 
 
 def test_a_function_is_decorated_with_options():

@@ -30,7 +30,7 @@ _dot = jax.jit(
 def accumulator(operands: np.dtype, result: np.dtype) -> np.dtype:
     """The dtype to sum products in: wide enough for the operands and for the result."""
     if jnp.issubdtype(operands, jnp.floating):
-        if not jnp.issubdtype(result, jnp.floating):
+        if jnp.issubdtype(result, jnp.complexfloating) or result == jnp.bool_:
             return result
         return jnp.dtype("float64" if "float64" in (operands.name, result.name) else "float32")
     signed = all(jnp.issubdtype(dtype, jnp.signedinteger) for dtype in (operands, result))
