@@ -40,8 +40,8 @@ def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuning:
 
     The winners are remembered for this device, on disk, and used under `options(autotune="cached")`. Calls that are the
     same but for their options share one entry, and what is remembered is not measured again; to do so, remove the
-    folder `autotune` in the kernel cache. Calls of symbolic sizes, or of no elements, are left out. A line for each call
-    goes to stderr.
+    folder `autotune` in the kernel cache. Calls of symbolic sizes, or of no elements, are left out. A line for each
+    call goes to stderr.
 
     Args:
       fn: a function of arrays.
