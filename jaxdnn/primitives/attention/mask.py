@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from jaxdnn.engines.attention.problem import Band
@@ -150,7 +151,8 @@ def _check_range(caller: str, argument: str, array: jax.Array) -> None:
     limits = jnp.iinfo("int32")
     if isinstance(array, Tracer) or jnp.iinfo(array.dtype).max <= limits.max or not array.size:
         return
-    least, most = int(array.min()), int(array.max())
+    values = np.asarray(array)  # JAX would trace the comparison
+    least, most = int(values.min()), int(values.max())
     if least < limits.min or most > limits.max:
         raise ValueError(
             f"{caller}: {argument} must fit 32-bit integers; got values from {least} to {most}: number them anew, as "
