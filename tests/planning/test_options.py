@@ -117,17 +117,27 @@ def engine():
 
 
 def test_one_options_object_may_be_entered_by_several_threads():
-    shared, both_in = jaxdnn.options(deterministic=False), threading.Barrier(2, timeout=10)
+    """Of which the first to enter is the first to leave."""
+    shared, turn = jaxdnn.options(deterministic=False), threading.Barrier(2, timeout=10)
 
-    def entered(outer):
-        with jaxdnn.options(engine=outer):
+    def first():
+        with jaxdnn.options(engine="xla"):
             with shared:
-                both_in.wait()
-            both_in.wait()
-            return engine()
+                turn.wait()  # the second enters
+                turn.wait()
+            found = engine()
+            turn.wait()  # and leaves
+            return found
+
+    def second():
+        turn.wait()
+        with shared:
+            turn.wait()
+            turn.wait()
+        return engine()
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(entered, ["xla", "host"])) == ["xla", "host"]
+        assert [one.result() for one in [pool.submit(first), pool.submit(second)]] == ["xla", None]
 
 
 @pytest.mark.parametrize("decorated", ["generator", "coroutine", "class", "number"])
