@@ -124,9 +124,14 @@ class Compiled:
         seconds = {name: total / case.sets for name, total in _interleaved_medians(calls).items()}
         errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
         memory = {name: _temporary(program) if case.alone else math.nan for name, program in self.run.items()}
-        jaxdnn, xla = self.run
         return Measurement(
-            seconds[jaxdnn], seconds[xla], self.engines, errors[jaxdnn], errors[xla], memory[jaxdnn], memory[xla]
+            jaxdnn=seconds["jaxdnn"],
+            xla=seconds["xla"],
+            engines=self.engines,
+            error=errors["jaxdnn"],
+            xla_error=errors["xla"],
+            temporary=memory["jaxdnn"],
+            xla_temporary=memory["xla"],
         )
 
 

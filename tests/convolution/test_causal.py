@@ -148,6 +148,10 @@ def test_a_state_of_another_dtype_rounds_what_comes_next_alone():
     y, after = jaxdnn.causal_conv1d_update(X[:, 0], state, WEIGHT)
     np.testing.assert_array_equal(y, X[:, 0] * WEIGHT[-1])
     np.testing.assert_array_equal(after, jnp.concatenate([state[:, 1:], X[:, :1].astype("bfloat16")], 1))
+    # A wider state is summed as it is: what is left of its sum has not the bits of bfloat16.
+    one, tiny = jnp.ones((1, 1), "bfloat16"), jnp.full((1, 1, 1), -1 - 2.0**-12, "float32")
+    y, _ = jaxdnn.causal_conv1d_update(one, tiny, jnp.ones((2, 1), "bfloat16"))
+    np.testing.assert_array_equal(y, [[-(2.0**-12)]])
     with pytest.raises(TypeError, match="causal_conv1d_update: state must have a floating dtype; got int32"):
         jaxdnn.causal_conv1d_update(X[:, 0], state.astype("int32"), WEIGHT)
 

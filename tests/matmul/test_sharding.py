@@ -165,3 +165,17 @@ def test_a_collective_in_an_epilogue_is_no_kernels(cpus, collective):
     sharded = jax.shard_map(product, mesh=mesh, in_specs=(P(), P()), out_specs=P("i"))
     with pytest.raises(ValueError, match=r"no collectives, as .*; apply them to what the kernel returns"):
         sharded(jnp.ones((2, 4)), jnp.ones((4, 6)))
+
+
+def test_what_an_epilogue_asserts_is_its_own_in_shard_map(cpus):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,), devices=cpus[:2])
+
+    def refusing(acc):
+        assert acc.ndim > 2, "the user's own words"
+        return acc
+
+    def product(a, b):
+        return jaxdnn.matmul(a, b, epilogue=refusing)
+
+    with pytest.raises(AssertionError, match="the user's own words"):
+        jax.shard_map(product, mesh=mesh, in_specs=(P(), P()), out_specs=P("i"))(jnp.ones((2, 4)), jnp.ones((4, 6)))

@@ -191,7 +191,7 @@ def causal_conv1d_update(
     weight, bias = _checked(caller, x, weight, bias, activation)
     state = _floating(caller, "state", state, (x.shape[0], weight.shape[0] - 1, x.shape[1]))
     wide = accumulator(x.dtype, x.dtype)
-    seen = jnp.concatenate([state.astype(x.dtype), x[:, None]], 1).astype(wide)
+    seen = jnp.concatenate([state.astype(wide), x[:, None].astype(wide)], 1)
     y = _epilogue(caller, activation)(jnp.sum(seen * weight[None].astype(wide), 1), *(() if bias is None else (bias,)))
     return y.astype(x.dtype), jnp.concatenate([state, x[:, None].astype(state.dtype)], 1)[:, 1:]
 

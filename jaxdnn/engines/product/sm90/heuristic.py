@@ -41,7 +41,7 @@ TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the s
 ACROSS_LINES = {64: 1.15, 32: 1.38, 16: 1.65}
 # Seconds a tile that blocks of a cluster wait for each other, where their warp groups compute in turns [24].
 CLUSTER_TURN = 0.5e-6
-LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and others [25]
+LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
 WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
 MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
@@ -220,7 +220,8 @@ def across_lines(matrix: Matrix) -> float:
     """How much longer it takes to load 128 bytes of each row of a matrix, less what there is not of a row's last ones:
     they may lie across lines of the L2 cache.
     """
-    filled = matrix.columns * matrix.itemsize / (ceil(matrix.columns * matrix.itemsize / DEPTH_BYTES) * DEPTH_BYTES)
+    row = matrix.columns * matrix.itemsize
+    filled = row / (ceil(row / DEPTH_BYTES) * DEPTH_BYTES)
     return max(1.0, filled * ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0))
 
 
