@@ -73,6 +73,7 @@ PROBLEMS = {
     for direction, call in calls(case, axes).items()
     if direction != "filter"
 }
+IN_TURNS = {"schedule": "pingpong", "resident": True}
 # What no heuristic would choose for so few places.
 FORCED = {
     "same, output": [
@@ -80,10 +81,12 @@ FORCED = {
         patches(tile_m=128, tile_n=32, stages=3, patch=32, filter_stages=2),
         patches(tile_m=64, tile_n=64, stages=2, consumers=1, filter_stages=18, resident=True, epilogue_stages=1),
         patches(tile_m=192, tile_n=48, stages=2, consumers=3, patch=64, filter_stages=5, store="direct"),
+        patches(tile_m=64, tile_n=64, stages=3, patch=64, filter_stages=27, **IN_TURNS),
     ],
     "same, image": [
         patches(tile_m=256, tile_n=64, stages=2, patch=64),
         patches(tile_m=128, tile_n=96, stages=4, patch=64, filter_stages=18, resident=True),
+        patches(tile_m=64, tile_n=96, stages=4, patch=64, filter_stages=18, **IN_TURNS),
     ],
     "windows of 2, flipped, output": [patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1)],
     "three dimensions, image": [patches(tile_m=192, tile_n=64, stages=2, consumers=3, patch=32, filter_stages=3)],
@@ -92,7 +95,8 @@ FORCED = {
         patches(tile_m=64, tile_n=64, stages=2, consumers=1, groups=2, filter_stages=4, resident=True, swizzle=1)
     ],
     "groups of 32, image": [
-        patches(tile_m=64, tile_n=64, stages=2, consumers=1, groups=2, filter_stages=4, resident=True, swizzle=1)
+        patches(tile_m=64, tile_n=64, stages=2, consumers=1, groups=2, filter_stages=4, resident=True, swizzle=1),
+        patches(tile_m=64, tile_n=64, stages=3, groups=2, filter_stages=4, swizzle=1, **IN_TURNS),
     ],
     "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
     # A block more than a convolution has.
@@ -287,7 +291,7 @@ def test_patches_that_are_larger_than_shared_memory_are_not_offered():
         ("same", patches(tile_n=48, patch=16), "patch is 16; expected one of"),
         ("same", patches(tile_n=48, patch=64, cluster_m=2), "expected no cluster"),
         ("same", patches(tile_n=48, patch=64, split_k=2), "one split"),
-        ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a cooperative schedule"),
+        ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a filter that passes by is for both"),
         ("same", patches(tile_n=48, patch=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
         ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "filters of their own"),
         ("same", patches(tile_n=48, stages=9), "bytes of shared memory, and a block has"),

@@ -64,7 +64,10 @@ PROBLEMS = {
     ]),
     # As many rows in blocks as there are places, in another order.
     "whole blocks": (reduced((5, 8, 16, 32), (3, 3, 32, 72), F16), None, [patches(swizzle=2, store="direct")]),
-    "statistics": (statistics((3, 11, 9, 64), (3, 3, 64, 72)), None, [patches(swizzle=2), patches(tile_m=256)]),
+    "statistics": (statistics((3, 11, 9, 64), (3, 3, 64, 72)), None, [
+        patches(swizzle=2), patches(tile_m=256),
+        patches(tile_m=64, tile_n=96, stages=3, filter_stages=18, resident=True, **PINGPONG),
+    ]),
     "three dimensions": (reduced((2, 3, 9, 6, 64), (3, 2, 3, 64, 32)), None, [None]),
     "blocks, mapped": (reduced((2, 9, 10, 32), (3, 3, 32, 72)), (0, 0), [patches(swizzle=2)]),
     "many places": (reduced((2, 17, 16, 64), (3, 3, 64, 72)), None, [

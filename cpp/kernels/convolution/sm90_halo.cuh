@@ -20,8 +20,9 @@
 //
 // A window's dilation makes patches wider, and taps further apart. What lies outside of the image is zero.
 //
-//   warps           as in product/sm90.cuh, cooperative; the producer's first warp loads patches, a lane for each of
-//                   the blocks, and a thread of its third warp the filter, so that neither waits for the other's ring
+//   warps           as in product/sm90.cuh: ping-pong where the filter stays, else cooperative. The producer's first
+//                   warp loads patches, a lane for each of the blocks, and a thread of its third warp the filter, so
+//                   that neither waits for the other's ring
 //   filter          tiles pass through kFilterStages; or all that there are stay in shared memory (kResident), and are
 //                   loaded once. A consumer lets go of a tap's when the multiplies of the next one have begun
 //   barriers        as in product/sm90.cuh; and of the filter's ring full 1 arrival, empty 4 x kConsumers
@@ -230,10 +231,17 @@ struct BlockRows : ScatteredRows {
     return ((block.image * depth.result + block.first[2]) * height.result + y) * width.result + x;
   }
 
+  /// Whether there are all places of two lines of a block.
+  __device__ __forceinline__ bool has_box(int row) const {
+    const BlockPlace block(call.axes, row / kBlockRows);
+    return block.image < call.images && block.first[0] + kBlockSide <= call.axes[0].result &&
+           line(block, row) + 2 <= call.axes[1].result;
+  }
+
   /// Two lines of a block, of which TMA leaves out what is past the end of a line, or of an image.
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
-    if ((*this)(row) >= call.m) return;
     const BlockPlace block(call.axes, row / kBlockRows);
+    if (block.image >= call.images) return;
     ptx::cp_async_bulk_tensor_store(map, source, column, block.first[0], line(block, row), block.first[2],
                                     batch * call.images + block.image);
   }
@@ -265,7 +273,8 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   static constexpr int kFiltersAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
   static constexpr int kFilterBarriersAt = kFiltersAt + Config::kFilterStages * Filters::kStageStride;
   static constexpr int kSharedBytes = kFilterBarriersAt + Filters::kBarrierBytes;
-  static_assert(!Config::kPingpong && Config::kClusterM * Config::kClusterN == 1, "blocks work alone, on whole tiles");
+  static_assert(Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
+  static_assert(!Config::kPingpong || Config::kResident, "the filter's ring has tiles for all consumers");
 
   ConvolutionAxis<1> axes[3];  // the innermost first, by blocks
   int rows = 0;                // of tiles

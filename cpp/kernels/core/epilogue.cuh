@@ -127,7 +127,7 @@ struct TileEpilogue {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int top = row + block * 64;
-      const bool whole = has_all<kWidth>(top, column, batch, others);
+      const Presence present = this->present<kWidth>(top, column, batch, others);
       partials.each([](auto& partial, int) { partial.begin(); });
 #pragma unroll
       for (int subtile = 0; subtile < kSubtiles; ++subtile) {
@@ -147,7 +147,7 @@ struct TileEpilogue {
                                     at, fragments);
           store<0, 0>(fragments, i, at);
           partials.each([&](auto& partial, int result) {
-            partial.add(fragments[result], results[result], at, subtile * kFragments + i, whole);
+            partial.add(fragments[result], results[result], at, subtile * kFragments + i, present);
           });
         }
         store_stage(left, top, batch, others);
@@ -183,14 +183,30 @@ struct TileEpilogue {
  private:
   __device__ __forceinline__ unsigned full(int stage) const { return barriers + 8 * stage; }
 
-  /// Whether the matrix has all of these elements, as far as it matters to what is reduced; the same in all lanes.
+  /// What the matrix has of 16 rows and kWidth columns, as far as it matters to what is reduced.
   template <int kWidth, class Rows>
-  __device__ __forceinline__ bool has_all(int row, int column, int batch, const Rows& others) const {
-    if constexpr (kStored == kResults) return true;
-    if (column + kWidth > columns) return false;
-    if constexpr (Rows::kStraight) return row + 16 <= rows;
-    const auto at = FragmentCoordinate::of_lane(row, column, batch, rows, columns).through(others);
-    return !ptx::vote_sync_any(!at.has(0) || !at.has(2));
+  __device__ __forceinline__ Presence present(int row, int column, int batch, const Rows& others) const {
+    Presence found;
+    if constexpr (kStored < kResults) {
+      const auto look = [&] {
+        const auto its = FragmentCoordinate::of_lane(row, column, batch, rows, columns).through(others);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) found.rows[r] = its.row + its.below * r < rows;
+      };
+      bool all_rows;
+      if constexpr (Rows::kStraight) {
+        look();
+        all_rows = row + 16 <= rows;
+      } else if constexpr (Rows::kBoxes) {
+        all_rows = others.has_box(row);
+        if (!all_rows) look();  // which takes divisions
+      } else {
+        look();
+        all_rows = !ptx::vote_sync_any(!found.rows[0] || !found.rows[1]);
+      }
+      found.whole = all_rows && column + kWidth <= columns;
+    }
+    return found;
   }
 
   /// The shared address of subtile kSubtile of a stage.

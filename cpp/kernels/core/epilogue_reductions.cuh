@@ -51,6 +51,15 @@ inline constexpr bool is_reduced = false;
 template <Reduction kReduction, class Of, bool kOverRows, bool kOverColumns>
 inline constexpr bool is_reduced<Reduced<kReduction, Of, kOverRows, kOverColumns>> = true;
 
+/// What the matrix has of 16 rows of a tile: all of it, which every lane knows, and each of the lane's own two rows.
+struct Presence {
+  bool whole = true, rows[2] = {true, true};
+
+  __device__ __forceinline__ bool has(const FragmentCoordinate& at, int i) const {
+    return rows[i / 2 % 2] && at.column + i / 4 * 8 + i % 2 < at.columns;
+  }
+};
+
 /// Where a warp's own lines are.
 struct OwnLines {
   int line, lines;
@@ -88,18 +97,18 @@ struct Partial {
     if constexpr (!kKept) clear();
   }
 
-  /// Adds fragment `number` of a tile, which is `whole` if the matrix has all of the tile's elements.
+  /// Adds fragment `number` of a tile, of which the matrix has what is `present`.
   __device__ __forceinline__ void add(const Fragment& fragment, const ResultAddress& address,
-                                      const FragmentCoordinate& at, int number, bool whole) {
+                                      const FragmentCoordinate& at, int number, const Presence& present) {
     Type values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const typename R::Source value = fragment[i];
       values[i] = static_cast<Type>(value);
     }
-    if (!whole) {
+    if (!present.whole) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = at.has(i) ? values[i] : R::identity();
+      for (int i = 0; i < 8; ++i) values[i] = present.has(at, i) ? values[i] : R::identity();
     }
     if constexpr (!kByColumn) {
 #pragma unroll

@@ -34,6 +34,7 @@ _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),
     ConvolutionKnobs(cluster_m=1, tile_m=256),
     ConvolutionKnobs(cluster_m=1, tile_m=128),
+    ConvolutionKnobs(cluster_m=1, tile_m=128, schedule="pingpong"),
 )
 _WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
 _MOST_STAGES = 4
@@ -122,7 +123,8 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     loading = max(loaded / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
     storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
-    tile = max(multiplying + storing, loading)
+    turns = knobs.schedule == "pingpong"
+    tile = max(multiplying, loading, (multiplying + storing) / 2) if turns else max(multiplying + storing, loading)
     if knobs.stages <= _FEW_STAGES:
         tile *= _WAITING
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:

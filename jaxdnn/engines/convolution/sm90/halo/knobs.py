@@ -139,8 +139,10 @@ def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit:
     product = patches.gemm.product
     if knobs.patch not in LINES:
         return f"patch is {knobs.patch}; expected one of {LINES}"
-    if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1 or knobs.schedule == "pingpong":
-        return "its blocks work alone, on all of K; expected no cluster, one split and a cooperative schedule"
+    if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1:
+        return "its blocks work alone, on all of K; expected no cluster, and one split"
+    if knobs.schedule == "pingpong" and not knobs.resident:
+        return "warp groups that take turns have tiles of their own, and a filter that passes by is for both"
     gemm, taps = patches.gemm, patches.taps(knobs.patch)
     if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
