@@ -48,6 +48,7 @@ WIDEST_DROPOUT = 112
 # a tile besides its blocks, in blocks.
 BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
 LARGE_BLOCK = 1.29  # of 192 queries, with larger heads
+SKIPPING = 0.95  # of that, where warp groups let blocks pass
 BLOCK_START = 0.15
 ONE_STAGE = 1.3  # of float32: as much longer where a block's copies wait for the multiplies of the one before
 TILE_START = 1.3
@@ -102,7 +103,7 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
     """About, in blocks of 128 x 128."""
     band = problem.mask.band
     large = knobs.consumers == 3 and max(problem.head_size, problem.value_head_size) > 64
-    one = LARGE_BLOCK if large else BLOCK[knobs.tile_m * knobs.blocks]
+    one = LARGE_BLOCK * (SKIPPING if knobs.skips else 1) if large else BLOCK[knobs.tile_m * knobs.blocks]
     together = one / knobs.blocks  # blocks of a multiprocessor are as its warp groups
     block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
     times: list[float] = []

@@ -52,9 +52,10 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         form = _form(problem)
         if isinstance(form, str):
             return form
-        if reason := Sm90().problem_reason(form.product, target) or copies_reason(form.product, target):
+        if reason := Sm90().problem_reason(form.product, target) or _form_reason(form):
             return reason
-        if reason := _form_reason(form):
+        # To few channels cuDNN's kernels take longer than copies do.
+        if not isinstance(form, WindowLines) and (reason := copies_reason(form.product, target)):
             return reason
         if next(self.configurations(problem, target), None) is None:
             return f"no tile fits the {problem.columns // problem.groups} columns of a group"

@@ -48,6 +48,8 @@ _MERGED = (
 # faster by more than that; but of merged groups im2col takes a fifth longer than is expected of it [Patches, 3].
 _UNSURE = 1.08
 _MERGED_IM2COL = 1.2
+# Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 10].
+_FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
 _FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filter [Filters by patches, 3]
 # Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
 # long as those [Dense layers].
@@ -61,9 +63,8 @@ _SHAPES = sorted((*SHAPES, *_NARROW), key=lambda knobs: knobs.cluster_m)
 
 def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs | WgradKnobs]:
     """Knobs that work for the convolution, by the time that is expected of them."""
-    longer = (_MERGED_IM2COL if gemm.merged > 1 else 1) * (_FILTER_IM2COL if gemm.product.a_transposed else 1)
     found: list[tuple[float, ConvolutionKnobs | WgradKnobs]] = [
-        (longer * _im2col_seconds(gemm, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
+        (_im2col_seconds(gemm, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
     ]
     if patches_reason(gemm) is None:
         patches = Patches(gemm)
@@ -77,8 +78,13 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
 
 
 def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> float:
-    clustered = knobs.cluster_m * knobs.cluster_n > 1
-    return (_CLUSTERED if clustered else 1) * seconds(gemm.tiled, knobs, sm_count)
+    longer = _CLUSTERED if knobs.cluster_m * knobs.cluster_n > 1 else 1
+    longer *= _MERGED_IM2COL if gemm.merged > 1 else 1
+    if gemm.product.a_transposed:
+        longer *= _FILTER_IM2COL
+    elif gemm.merged == 1 and gemm.taps > 1 and knobs.tile_n <= _FEW_COLUMNS:
+        longer *= _NARROW_IM2COL
+    return longer * seconds(gemm.tiled, knobs, sm_count)
 
 
 def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:

@@ -60,6 +60,7 @@ MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 FEW_ROUNDS = 2
 MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
 CLUSTER_LATENCY = 0.91  # speed with few rounds [7]
+CLUSTER_START = 0.2e-6  # seconds that its blocks wait for each other then, until they load and when they end [26]
 PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as four, and a third as far off [8]
 # Stages between the consumers. Without an epilogue nothing is gained, but by 8-bit floats, of which each column is
 # multiplied twice as fast, and stored no faster [9].
@@ -259,7 +260,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
-        tile /= CLUSTER_LATENCY
+        tile = tile / CLUSTER_LATENCY + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
     time = overlapped(turns * tile + last, product)

@@ -48,6 +48,7 @@ _START = 3e-6  # seconds until the first blocks multiply, and from the last ones
 _RATE = 780e12  # flops a second
 _TOGETHER = {**TOGETHER, 3: 1.03}
 _EPILOGUE = 2.8e-9  # seconds a column of 64 rows
+_TURN = 0.15e-6  # seconds from one warp group's multiplies to the other's [10]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
 
@@ -124,7 +125,8 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
     storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
     turns = knobs.schedule == "pingpong"
-    tile = max(multiplying, loading, (multiplying + storing) / 2) if turns else max(multiplying + storing, loading)
+    computing = max(multiplying + _TURN, (multiplying + storing) / 2) if turns else multiplying + storing
+    tile = max(computing, loading)
     if knobs.stages <= _FEW_STAGES:
         tile *= _WAITING
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:
