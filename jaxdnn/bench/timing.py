@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -197,13 +198,13 @@ def _program_of_sets(
     results of the call before: not where temporary arrays are counted, which would be there too.
     """
     (of_call, *_) = _calls(sets)
-    before = jax.eval_shape(lambda *sets: [run(*arrays) for arrays in sets], *of_call)
-    compute = jax.jit(
-        lambda before, *sets: [run(*arrays) for arrays in sets],
-        donate_argnums=(0,) if reuses else (),
-        keep_unused=reuses,
-    )
-    return compute.lower(before, *of_call).compile()
+
+    def compute(_: Any, *sets: Sequence[Any]) -> list[Any]:
+        return [run(*arrays) for arrays in sets]
+
+    before = jax.eval_shape(partial(compute, None), *of_call)
+    program = jax.jit(compute, donate_argnums=(0,) if reuses else (), keep_unused=reuses)
+    return program.lower(before, *of_call).compile()
 
 
 def _over_sets(program: jax.stages.Compiled, sets: Sequence[Sequence[Any]]) -> Callable[[], Sequence[Any]]:

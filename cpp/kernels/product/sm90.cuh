@@ -370,8 +370,7 @@ struct ProductConsumer {
       Accumulators accumulators;
       Promoted promotion(consumer);
       turns.wait();
-      multiply_tile(accumulators, promotion, epilogue, walk.index);
-      turns.pass_on();
+      multiply_tile(accumulators, promotion, epilogue, walk.index, turns);
       skip(Turns::kTiles - 1);
       finish_tile(accumulators, promotion);
 
@@ -400,14 +399,17 @@ struct ProductConsumer {
     if constexpr (Config::kPingpong) stages.position.advance(tiles * block.most_stages);
   }
 
-  /// Starts all multiplies of a tile; those of the last stage still run at the end.
+  /// Starts all multiplies of a tile; those of the last stage still run at the end. The turn is passed on as soon as
+  /// these are started: after the loop the compiler would first find the tile's place, which takes divisions.
   __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, Promoted& promotion,
-                                                const TileEpilogue<Config>& epilogue, unsigned index) {
+                                                const TileEpilogue<Config>& epilogue, unsigned index,
+                                                const Turns& turns) {
     const TilePosition tile = block.order[index];
     const int depth_blocks = block.depth_blocks(tile), first = block.first_stage(tile);
     for (int i = 0; i < depth_blocks; ++i) {
       stages.wait();
       operands.multiply(accumulators, stages.position.stage, first + i, i > promotion.starts);
+      if (i + 1 == depth_blocks) turns.pass_on();
       if (i == 0) prefetch(epilogue, index);
       ptx::wgmma_wait_group<1>();
       if (i > promotion.starts) stages.release_previous();
