@@ -82,6 +82,7 @@ FORCED = {
         patches(tile_m=64, tile_n=64, stages=2, consumers=1, filter_stages=18, resident=True, epilogue_stages=1),
         patches(tile_m=192, tile_n=48, stages=2, consumers=3, patch=64, filter_stages=5, store="direct"),
         patches(tile_m=64, tile_n=64, stages=3, patch=64, filter_stages=27, **IN_TURNS),
+        patches(tile_m=64, tile_n=48, stages=4, patch=64, filter_stages=27, consumers=3, **IN_TURNS),
     ],
     "same, image": [
         patches(tile_m=256, tile_n=64, stages=2, patch=64),

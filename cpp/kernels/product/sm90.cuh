@@ -10,15 +10,15 @@
 //                        consumers  | multiply tile 0 | epilogue 0 | multiply tile 1 | ...
 //                    With kStagger they start some stages apart, and stay so: while one is in its epilogue, the other
 //                    still multiplies
-//   ping-pong        each of two consumers takes every other tile, and takes turns at the tensor cores, so that one's
-//                    epilogue runs behind the other's multiplies:
+//   ping-pong        each of two consumers takes every other tile (of three every third), and takes turns at the tensor
+//                    cores, so that one's epilogue runs behind the others' multiplies:
 //                        consumer 0 | multiply tile 0 | epilogue 0      | multiply tile 2 | ...
 //                        consumer 1 |                 | multiply tile 1 | epilogue 1      | ...
 //
 //   barriers         full[stage]   1 arrival (the producer's, which announces the bytes of A's and B's tile)
 //                    empty[stage]  a lane of each consuming warp, of each block that this one's copies write to:
 //                                  4 x (kPingpong ? 1 : kConsumers) x (kClusterM + kClusterN - 1)
-//                    named 1, 2    ping-pong's turns, 256 threads: one warp group waits, the other arrives
+//                    named 1, ...  ping-pong's turns, 256 threads: one warp group waits, the one before arrives
 //                    and those of the epilogue's tiles (core/epilogue.cuh)
 //   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
 //   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
@@ -174,7 +174,7 @@ struct ProductSm90 {
   static constexpr int kRows =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
   static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
-  static_assert(!Config::kPingpong || (Config::kConsumers == 2 && Config::kStagger == 0), "two take turns");
+  static_assert(!Config::kPingpong || (Config::kConsumers > 1 && Config::kStagger == 0), "several take turns");
   static_assert(Config::kStagger < Config::kStages, "the stages that one waits for are all in flight");
 
   __device__ __forceinline__ int tiled_rows() const { return m; }
@@ -259,30 +259,28 @@ struct ProductBlock {
   }
 };
 
-/// Turns at the tensor cores. With ping-pong each of two consumers takes every other tile, and multiplies while the
-/// other is in its epilogue; else all share each tile, and need no turns.
-template <bool kPingpong>
+/// Turns at the tensor cores. With ping-pong each of several consumers takes every other tile, and multiplies while
+/// others are in their epilogues; else all share each tile, and need no turns.
+template <int kConsumers>
 struct PingPongTurns {
-  static constexpr int kTiles = kPingpong ? 2 : 1;  // of a round
+  static constexpr int kTiles = kConsumers;  // of a round
 
   int consumer;
 
   /// The consumer's first tile.
-  __device__ __forceinline__ int first() const { return kPingpong ? consumer : 0; }
+  __device__ __forceinline__ int first() const { return kTiles > 1 ? consumer : 0; }
 
   /// The first turn is consumer 0's.
   __device__ __forceinline__ void start() const {
-    if constexpr (kPingpong) {
-      if (consumer == 1) ptx::barrier_arrive(1, 256);
-    }
+    if (kTiles > 1 && consumer == kTiles - 1) pass_on();
   }
 
   __device__ __forceinline__ void wait() const {
-    if constexpr (kPingpong) ptx::barrier_sync(1 + consumer, 256);
+    if constexpr (kTiles > 1) ptx::barrier_sync(1 + consumer, 256);
   }
 
   __device__ __forceinline__ void pass_on() const {
-    if constexpr (kPingpong) ptx::barrier_arrive(2 - consumer, 256);
+    if constexpr (kTiles > 1) ptx::barrier_arrive(1 + (consumer + 1) % kTiles, 256);
   }
 };
 
@@ -330,7 +328,7 @@ struct ProductConsumer {
   static constexpr int kBlocks = Call::kRows / 64, kRegisters = Config::kTileN / 2;
   using Accumulators = Accumulator[kBlocks][kRegisters];
   using Promoted = Promotion<Config::kPromotion, Config::kConsumers, Accumulator, kRegisters>;
-  using Turns = PingPongTurns<Config::kPingpong>;
+  using Turns = PingPongTurns<Config::kPingpong ? Config::kConsumers : 1>;
   static_assert(Config::kPromotion == 0 || kBlocks == 1, "there are registers for 64 rows of accumulators twice");
 
   const ProductBlock<Call>& block;
@@ -370,7 +368,8 @@ struct ProductConsumer {
       Accumulators accumulators;
       Promoted promotion(consumer);
       turns.wait();
-      multiply_tile(accumulators, promotion, epilogue, walk.index, turns);
+      multiply_tile(accumulators, promotion, epilogue, walk.index);
+      turns.pass_on();
       skip(Turns::kTiles - 1);
       finish_tile(accumulators, promotion);
 
@@ -399,17 +398,14 @@ struct ProductConsumer {
     if constexpr (Config::kPingpong) stages.position.advance(tiles * block.most_stages);
   }
 
-  /// Starts all multiplies of a tile; those of the last stage still run at the end. The turn is passed on as soon as
-  /// these are started: after the loop the compiler would first find the tile's place, which takes divisions.
+  /// Starts all multiplies of a tile; those of the last stage still run at the end.
   __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, Promoted& promotion,
-                                                const TileEpilogue<Config>& epilogue, unsigned index,
-                                                const Turns& turns) {
+                                                const TileEpilogue<Config>& epilogue, unsigned index) {
     const TilePosition tile = block.order[index];
     const int depth_blocks = block.depth_blocks(tile), first = block.first_stage(tile);
     for (int i = 0; i < depth_blocks; ++i) {
       stages.wait();
       operands.multiply(accumulators, stages.position.stage, first + i, i > promotion.starts);
-      if (i + 1 == depth_blocks) turns.pass_on();
       if (i == 0) prefetch(epilogue, index);
       ptx::wgmma_wait_group<1>();
       if (i > promotion.starts) stages.release_previous();

@@ -43,10 +43,10 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     work = sum(stored) if product.program.operations else max(stored)
     work += sum(operand_registers(operand, tile=i in tiles) for i, operand in enumerate(product.operands))
     work += REDUCTION_REGISTERS * len(product.reduced)
-    light_in_turns = knobs.store == "tma" and knobs.schedule == "pingpong" and is_light(product)
+    three = knobs.consumers == 3
+    light_in_turns = knobs.store == "tma" and knobs.schedule == "pingpong" and not three and is_light(product)
     if light_in_turns and work <= LIGHT_REGISTERS:
         return MOST_ACCUMULATORS
-    three = knobs.consumers == 3
     if knobs.store != "direct" and not knobs.promotion and sums_rows(product):
         return LIGHT_ACCUMULATORS - 64 * three
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):

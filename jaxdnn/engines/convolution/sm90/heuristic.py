@@ -48,7 +48,7 @@ _MERGED = (
 # faster by more than that; but of merged groups im2col takes a fifth longer than is expected of it [Patches, 3].
 _UNSURE = 1.08
 _MERGED_IM2COL = 1.2
-# Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 10].
+# Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 11].
 _FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
 _FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filter [Filters by patches, 3]
 # Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
@@ -82,7 +82,7 @@ def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> floa
     longer *= _MERGED_IM2COL if gemm.merged > 1 else 1
     if gemm.product.a_transposed:
         longer *= _FILTER_IM2COL
-    elif gemm.merged == 1 and gemm.taps > 1 and knobs.tile_n <= _FEW_COLUMNS:
+    elif gemm.merged == 1 and gemm.taps > 1 and gemm.group_columns <= _FEW_COLUMNS:
         longer *= _NARROW_IM2COL
     return longer * seconds(gemm.tiled, knobs, sm_count)
 

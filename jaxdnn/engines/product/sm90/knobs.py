@@ -81,8 +81,8 @@ class Sm90Knobs:
             raise ValueError(
                 f"Sm90Knobs: a warp group would have {self.consumer_rows} rows of the tile; expected 64 or 128"
             )
-        if self.schedule == "pingpong" and self.consumers != 2:
-            raise ValueError(f"Sm90Knobs: consumers is {self.consumers}; expected 2 with pingpong")
+        if self.schedule == "pingpong" and self.consumers < 2:
+            raise ValueError(f"Sm90Knobs: consumers is {self.consumers}; expected 2 or 3 with pingpong")
         if not 0 <= self.stagger < self.stages or (self.stagger and self.schedule == "pingpong"):
             raise ValueError(
                 f"Sm90Knobs: stagger is {self.stagger}; expected less than the stages, and 0 with pingpong"

@@ -35,10 +35,12 @@ _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=256),
     ConvolutionKnobs(cluster_m=1, tile_m=128),
     ConvolutionKnobs(cluster_m=1, tile_m=128, schedule="pingpong"),
+    ConvolutionKnobs(cluster_m=1, tile_m=128, schedule="pingpong", consumers=3),
 )
 _WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
 _MOST_STAGES = 4
-_ACCUMULATORS_OF_THREE = 64  # registers, of a thread that is compiled for 128
+# Registers of a thread that is compiled for 128, and where it holds sums over rows besides.
+_ACCUMULATORS_OF_THREE, _BESIDE_SUMS = 64, 32
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 _SPARE = 1.1  # columns that are multiplied, of those that there are
 _LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [2]
@@ -48,7 +50,7 @@ _START = 3e-6  # seconds until the first blocks multiply, and from the last ones
 _RATE = 780e12  # flops a second
 _TOGETHER = {**TOGETHER, 3: 1.03}
 _EPILOGUE = 2.8e-9  # seconds a column of 64 rows
-_TURN = 0.15e-6  # seconds from one warp group's multiplies to the other's [10]
+_TURN = {2: 0.15e-6, 3: 0.13e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
 
@@ -93,7 +95,9 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
     stored = replace(knobs, store=storing(loaded, knobs))
     stored = replace(stored, fetch="direct" if fetch_reason(patches) else fetched(loaded, stored))
     most = accumulator_limit(loaded, stored)
-    if accumulator_registers(loaded, stored) > (min(most, _ACCUMULATORS_OF_THREE) if knobs.consumers == 3 else most):
+    if knobs.consumers == 3:
+        most = min(most, _BESIDE_SUMS if loaded.reduced else _ACCUMULATORS_OF_THREE)
+    if accumulator_registers(loaded, stored) > most:
         return None
     for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
         choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
@@ -120,12 +124,14 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
-    multiplying = max(multiplies, (loaded + read) / SHARED_RATE) * _TOGETHER[knobs.consumers]
+    multiplying = max(multiplies, (loaded + read) / SHARED_RATE)
     loading = max(loaded / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
     storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
-    turns = knobs.schedule == "pingpong"
-    computing = max(multiplying + _TURN, (multiplying + storing) / 2) if turns else multiplying + storing
+    if knobs.schedule == "pingpong":
+        computing = max(multiplying + _TURN[knobs.consumers], (multiplying + storing) / knobs.consumers)
+    else:
+        computing = multiplying * _TOGETHER[knobs.consumers] + storing
     tile = max(computing, loading)
     if knobs.stages <= _FEW_STAGES:
         tile *= _WAITING
