@@ -4,8 +4,8 @@ A GPU kernel may take less time than the host needs to call it, and its operands
 what a large program sees. So on a GPU one call of a jitted function applies the implementation to several sets of
 operands, which together exceed the cache, or are so many that starting the program costs little of their time; and many
 calls are in flight between two synchronisations. On the CPU each call is waited for. A call is given the memory of the
-results before, as a step of training is: results elsewhere would have XLA write a new graph of the program's kernels,
-2 to 4 us each.
+results before, unless it is a whole program, which is large: results elsewhere would have XLA write a new graph of the
+program's kernels, 2 to 4 us each.
 """
 
 import math
@@ -195,28 +195,30 @@ def _program_of_sets(
     run: Callable[..., Any], sets: Sequence[Sequence[Any]], *, reuses: bool = True
 ) -> jax.stages.Compiled:
     """The implementation, applied to each set of operands of a call. It `reuses` the memory of its first argument, the
-    results of the call before: not where temporary arrays are counted, which would be there too.
+    results of the call before, or has None: where temporary arrays are counted, which would be there too.
     """
     (of_call, *_) = _calls(sets)
 
     def compute(_: Any, *sets: Sequence[Any]) -> list[Any]:
         return [run(*arrays) for arrays in sets]
 
-    before = jax.eval_shape(partial(compute, None), *of_call)
-    program = jax.jit(compute, donate_argnums=(0,) if reuses else (), keep_unused=reuses)
-    return program.lower(before, *of_call).compile()
+    before = jax.eval_shape(partial(compute, None), *of_call) if reuses else None
+    return jax.jit(compute, donate_argnums=0, keep_unused=True).lower(before, *of_call).compile()
 
 
 def _over_sets(program: jax.stages.Compiled, sets: Sequence[Sequence[Any]]) -> Callable[[], Sequence[Any]]:
     """The results of each set of operands, until the next call; on the CPU each call is waited for."""
     wait = (lambda results: results) if jax.default_backend() == "gpu" else jax.block_until_ready
-    calls, (of_call, *_) = _calls(sets), program.args_info[0]
-    results = [jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), of_call) for _ in calls]
+    calls, (before, *_) = _calls(sets), program.args_info[0]
+    given = [jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), before) for _ in calls]
 
     def compute() -> Sequence[Any]:
+        found = []
         for i, arrays in enumerate(calls):
-            results[i] = wait(program(results[i], *arrays))
-        return [result for of_call in results for result in of_call]
+            results = wait(program(given[i], *arrays))
+            given[i] = None if before is None else results
+            found += results
+        return found
 
     return compute
 

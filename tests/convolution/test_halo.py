@@ -292,7 +292,7 @@ def test_patches_that_are_larger_than_shared_memory_are_not_offered():
         ("same", patches(tile_n=48, patch=16), "patch is 16; expected one of"),
         ("same", patches(tile_n=48, patch=64, cluster_m=2), "expected no cluster"),
         ("same", patches(tile_n=48, patch=64, split_k=2), "one split"),
-        ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a filter that passes by is for both"),
+        ("same", patches(tile_n=48, patch=64, schedule="pingpong"), "a filter that passes by is for all"),
         ("same", patches(tile_n=48, patch=64, resident=True), "filter_stages is 6; expected 27, all that stay"),
         ("same", patches(tile_n=32, patch=64, filter_stages=27, resident=True), "filters of their own"),
         ("same", patches(tile_n=48, stages=9), "bytes of shared memory, and a block has"),

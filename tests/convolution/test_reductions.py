@@ -60,7 +60,7 @@ PINGPONG = {"schedule": "pingpong"}
 # Bands of two rows of tiles: a block comes to the same columns again.
 PROBLEMS = {
     "blocks with absent places": (reduced((3, 11, 9, 64), (3, 3, 64, 72)), None, [
-        None, patches(swizzle=2), patches(tile_m=192, consumers=3), patches(tile_m=64, tile_n=96, consumers=1),
+        patches(), patches(swizzle=2), patches(tile_m=192, consumers=3), patches(tile_m=64, tile_n=96, consumers=1),
     ]),
     # As many rows in blocks as there are places, in another order.
     "whole blocks": (reduced((5, 8, 16, 32), (3, 3, 32, 72), F16), None, [patches(swizzle=2, store="direct")]),
@@ -69,8 +69,13 @@ PROBLEMS = {
         patches(tile_m=64, tile_n=96, stages=3, filter_stages=18, resident=True, **PINGPONG),
         patches(tile_m=64, tile_n=96, stages=4, filter_stages=18, resident=True, consumers=3, **PINGPONG),
     ]),
-    "three dimensions": (reduced((2, 3, 9, 6, 64), (3, 2, 3, 64, 32)), None, [None]),
+    "three dimensions": (reduced((2, 3, 9, 6, 64), (3, 2, 3, 64, 32)), None, [patches()]),
     "blocks, mapped": (reduced((2, 9, 10, 32), (3, 3, 32, 72)), (0, 0), [patches(swizzle=2)]),
+    # Three blocks, of which a tile has two: the next one is of another convolution.
+    "blocks past the images, mapped": (reduced((3, 7, 6, 32), (3, 3, 32, 72)), (0, 0), [patches(swizzle=2)]),
+    "statistics past the images, mapped": (statistics((3, 8, 8, 32), (3, 3, 32, 64)), (0, 0), [
+        patches(tile_n=64, filter_stages=5),
+    ]),
     "many places": (reduced((2, 17, 16, 64), (3, 3, 64, 72)), None, [
         places(swizzle=2), places(tile_m=64, swizzle=2, **PINGPONG), places(swizzle=2, cluster_m=2),
         places(tile_m=256, tile_n=16), places(tile_m=192, consumers=3, tile_n=48), places(tile_n=96, store="direct"),

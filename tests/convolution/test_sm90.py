@@ -25,7 +25,7 @@ from jaxdnn.engines.base import MAX_ARGUMENTS
 from jaxdnn.engines.convolution.implicit_gemm import implicit_gemm
 from jaxdnn.engines.convolution.sm90.knobs import knobs_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
-from jaxdnn.plan import TensorMap
+from jaxdnn.plan import Counter, TensorMap
 from jaxdnn.planning.calls import find_calls
 
 ALONE = Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, consumers=1)
@@ -134,6 +134,15 @@ def test_no_launch_has_more_arguments_than_it_may():
 )
 def test_reasons(problem, said):
     assert said in (ENGINE.reason(problem, H100) or "")
+
+
+def test_tiles_of_which_some_have_few_stages_are_dealt():
+    """A phase of a stride that meets no tap has one stage, of zeros: the ring of tiles that are taken is too short."""
+    dealt = only(convolution((64, 56, 56, 128), (1, 1, 64, 2048), BF16, groups=2, strides=(2, 2)), "image")
+    taken = only(convolution((64, 14, 14, 512), (3, 3, 512, 512), BF16, padding="SAME"), "image")
+    for problem, several in ((dealt, False), (taken, True)):
+        (launch,) = ENGINE.build(next(ENGINE.configurations(problem, H100)), problem, H100).launches
+        assert any(isinstance(argument, Counter) for argument in launch.arguments) == several
 
 
 def test_to_few_channels_copies_count_for_nothing():

@@ -55,7 +55,8 @@ void given_tiles(const GivenTiles<Config>& call) {
             for (int i = 0; i < kRegisters; ++i) {
                 const auto at = FragmentCoordinate::of_lane(row, column + i / 8 * 16, batch, call.m, call.n);
                 const Coordinate element = at.element(i % 8);
-                if (at.has(i % 8)) accumulators[0][s * kRegisters + i] = matrix[element.row * call.n + element.column];
+                if (element.row >= call.m || element.column >= call.n) continue;
+                accumulators[0][s * kRegisters + i] = matrix[element.row * call.n + element.column];
             }
         }
         epilogue.template prefetch<1, kWidth>(row, column, batch);

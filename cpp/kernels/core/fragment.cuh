@@ -53,7 +53,7 @@ __device__ __forceinline__ void sums_of(const Vector<T, kCount>& operand, float 
 }
 
 /// Rows of a tile that are those of the matrix, one after the other. Others say where in the matrix each is, and
-/// whether 16 of them, a warp's, are a box that TMA can store and load.
+/// whether 16 of them, a warp's, are a box that TMA can store and load: and `has_box`, whether all of it is there.
 struct StraightRows {
   static constexpr bool kStraight = true, kBoxes = true;
 
@@ -115,11 +115,6 @@ struct FragmentCoordinate {
   /// Of element `i`.
   __device__ __forceinline__ Coordinate element(int i) const {
     return {row + i / 2 % 2 * below, column + i / 4 * 8 + i % 2, batch};
-  }
-
-  __device__ __forceinline__ bool has(int i) const {
-    const Coordinate its = element(i);
-    return its.row < rows && its.column < columns;
   }
 };
 

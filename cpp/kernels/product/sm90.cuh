@@ -259,11 +259,11 @@ struct ProductBlock {
   }
 };
 
-/// Turns at the tensor cores. With ping-pong each of several consumers takes every other tile, and multiplies while
-/// others are in their epilogues; else all share each tile, and need no turns.
-template <int kConsumers>
+/// Turns at the tensor cores. With ping-pong each consumer has one of a round of tiles, and multiplies while others are
+/// in their epilogues; else all share a tile, and need no turns.
+template <int kTilesOf>
 struct PingPongTurns {
-  static constexpr int kTiles = kConsumers;  // of a round
+  static constexpr int kTiles = kTilesOf;  // of a round
 
   int consumer;
 
@@ -393,7 +393,7 @@ struct ProductConsumer {
     }
   }
 
-  /// Passes over the stages of so many tiles, which are the other consumer's.
+  /// Passes over the stages of so many tiles, which are the other consumers'.
   __device__ __forceinline__ void skip(int tiles) {
     if constexpr (Config::kPingpong) stages.position.advance(tiles * block.most_stages);
   }

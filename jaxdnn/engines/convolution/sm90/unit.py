@@ -5,6 +5,7 @@ The kernel is cpp/kernels/convolution/sm90.cuh.
 
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from operator import mul
 
 from jaxdnn.engines.convolution.axis import Axis
@@ -49,6 +50,12 @@ class ConvolutionUnit(Unit):
             "Blocks": self.gemm.filter_rows is not None,
         }
         return {**super().load_constants(product), **own}
+
+    def fewest_stages(self, product: Product) -> int:
+        """Those of the phase that meets the fewest taps; K is that of the one with most."""
+        taps = [[phase.taps for phase in axis.phases] for axis in self.gemm.axes]
+        fewest, most = prod(map(min, taps)), prod(map(max, taps))
+        return super().fewest_stages(product) * fewest // most
 
     def tiles(self, product: Product) -> int:
         return super().tiles(replace(product, m=self.gemm.rows, batch=product.batch * self.gemm.phases))

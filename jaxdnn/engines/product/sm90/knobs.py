@@ -31,8 +31,8 @@ class Sm90Knobs:
       stages: parts of K in flight, 128 bytes of each row.
       cluster_m, cluster_n: neighbouring tiles whose thread blocks share what they load.
       consumers: warp groups that multiply.
-      schedule: "cooperative": they share a tile. "pingpong": two take every other tile, and one's epilogue runs behind
-        the other's multiplies.
+      schedule: "cooperative": they share a tile. "pingpong": two take every other tile, or three every third, and one's
+        epilogue runs behind the others' multiplies.
       stagger: stages that the other consumers of a shared tile start behind the first, which hides a part of each one's
         epilogue.
       swizzle: of the rasterization: rows of clusters' tiles that are worked through together, for the L2 cache.

@@ -277,7 +277,7 @@ class Unit:
         tiles, cluster = self.tiles(product), knobs.cluster_m * knobs.cluster_n
         blocks = self.blocks(product)
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
-        deep = ceil(product.k / (self.depth(product) * knobs.split_k)) >= 2 * knobs.stages
+        deep = self.fewest_stages(product) >= 2 * knobs.stages
         takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.reductions.own_lines
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
@@ -288,6 +288,10 @@ class Unit:
             "shared_memory": shared,
         }
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
+
+    def fewest_stages(self, product: Product) -> int:
+        """That a tile takes."""
+        return ceil(product.k / (self.depth(product) * self.knobs.split_k))
 
     def tiles(self, product: Product) -> int:
         """How many tiles of clusters there are."""

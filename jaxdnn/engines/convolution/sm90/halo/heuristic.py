@@ -39,7 +39,7 @@ _SHAPES = (
 )
 _WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
 _MOST_STAGES = 4
-# Registers of a thread that is compiled for 128, and where it holds sums over rows besides.
+# Registers of a thread that is compiled for 128, and where it holds sums over rows besides: with 64 some spill [11].
 _ACCUMULATORS_OF_THREE, _BESIDE_SUMS = 64, 32
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 _SPARE = 1.1  # columns that are multiplied, of those that there are

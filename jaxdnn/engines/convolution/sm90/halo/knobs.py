@@ -142,7 +142,7 @@ def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit:
     if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1:
         return "its blocks work alone, on all of K; expected no cluster, and one split"
     if knobs.schedule == "pingpong" and not knobs.resident:
-        return "warp groups that take turns have tiles of their own, and a filter that passes by is for both"
+        return "warp groups that take turns have tiles of their own, and a filter that passes by is for all"
     gemm, taps = patches.gemm, patches.taps(knobs.patch)
     if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
