@@ -50,7 +50,7 @@ _START = 3e-6  # seconds until the first blocks multiply, and from the last ones
 _RATE = 780e12  # flops a second
 _TOGETHER = {**TOGETHER, 3: 1.03}
 _EPILOGUE = 2.8e-9  # seconds a column of 64 rows
-_TURN = {2: 0.15e-6, 3: 0.13e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
+_TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
 
