@@ -216,8 +216,9 @@ def _over_sets(program: jax.stages.Compiled, sets: Sequence[Sequence[Any]]) -> C
         found = []
         for i, arrays in enumerate(calls):
             results = wait(program(given[i], *arrays))
-            given[i] = None if before is None else results
             found += results
+            if before is not None:
+                given[i] = results
         return found
 
     return compute

@@ -140,9 +140,9 @@ def test_tiles_of_which_some_have_few_stages_are_dealt():
     """A phase of a stride that meets no tap has one stage, of zeros: the ring of tiles that are taken is too short."""
     dealt = only(convolution((64, 56, 56, 128), (1, 1, 64, 2048), BF16, groups=2, strides=(2, 2)), "image")
     taken = only(convolution((64, 14, 14, 512), (3, 3, 512, 512), BF16, padding="SAME"), "image")
-    for problem, several in ((dealt, False), (taken, True)):
+    for problem, counts in ((dealt, False), (taken, True)):
         (launch,) = ENGINE.build(next(ENGINE.configurations(problem, H100)), problem, H100).launches
-        assert any(isinstance(argument, Counter) for argument in launch.arguments) == several
+        assert any(isinstance(argument, Counter) for argument in launch.arguments) == counts
 
 
 def test_to_few_channels_copies_count_for_nothing():

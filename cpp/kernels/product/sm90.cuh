@@ -40,6 +40,7 @@
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
 #include "core/tile_queue.cuh"
+#include "core/turns.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {
@@ -259,31 +260,6 @@ struct ProductBlock {
   }
 };
 
-/// Turns at the tensor cores. With ping-pong each consumer has one of a round of tiles, and multiplies while others are
-/// in their epilogues; else all share a tile, and need no turns.
-template <int kTilesOf>
-struct PingPongTurns {
-  static constexpr int kTiles = kTilesOf;  // of a round
-
-  int consumer;
-
-  /// The consumer's first tile.
-  __device__ __forceinline__ int first() const { return kTiles > 1 ? consumer : 0; }
-
-  /// The first turn is consumer 0's.
-  __device__ __forceinline__ void start() const {
-    if (kTiles > 1 && consumer == kTiles - 1) pass_on();
-  }
-
-  __device__ __forceinline__ void wait() const {
-    if constexpr (kTiles > 1) ptx::barrier_sync(1 + consumer, 256);
-  }
-
-  __device__ __forceinline__ void pass_on() const {
-    if constexpr (kTiles > 1) ptx::barrier_arrive(1 + (consumer + 1) % kTiles, 256);
-  }
-};
-
 /// The accumulators of a tile in float32, to which those of the tensor cores are added every `kEvery` stages (0:
 /// never).
 template <int kEvery, int kConsumers, class Accumulator, int kRegisters>
@@ -328,7 +304,7 @@ struct ProductConsumer {
   static constexpr int kBlocks = Call::kRows / 64, kRegisters = Config::kTileN / 2;
   using Accumulators = Accumulator[kBlocks][kRegisters];
   using Promoted = Promotion<Config::kPromotion, Config::kConsumers, Accumulator, kRegisters>;
-  using Turns = PingPongTurns<Config::kPingpong ? Config::kConsumers : 1>;
+  static constexpr int kTiles = Config::kPingpong ? Config::kConsumers : 1;  // of a round; each consumer has one
   static_assert(Config::kPromotion == 0 || kBlocks == 1, "there are registers for 64 rows of accumulators twice");
 
   const ProductBlock<Call>& block;
@@ -358,26 +334,27 @@ struct ProductConsumer {
                       {static_cast<int>(blockIdx.x * Call::kWarps + number), static_cast<int>(gridDim.x * Call::kWarps),
                        block.call.batches, block.call.n}};
     epilogue.open();
-    const Turns turns{consumer};
+    const ConsumerTurns<Config::kPingpong, Config::kConsumers> turns{consumer};
+    const int first = Config::kPingpong ? consumer : 0;
     turns.start();
     auto walk = block.template tiles<true>();
     if (walk.on_a_tile()) stagger(block.depth_blocks(block.order[walk.index]));
-    skip(turns.first());
-    for (int passed = 0; passed < turns.first(); ++passed) walk.advance();
+    skip(first);
+    for (int passed = 0; passed < first; ++passed) walk.advance();
     while (walk.on_a_tile()) {
       Accumulators accumulators;
       Promoted promotion(consumer);
       turns.wait();
       multiply_tile(accumulators, promotion, epilogue, walk.index);
       turns.pass_on();
-      skip(Turns::kTiles - 1);
+      skip(kTiles - 1);
       finish_tile(accumulators, promotion);
 
       const TilePosition tile = block.order[walk.index];
       epilogue.apply(accumulators, block.row(tile) + first_row + warp * 16, block.column(tile),
                      block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
-      for (int passed = 0; passed < Turns::kTiles; ++passed) walk.advance();
+      for (int passed = 0; passed < kTiles; ++passed) walk.advance();
       if constexpr (Config::kOwnLines) leave(epilogue, tile, walk);
     }
     epilogue.finish();

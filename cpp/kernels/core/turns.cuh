@@ -5,7 +5,7 @@
 
 namespace jaxdnn {
 
-/// Turns at starting multiplies, in which the consumers take part as often as each other.
+/// Turns at starting multiplies, in which the consumers take part as often as each other; none without kTurns.
 template <bool kTurns, int kConsumers>
 struct ConsumerTurns {
   int consumer;
