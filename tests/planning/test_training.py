@@ -77,6 +77,17 @@ def test_seconds_are_of_one_set(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("reuses", [True, False])
+def test_a_call_takes_the_memory_of_the_results_before(reuses):
+    sets = [(jnp.ones(8),)]
+    call = timing._over_sets(timing._program_of_sets(jnp.negative, sets, reuses=reuses), sets)
+    (before,) = call()
+    (found,) = call()
+    assert before.is_deleted() == reuses
+    assert not found.is_deleted()
+    assert (found == -1).all()
+
+
 @pytest.mark.parametrize(("seconds", "made"), [(20.0, 2 + 3), (2.0, 2 + 7), (0.5, 5 + 15), (0.01, 5 + 15 * 2)])
 def test_slow_calls_are_sampled_less(seconds, made, monkeypatch):
     calls = []
