@@ -138,3 +138,16 @@ def test_tiles_are_paired_unless_few_pairs_would_be_half_idle(rows, clusters):
 def test_8_bit_floats_of_a_short_sum_are_loaded_by_each_block(k, clusters):
     case = ProductCase(1024, 4096, k, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
     assert in_turns(replace(case.product(), fast=True)) == clusters
+
+
+@pytest.mark.parametrize(("n", "k", "clusters"), [(256, 64, 1), (512, 128, 1), (2048, 128, 1), (4096, 4096, 2)])
+def test_what_memory_bounds_is_loaded_by_each_block(n, k, clusters):
+    product = ProductCase(65_536, n, k, "bfloat16").product()
+    assert next(iter(Sm90().configurations(product, H200))).cluster_m == clusters
+
+
+@pytest.mark.parametrize("target", [H200, device._NAMED[90]], ids=["H200", "H100"])
+@pytest.mark.parametrize(("columns", "k", "few"), [(256, 802_816, True), (256, 8192, False), (384, 200_000, False)])
+def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
+    product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
+    assert ("too few for a K" in (Skinny().reason(product, target) or "")) == few

@@ -46,7 +46,7 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, Found...>
              StageSubtiles<TypeList<Rest...>, kColumns, Found..., Subtile<First, kColumns>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kOwnLines.
+/// kTensorStore, kPairedStore, kPieceBytes, kLeavesFirst, kOwnLines.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -309,8 +309,10 @@ struct TileEpilogue {
   __device__ __forceinline__ void send(int column, int row, int batch, const Rows& others) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (!is_reduced<T>)
-        others.store(results[kResult].map, place<kSubtile>(position.stage), column, row, batch);
+      if constexpr (!is_reduced<T>) {
+        const TensorMap* const map = results[kResult].map;
+        others.template store<Config::kLeavesFirst>(map, place<kSubtile>(position.stage), column, row, batch);
+      }
       send<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
     }
   }

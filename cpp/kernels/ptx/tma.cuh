@@ -14,6 +14,9 @@ struct alignas(64) TensorMap {
 
 namespace ptx {
 
+/// What createpolicy with L2::evict_first returns: of lines that the L2 cache gives up first.
+constexpr unsigned long long kEvictFirst = 0x12f0000000000000;
+
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -104,10 +107,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load_im2col_multicast(unsig
   }
 }
 
-/// Of what no other block reads: the L2 cache gives its lines up first.
+/// Of what no other block reads.
 __device__ __forceinline__ void cp_async_bulk_tensor_load_evict_first(unsigned destination, const TensorMap* map,
                                                                       unsigned barrier, int x, int y, int z) {
-  constexpr unsigned long long kEvictFirst = 0x12f0000000000000;  // what createpolicy with L2::evict_first returns
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
@@ -136,17 +138,34 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(unsigned des
       : "memory");
 }
 
+template <bool kLeavesFirst>
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(source), "r"(x), "r"(y), "r"(z)
-               : "memory");
+  if constexpr (kLeavesFirst) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
+        "r"(source), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
+        : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(source), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+  }
 }
 
+template <bool kLeavesFirst>
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z,
                                                            int w, int v) {
-  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
-               "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
-               : "memory");
+  if constexpr (kLeavesFirst) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint"
+        " [%0, {%2, %3, %4, %5, %6}], [%1], %7;" ::"l"(map),
+        "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(kEvictFirst)
+        : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+                 : "memory");
+  }
 }
 
 /// `bytes` that lie together, a multiple of 16, as their addresses are; to shared memory, or the other way.

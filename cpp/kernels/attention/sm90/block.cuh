@@ -52,7 +52,6 @@ struct AttentionBlock {
     StageWriter<typename Call::Values> to_values{values};
     StageWriter<typename Call::Scores> to_scores{scores};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
-      queue.ask();
       const AttentionTile<Config> tile = this->tile(walk.index);
       const int key_head = tile.head / call.group;
       to_queries.fill([&](unsigned stage, unsigned full) {
@@ -67,6 +66,7 @@ struct AttentionBlock {
       int before = -1;
       for (KeyBlockWalk<AttentionTile<Config>> blocks(tile, 1); blocks.on_a_block(); blocks.advance()) {
         const int block = blocks.number();
+        if (blocks.left == 1) queue.ask();  // not before: others wait for what is taken
         to_keys.fill([&](unsigned stage, unsigned full) {
           Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
         });

@@ -115,7 +115,11 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
         blocks = max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
         times.append(blocks * block + TILE_START * together)
     # The last tiles to be taken are the shortest of a causal mask, and as long as all of a full one.
-    return sum(times) / len(times) * tile_count(problem, knobs) / sm_count + (times[0] + times[-1]) / 4
+    rows = tile_count(problem, knobs) // len(times)
+    spread = rows * sum(times) / sm_count + (times[0] + times[-1]) / 4
+    # Some multiprocessor has so many of the longest ones.
+    longest = enumerate(sorted(times, reverse=True), 1)
+    return max(spread, *(ceil(count * rows / sm_count) * one for count, one in longest))
 
 
 def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:

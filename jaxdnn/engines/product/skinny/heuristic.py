@@ -27,7 +27,9 @@ FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and wi
 # "What a short K costs skinny".
 SHORT_K = 2048
 MANY_ROUNDS = 2
-LONG_K = 128  # stages of K that are worth a second kernel, which adds what more blocks have summed
+# Of more splits of K the part of the bandwidth that they reach, and seconds of the kernel that adds them up: see "What a
+# short K costs skinny".
+SPLITS_BANDWIDTH, SECOND_KERNEL = 0.8, 4e-6
 
 
 def others_reason(one: SkinnyProduct, target: Target) -> str | None:
@@ -37,8 +39,9 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
     if tiles > MANY_ROUNDS * target.sm_count and product.k * product.a.itemsize <= SHORT_K:
         return f"{tiles} tiles with a K of {product.k} take less time in blocks that work through many"
     most = one.tiles(SkinnyKnobs(tile=64)) * product.batch * MOST_SPLITS
-    parts = math.ceil(product.k / one.depth)
-    if parts >= LONG_K and 2 * most * MEMORY_BANDWIDTH < (target.bandwidth or BANDWIDTH):
+    streamed = one.rows * len(one.streamed) * product.k * product.a.itemsize * product.batch
+    splits = SECOND_KERNEL + streamed / (SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH))
+    if splits < streamed / (most * MEMORY_BANDWIDTH):
         return f"{most} blocks, in clusters of {MOST_SPLITS}, are too few for a K of {product.k}"
     return None
 

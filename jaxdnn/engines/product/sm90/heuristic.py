@@ -53,6 +53,7 @@ TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and se
 TRANSCENDENTAL_START = 0.6e-6
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
+CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
@@ -183,9 +184,11 @@ def moved(product: Product) -> int:
     return (product.a.itemsize * operands + (product.a.itemsize + full) * product.m * product.n) * product.batch
 
 
-def overlapped(computing: float, product: Product) -> float:
+def overlapped(computing: float, product: Product, cluster: int = 1) -> float:
     """Seconds of what is computed and moved at once: neither hides behind the other entirely, where they are alike."""
-    return (computing**4 + (moved(product) / MEMORY_RATE) ** 4) ** 0.25
+    moving = moved(product) / MEMORY_RATE
+    bounded = CLUSTER_MEMORY if cluster > 1 and moving > computing else 1.0
+    return bounded * (computing**4 + moving**4) ** 0.25
 
 
 def promotes(product: Product) -> bool:
@@ -263,7 +266,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile = tile / CLUSTER_LATENCY + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
-    time = overlapped(turns * tile + last, product)
+    time = overlapped(turns * tile + last, product, cluster)
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE

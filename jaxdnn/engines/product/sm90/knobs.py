@@ -12,6 +12,7 @@ from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
+L2_BYTES = 50 * 2**20  # of the cache of the GPUs of this architecture
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
 TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 176, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 
@@ -271,6 +272,14 @@ def piece_bytes(product: Product, knobs: Sm90Knobs) -> int:
         for stride in (result.row_stride, result.batch_stride, result.columns)
     )
     return gcd(16, *bytes_apart, *(result.buffer.offset for result in product.stored))
+
+
+def leaves_first(product: Product, knobs: Sm90Knobs) -> bool:
+    """Whether the results, by TMA, leave the L2 cache before what else is there: if it can't hold them until they are
+    read ([28] in benchmarks/results/product_kernels.md).
+    """
+    size = product.m * product.n * product.batch * sum(stored_sizes(product, knobs))
+    return knobs.store == "tma" and knobs.split_k == 1 and size > L2_BYTES
 
 
 def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
