@@ -52,6 +52,7 @@ SKIPPING = 0.95  # of that, where warp groups let blocks pass
 BLOCK_START = 0.15
 ONE_STAGE = 1.3  # of float32: as much longer where a block's copies wait for the multiplies of the one before
 TILE_START = 1.3
+COMBINED = 3  # blocks' time of the step that combines splits
 # Heads that are worked through together, at least: under a mask, whose tiles differ in length, and of parts of a
 # sequence, whose tiles read few keys each.
 LEAST_MASKED, LEAST_OF_PARTS = 8, 16
@@ -82,7 +83,7 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
             found.setdefault(tile, knobs)
     fitting = [knobs for knobs in found.values() if _held(problem, knobs) <= MOST_HELD[knobs.consumers]]
     fitting = fitting or [min(found.values(), key=lambda knobs: _held(problem, knobs))]
-    for knobs in sorted(fitting, key=lambda knobs: time(problem, knobs, target.sm_count)):
+    for knobs in sorted(fitting, key=lambda knobs: time(problem, knobs, target)):
         if (parts := splits(problem, knobs, target)) > 1:
             yield replace(knobs, splits=parts)
         shared = replace(knobs, cluster=SHARERS, swizzle=max(1, knobs.swizzle // SHARERS))
@@ -99,7 +100,7 @@ def _skips(problem: Attention, knobs: AttentionSm90Knobs) -> bool:
     return plain and problem.mask.band.right is not None and knobs.consumers == 3 and knobs.heads == 1
 
 
-def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
+def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float:
     """About, in blocks of 128 x 128."""
     band = problem.mask.band
     large = knobs.consumers == 3 and max(problem.head_size, problem.value_head_size) > 64
@@ -114,12 +115,12 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> float:
         end_key = problem.key_length if band.right is None else min(problem.key_length, last + band.right + 1)
         blocks = max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
         times.append(blocks * block + TILE_START * together)
-    # The last tiles to be taken are the shortest of a causal mask, and as long as all of a full one.
-    rows = tile_count(problem, knobs) // len(times)
-    spread = rows * sum(times) / sm_count + (times[0] + times[-1]) / 4
+    rows, parts = tile_count(problem, knobs) // len(times), splits(problem, knobs, target)
+    spread = rows * sum(times) / target.sm_count + (max(times) - min(times)) / 4
     # Some multiprocessor has so many of the longest ones.
     longest = enumerate(sorted(times, reverse=True), 1)
-    return max(spread, *(ceil(count * rows / sm_count) * one for count, one in longest))
+    rounds = (ceil(count * rows * parts / target.sm_count) * one / parts for count, one in longest)
+    return max(spread, *rounds) + (COMBINED if parts > 1 else 0)
 
 
 def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
