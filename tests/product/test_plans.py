@@ -19,7 +19,7 @@ from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.knobs import packed
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, packed
 from jaxdnn.plan import Result, Scalar, Scratch, TensorMap
 
 H100 = device._NAMED[90]
@@ -285,3 +285,17 @@ def test_copies_of_long_rows_are_whole_lines(k, row):
     """Which take less time to load; those of short rows are no longer than they have to be."""
     ((_, _, copy),) = packed(case(64, 64, k, "bfloat16").product())[1]
     assert copy.row_stride == row
+
+
+@pytest.mark.parametrize(
+    ("m", "knobs", "first"),
+    [
+        (51_200, Sm90Knobs(), False),  # 50 MiB of results
+        (51_201, Sm90Knobs(), True),
+        (51_201, Sm90Knobs(split_k=2), False),  # sums, which are read soon
+        (51_201, Sm90Knobs(store="direct"), False),
+    ],
+)
+def test_results_leave_the_cache_first_that_it_cannot_hold(m, knobs, first):
+    unit = Sm90().build(replace(knobs, cluster_m=1, tile_n=128), case(m, 512, 2048, "bfloat16").product(), H100).unit
+    assert ("kLeavesFirst = true" in unit) == first

@@ -173,20 +173,6 @@ def test_a_plan_is_what_it_is():
     assert len(plan.unit.splitlines()) < 80
 
 
-@pytest.mark.parametrize(
-    ("m", "knobs", "first"),
-    [
-        (51_200, Sm90Knobs(), False),  # 50 MiB of results
-        (51_201, Sm90Knobs(), True),
-        (51_201, Sm90Knobs(split_k=2), False),  # sums, which are read soon
-        (51_201, Sm90Knobs(store="direct"), False),
-    ],
-)
-def test_results_leave_the_cache_first_that_it_cannot_hold(m, knobs, first):
-    unit = ENGINE.build(replace(knobs, cluster_m=1, tile_n=128), case(m, 512, 2048).product(), H100).unit
-    assert ("kLeavesFirst = true" in unit) == first
-
-
 def test_a_split_adds_sums_in_a_second_launch():
     knobs = Sm90Knobs(tile_m=64, tile_n=64, consumers=1, cluster_m=1, split_k=4)
     plan = ENGINE.build(knobs, CASES["deep"].product(), H100)

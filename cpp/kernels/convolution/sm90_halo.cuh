@@ -243,8 +243,8 @@ struct BlockRows : ScatteredRows {
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
     const BlockPlace block(call.axes, row / kBlockRows);
     if (block.image >= call.images) return;
-    ptx::cp_async_bulk_tensor_store<kLeavesFirst>(map, source, column, block.first[0], line(block, row),
-                                                  block.first[2], batch * call.images + block.image);
+    ptx::cp_async_bulk_tensor_store<kLeavesFirst>(map, source, column, block.first[0], line(block, row), block.first[2],
+                                                  batch * call.images + block.image);
   }
   __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
                                        int row, int batch) const {

@@ -53,6 +53,9 @@ TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and se
 TRANSCENDENTAL_START = 0.6e-6
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
+# Of a K of one stage, where memory is the limit: as long it takes by tiles of 64 rows, which come and go at more times
+# [28].
+ONE_STAGE = 0.97
 CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
@@ -169,6 +172,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
     if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
         stagger = 0
+    if product.k <= depth(product):
+        knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28]
     for stages in range(knobs.stages, 1, -1):
         for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
             choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))
@@ -184,11 +189,12 @@ def moved(product: Product) -> int:
     return (product.a.itemsize * operands + (product.a.itemsize + full) * product.m * product.n) * product.batch
 
 
-def overlapped(computing: float, product: Product, cluster: int = 1) -> float:
-    """Seconds of what is computed and moved at once: neither hides behind the other entirely, where they are alike."""
+def overlapped(computing: float, product: Product, bounded: float = 1.0) -> float:
+    """Seconds of what is computed and moved at once: neither hides behind the other entirely, where they are alike.
+    What memory bounds takes `bounded` times as long.
+    """
     moving = moved(product) / MEMORY_RATE
-    bounded = CLUSTER_MEMORY if cluster > 1 and moving > computing else 1.0
-    return bounded * (computing**4 + moving**4) ** 0.25
+    return (bounded if moving > computing else 1.0) * (computing**4 + moving**4) ** 0.25
 
 
 def promotes(product: Product) -> bool:
@@ -266,7 +272,9 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile = tile / CLUSTER_LATENCY + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
-    time = overlapped(turns * tile + last, product, cluster)
+    one_stage = product.k <= depth(product) and knobs.tile_m == 64
+    bounded = CLUSTER_MEMORY if cluster > 1 else ONE_STAGE if one_stage else 1.0
+    time = overlapped(turns * tile + last, product, bounded)
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE

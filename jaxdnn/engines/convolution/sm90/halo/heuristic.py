@@ -39,8 +39,7 @@ _SHAPES = (
 )
 _WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
 _MOST_STAGES = 4
-# Registers of a thread that is compiled for 128, and where it holds sums over rows besides: with 64 some spill [11].
-_ACCUMULATORS_OF_THREE, _BESIDE_SUMS = 64, 32
+_ACCUMULATORS_OF_THREE = 64  # registers of a thread that is compiled for 128 [11]
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 _SPARE = 1.1  # columns that are multiplied, of those that there are
 _LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [2]
@@ -50,6 +49,7 @@ _START = 3e-6  # seconds until the first blocks multiply, and from the last ones
 _RATE = 780e12  # flops a second
 _TOGETHER = {**TOGETHER, 3: 1.03}
 _EPILOGUE = 2.8e-9  # seconds a column of 64 rows
+_SUMS = 2  # times as much as to store 2 bytes, what is computed of a sum over rows [12]
 _TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
@@ -96,7 +96,7 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
     stored = replace(stored, fetch="direct" if fetch_reason(patches) else fetched(loaded, stored))
     most = accumulator_limit(loaded, stored)
     if knobs.consumers == 3:
-        most = min(most, _BESIDE_SUMS if loaded.reduced else _ACCUMULATORS_OF_THREE)
+        most = min(most, _ACCUMULATORS_OF_THREE)
     if accumulator_registers(loaded, stored) > most:
         return None
     for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
@@ -127,6 +127,7 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     multiplying = max(multiplies, (loaded + read) / SHARED_RATE)
     loading = max(loaded / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
+    work += _SUMS * len(product.reduced)
     storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
     if knobs.schedule == "pingpong":
         computing = max(multiplying + _TURN[knobs.consumers], (multiplying + storing) / knobs.consumers)
