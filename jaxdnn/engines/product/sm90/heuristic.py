@@ -172,7 +172,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
     if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
         stagger = 0
-    if product.k <= depth(product):
+    if has_one_stage(product):
         knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28]
     for stages in range(knobs.stages, 1, -1):
         for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
@@ -226,6 +226,11 @@ def is_brief(product: Product) -> bool:
     return product.a.itemsize == 1 and product.k < LONG_K
 
 
+def has_one_stage(product: Product) -> bool:
+    """Whether tiles have one stage of K, and none that keeps sums of its columns for the next one."""
+    return product.k <= depth(product) and not product.reduced
+
+
 def across_lines(matrix: Matrix) -> float:
     """How much longer it takes to load 128 bytes of each row of a matrix, less what there is not of a row's last ones:
     they may lie across lines of the L2 cache.
@@ -272,8 +277,8 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile = tile / CLUSTER_LATENCY + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
-    one_stage = product.k <= depth(product) and knobs.tile_m == 64
-    bounded = CLUSTER_MEMORY if cluster > 1 else ONE_STAGE if one_stage else 1.0
+    small = has_one_stage(product) and knobs.tile_m == 64
+    bounded = CLUSTER_MEMORY if cluster > 1 else ONE_STAGE if small else 1.0
     time = overlapped(turns * tile + last, product, bounded)
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
