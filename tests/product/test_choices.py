@@ -146,14 +146,16 @@ def test_what_memory_bounds_is_loaded_by_each_block(n, k, clusters):
     assert next(iter(Sm90().configurations(product, H200))).cluster_m == clusters
 
 
-def test_a_k_of_one_stage_has_small_tiles_in_the_order_of_its_rows():
-    product = ProductCase(802_816, 256, 64, "bfloat16").product()
-    knobs = next(iter(Sm90().configurations(product, H200)))
-    assert (knobs.tile_m, knobs.cluster_m, knobs.swizzle) == (64, 1, 1)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "swizzle"), [(802_816, 256, 64, 1), (256, 802_816, 64, 8), (200_704, 512, 128, 8)]
+)
+def test_a_k_of_one_stage_is_in_the_order_of_its_rows_where_b_stays(m, n, k, swizzle):
+    knobs = next(iter(Sm90().configurations(ProductCase(m, n, k, "bfloat16").product(), H200)))
+    assert (knobs.swizzle, knobs.tile_m == 64) == (swizzle, swizzle == 1)
 
 
 @pytest.mark.parametrize("target", [H200, device._NAMED[90]], ids=["H200", "H100"])
-@pytest.mark.parametrize(("columns", "k", "few"), [(256, 802_816, True), (256, 8192, False), (384, 200_000, False)])
+@pytest.mark.parametrize(("columns", "k", "few"), [(256, 802_816, True), (64, 16_384, True), (256, 8192, False)])
 def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
     product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
     assert ("too few for a K" in (Skinny().reason(product, target) or "")) == few

@@ -88,6 +88,7 @@ struct KeyGradientBlock {
     StageWriter<typename Call::Queries> to_queries{queries};
     StageWriter<typename Call::DOuts> to_outs{outs};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
+      queue.ask();
       KeyTileWalk<Config> tile = this->tile(walk.index);
       to_keys.fill([&](unsigned stage, unsigned full) {
         Call::KeyTile::load(call.key, stage, full, tile.first_key, tile.key_head(), tile.element * call.key_batched);
@@ -114,7 +115,6 @@ struct KeyGradientBlock {
           }
         });
       }
-      queue.ask();  // not before: others wait for what is taken
     }
   }
 };

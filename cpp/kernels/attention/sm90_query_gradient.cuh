@@ -112,6 +112,7 @@ struct QueryGradientBlock {
     StageWriter<typename Call::Keys> to_keys{keys};
     StageWriter<typename Call::Values> to_values{values};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
+      queue.ask();
       const Tile tile = this->tile(walk.index);
       const int key_head = tile.head / call.group;
       to_queries.fill([&](unsigned stage, unsigned full) {
@@ -133,7 +134,6 @@ struct QueryGradientBlock {
                                 tile.element * call.value_batched);
         });
       }
-      queue.ask();  // not before: others wait for what is taken
     }
   }
 };

@@ -43,8 +43,8 @@ struct TileQueue {
     ptx::mbarrier_init(asked(), 1);
   }
 
-  /// By the thread that begins tiles, once for each: asks for the next one. The sooner, the longer that may wait for
-  /// this block, while another one has nothing to do.
+  /// By the thread that begins tiles, once for each: asks for the next one. Asked for early, it waits for this block,
+  /// while another one may have nothing to do.
   __device__ __forceinline__ void ask() const {
     if (taken()) ptx::mbarrier_arrive(asked());
   }

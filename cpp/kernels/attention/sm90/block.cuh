@@ -66,7 +66,7 @@ struct AttentionBlock {
       int before = -1;
       for (KeyBlockWalk<AttentionTile<Config>> blocks(tile, 1); blocks.on_a_block(); blocks.advance()) {
         const int block = blocks.number();
-        if (blocks.left == 1) queue.ask();  // not before: others wait for what is taken
+        if (blocks.left == 1) queue.ask();  // not before: another block may be ready sooner
         to_keys.fill([&](unsigned stage, unsigned full) {
           Call::KeyTile::load(call.key, stage, full, block * Config::kTileN, key_head, tile.element * call.key_batched);
         });

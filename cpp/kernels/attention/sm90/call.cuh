@@ -260,6 +260,8 @@ template <class Config>
 struct OwnBlocks {
   static constexpr bool kSkips = Config::kSkips && Config::kTileM > 64 && Config::kHeads == 1;
   static_assert(!kSkips || is_same<typename Config::Mask, void>, "a list has a tile's blocks, not a warp group's");
+  static_assert(!kSkips || Config::kTileM - 64 <= (Config::kStages + 1) * Config::kTileN,
+                "the next tile is taken before a warp group lets go of those that it passes behind its own");
 
   int first, end, before = 0, behind = 0;
 

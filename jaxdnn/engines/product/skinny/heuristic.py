@@ -27,9 +27,9 @@ FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and wi
 # "What a short K costs skinny".
 SHORT_K = 2048
 MANY_ROUNDS = 2
-# Of more splits of K the part of the bandwidth that they reach, and seconds of the kernel that adds them up: see "What
-# a short K costs skinny".
-SPLITS_BANDWIDTH, SECOND_KERNEL = 0.8, 4e-6
+# Of more splits of K the part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more
+# than a cluster's exchange: see "What a short K costs skinny".
+SPLITS_BANDWIDTH, SECOND_KERNEL = 0.8, 1.5e-6
 
 
 def others_reason(one: SkinnyProduct, target: Target) -> str | None:

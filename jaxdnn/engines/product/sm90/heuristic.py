@@ -15,6 +15,7 @@ from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.accumulators import ARITHMETIC, accumulator_limit
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.knobs import (
+    L2_BYTES,
     Sm90Knobs,
     Store,
     accumulator_registers,
@@ -53,9 +54,7 @@ TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and se
 TRANSCENDENTAL_START = 0.6e-6
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
-# Of a K of one stage, where memory is the limit: as long it takes by tiles of 64 rows, which come and go at more times
-# [28].
-ONE_STAGE = 0.97
+ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows of a K of one stage [28]
 CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
@@ -227,8 +226,11 @@ def is_brief(product: Product) -> bool:
 
 
 def has_one_stage(product: Product) -> bool:
-    """Whether tiles have one stage of K, and none that keeps sums of its columns for the next one."""
-    return product.k <= depth(product) and not product.reduced
+    """Whether tiles have one stage of K, of a b that stays in the L2 cache, and no sums of their columns for the next
+    tile.
+    """
+    size = product.k * product.n * product.batch * sum(b.itemsize for b in product.b)
+    return product.k <= depth(product) and size <= L2_BYTES // 4 and not product.reduced
 
 
 def across_lines(matrix: Matrix) -> float:

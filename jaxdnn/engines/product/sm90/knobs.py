@@ -12,7 +12,7 @@ from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
-L2_BYTES = 50 * 2**20  # of the cache of the GPUs of this architecture
+L2_BYTES = 50 * 2**20  # of an H100's cache
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
 TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 176, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
 

@@ -39,7 +39,7 @@ _SHAPES = (
 )
 _WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
 _MOST_STAGES = 4
-_ACCUMULATORS_OF_THREE = 64  # registers of a thread that is compiled for 128 [11]
+_ACCUMULATORS_OF_THREE = 64  # of a thread that is compiled for 128 registers [11]
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 _SPARE = 1.1  # columns that are multiplied, of those that there are
 _LINE_RATE = 0.48e9  # lines of boxes a second, however long, that TMA brings to a multiprocessor [2]
@@ -49,7 +49,7 @@ _START = 3e-6  # seconds until the first blocks multiply, and from the last ones
 _RATE = 780e12  # flops a second
 _TOGETHER = {**TOGETHER, 3: 1.03}
 _EPILOGUE = 2.8e-9  # seconds a column of 64 rows
-_SUMS = 2  # times as much as to store 2 bytes, what is computed of a sum over rows [12]
+_SUMS = 2  # times as long as to store 2 bytes takes what is computed of a sum [12]
 _TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
