@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -298,4 +299,16 @@ def test_copies_of_long_rows_are_whole_lines(k, row):
 )
 def test_results_leave_the_cache_first_that_it_cannot_hold(m, knobs, first):
     unit = Sm90().build(replace(knobs, cluster_m=1, tile_n=128), case(m, 512, 2048, "bfloat16").product(), H100).unit
-    assert ("kLeavesFirst = true" in unit) == first
+    assert ("kEvictFirst = true" in unit) == first
+
+
+def test_stores_that_evict_first_differ_in_the_hint_alone():
+    """The text that runs on the CPU has other stores: these are compared with those that all other results take."""
+    text = (Path(__file__).parents[2] / "cpp" / "kernels" / "ptx" / "tma.cuh").read_text()
+    forms = re.findall(r"if constexpr \(kEvictFirst\) \{(.*?)\} else \{(.*?)\}\n\}", text, re.DOTALL)
+    assert len(forms) == 2
+    for first, plain in forms:
+        hinted, other = ("".join(re.sub(r'"\s+"', "", form).split()) for form in (first, plain))
+        last = len(re.findall(r'"[lr]"', other))
+        hinted, hints = re.subn(rf"\.L2::cache_hint|,%{last}(?=;\")|,\"l\"\(kEvictFirstPolicy\)", "", hinted)
+        assert (hinted, hints) == (other, 3)

@@ -335,6 +335,7 @@ def test_three_warp_groups_pay_in_many_rounds_of_8_bit_floats(name):
 
 
 COMPUTED = shrunk() | {f"{name}, many rounds": one for name, one in MANY_ROUNDS.items()}
+COMPUTED["more than the L2 cache holds"] = case(51_205, 520, 64)
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")

@@ -80,7 +80,7 @@ class GivenTiles(Unit):
         constants = {
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
-            "LeavesFirst": False,
+            "EvictFirst": False,
             "LongEpilogue": is_long(product.program),
             "OwnLines": self.reductions.own_lines,
             "Accumulators": len(product.b),

@@ -239,12 +239,12 @@ struct BlockRows : ScatteredRows {
   }
 
   /// Two lines of a block, of which TMA leaves out what is past the end of a line, or of an image.
-  template <bool kLeavesFirst>
+  template <bool kEvictFirst>
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
     const BlockPlace block(call.axes, row / kBlockRows);
     if (block.image >= call.images) return;
-    ptx::cp_async_bulk_tensor_store<kLeavesFirst>(map, source, column, block.first[0], line(block, row), block.first[2],
-                                                  batch * call.images + block.image);
+    ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, column, block.first[0], line(block, row), block.first[2],
+                                                 batch * call.images + block.image);
   }
   __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
                                        int row, int batch) const {

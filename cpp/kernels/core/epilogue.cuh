@@ -46,7 +46,7 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, Found...>
              StageSubtiles<TypeList<Rest...>, kColumns, Found..., Subtile<First, kColumns>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kLeavesFirst, kOwnLines.
+/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kOwnLines.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -311,7 +311,7 @@ struct TileEpilogue {
       using T = TypeAt<kResult, Results>;
       if constexpr (!is_reduced<T>) {
         const TensorMap* const map = results[kResult].map;
-        others.template store<Config::kLeavesFirst>(map, place<kSubtile>(position.stage), column, row, batch);
+        others.template store<Config::kEvictFirst>(map, place<kSubtile>(position.stage), column, row, batch);
       }
       send<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
     }

@@ -60,9 +60,9 @@ struct StraightRows {
   __device__ __forceinline__ int operator()(int row) const { return row; }
 
   /// By one thread: the 16 rows from `row` on, from shared memory, and to there.
-  template <bool kLeavesFirst>
+  template <bool kEvictFirst>
   __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
-    ptx::cp_async_bulk_tensor_store<kLeavesFirst>(map, source, column, row, batch);
+    ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, column, row, batch);
   }
   __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
                                        int row, int batch) const {

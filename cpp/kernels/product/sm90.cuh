@@ -53,7 +53,7 @@ struct ProductSm90Defaults {
   static constexpr bool kTensorStore = true;                // through shared memory, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr int kPieceBytes = 0;         // of rows that leave in pieces; of none where they are boxes
-  static constexpr bool kLeavesFirst = false;   // results leave the L2 cache before what else is there
+  static constexpr bool kEvictFirst = false;    // results leave the L2 cache before what else is there
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
   static constexpr bool kOwnLines = false;      // of each warp, of what is reduced over rows
   static constexpr int kAccumulators = 1;       // 2: A * B and A * B'

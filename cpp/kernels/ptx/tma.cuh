@@ -15,7 +15,7 @@ struct alignas(64) TensorMap {
 namespace ptx {
 
 /// What createpolicy with L2::evict_first returns: of lines that the L2 cache gives up first.
-constexpr unsigned long long kEvictFirst = 0x12f0000000000000;
+constexpr unsigned long long kEvictFirstPolicy = 0x12f0000000000000;
 
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -113,7 +113,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load_evict_first(unsigned d
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(kEvictFirstPolicy)
       : "memory");
 }
 
@@ -138,12 +138,12 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(unsigned des
       : "memory");
 }
 
-template <bool kLeavesFirst>
+template <bool kEvictFirst>
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z) {
-  if constexpr (kLeavesFirst) {
+  if constexpr (kEvictFirst) {
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
-        "r"(source), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
+        "r"(source), "r"(x), "r"(y), "r"(z), "l"(kEvictFirstPolicy)
         : "memory");
   } else {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -152,14 +152,14 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map,
   }
 }
 
-template <bool kLeavesFirst>
+template <bool kEvictFirst>
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z,
                                                            int w, int v) {
-  if constexpr (kLeavesFirst) {
+  if constexpr (kEvictFirst) {
     asm volatile(
         "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint"
         " [%0, {%2, %3, %4, %5, %6}], [%1], %7;" ::"l"(map),
-        "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(kEvictFirst)
+        "r"(source), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(kEvictFirstPolicy)
         : "memory");
   } else {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),

@@ -171,7 +171,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
     if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
         stagger = 0
-    if has_one_stage(product):
+    if in_row_order(product):
         knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28]
     for stages in range(knobs.stages, 1, -1):
         for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
@@ -225,9 +225,9 @@ def is_brief(product: Product) -> bool:
     return product.a.itemsize == 1 and product.k < LONG_K
 
 
-def has_one_stage(product: Product) -> bool:
-    """Whether tiles have one stage of K, of a b that stays in the L2 cache, and no sums of their columns for the next
-    tile.
+def in_row_order(product: Product) -> bool:
+    """Whether tiles are worked through row by row: those of one stage of K, of a b that stays in the L2 cache, which
+    keep no sums of their columns for the next one.
     """
     size = product.k * product.n * product.batch * sum(b.itemsize for b in product.b)
     return product.k <= depth(product) and size <= L2_BYTES // 4 and not product.reduced
@@ -279,7 +279,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
         tile = tile / CLUSTER_LATENCY + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
-    small = has_one_stage(product) and knobs.tile_m == 64
+    small = in_row_order(product) and knobs.tile_m == 64
     bounded = CLUSTER_MEMORY if cluster > 1 else ONE_STAGE if small else 1.0
     time = overlapped(turns * tile + last, product, bounded)
     if knobs.split_k > 1:

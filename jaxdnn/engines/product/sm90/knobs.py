@@ -274,7 +274,7 @@ def piece_bytes(product: Product, knobs: Sm90Knobs) -> int:
     return gcd(16, *bytes_apart, *(result.buffer.offset for result in product.stored))
 
 
-def leaves_first(product: Product, knobs: Sm90Knobs) -> bool:
+def evicts_first(product: Product, knobs: Sm90Knobs) -> bool:
     """Whether the results, by TMA, leave the L2 cache before what else is there: if it can't hold them until they are
     read ([28] in benchmarks/results/product_kernels.md).
     """

@@ -160,7 +160,7 @@ inline void cp_async_bulk_tensor_load_evict_first(unsigned destination, const Te
   cp_async_bulk_tensor_load(destination, map, barrier, x, y, z);
 }
 
-template <bool kLeavesFirst>
+template <bool kEvictFirst>
 inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z, int w = 0,
                                        int v = 0) {
   check_innermost(*map, x);
