@@ -207,8 +207,10 @@ def test_exported_for_a_named_gpu():
         (((320, 280), (280, 69)), None, BF16),
         (((320, 280), (280, 69)), "relu", F32),
         (((1, 280), (280, 69)), None, F32),
+        (((64, 16, 109), (64, 109, 69)), None, BF16),
+        (((64, 3, 1), (64, 1, 69)), None, F32),
     ],
-    ids=["rounded by cuBLAS", "of an epilogue", "a vector"],
+    ids=["rounded by cuBLAS", "of an epilogue", "a vector", "many small ones", "too small for cuBLAS"],
 )
 def test_what_xla_multiplies_on_a_gpu(shapes, epilogue, summed):
     """Sums that only have to be rounded are no array of their own; those that XLA would round too early are."""

@@ -14,7 +14,10 @@ from jax.sharding import NamedSharding
 
 from jaxdnn.primitives._define import weakly_typed
 
-FEW_PRODUCTS = 2**20  # so many that widening their factors takes next to no time
+# Factors of a product, both of one matrix of a batch, that XLA:GPU hands to kernels of products at least
+# (`xla_gpu_gemm_rewrite_size_threshold`): of fewer it makes a loop, which multiplies in the factors' own dtype.
+FEWEST_FACTORS = 100
+FEW_FLOAT8 = 2**20  # products of 8-bit floats, so many that widening these takes next to no time
 
 # What allows float32 operands to be rounded to tf32. (For HIGH too, JAX documents tf32 on GPUs.)
 _ROUNDED = (None, lax.Precision.DEFAULT, lax.Precision.HIGH)
@@ -138,14 +141,17 @@ def _is_inexact_on_cuda(a: jax.Array, b: jax.Array, numbers: DotDimensionNumbers
         return True  # summed in float32
     if a.dtype == b.dtype == jnp.float8_e5m2:
         return True  # cuBLAS does not multiply them, and what does is untested
-    # Products are rounded to the operands' dtype, where they are few or one operand is a vector.
     (of_a, of_b), (batch_of_a, batch_of_b) = numbers
     k = math.prod(a.shape[i] for i in of_a)
     m, n = (
         math.prod(size for i, size in enumerate(array.shape) if i not in (*contracted, *batch))
         for array, contracted, batch in ((a, of_a, batch_of_a), (b, of_b, batch_of_b))
     )
-    return any(isinstance(size, int) and size <= least for size, least in ((m, 1), (n, 1), (m * n * k, FEW_PRODUCTS)))
+    # Products are rounded to the operands' dtype, where these have few factors or one operand is a vector; and those of
+    # 8-bit floats are summed with 14 bits.
+    few = [(m, 1), (n, 1), ((m + n) * k, FEWEST_FACTORS - 1)]
+    few += [(m * n * k, FEW_FLOAT8)] * (a.dtype.itemsize == 1)
+    return any(isinstance(size, int) and size <= least for size, least in few)
 
 
 def saved_dtype(operands: np.dtype, results: Iterable[np.dtype], accumulator: np.dtype) -> np.dtype:
