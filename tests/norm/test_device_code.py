@@ -45,6 +45,11 @@ class Run:
 PARAMETERS = {"scale": F32, "bias": F32}
 RUNS = {
     "one column": Run(layer(37, 1, **PARAMETERS), NormKnobs(1, 1, 1, 32, turns=1), NormKnobs(1, 1, 1, 32)),
+    "rows of one block": Run(
+        layer(3, 36, x=BF16, scale=BF16, bias=F16),
+        NormKnobs(4, 3, 4, 8, turns=1),
+        NormKnobs(4, 2, 8, 4),
+    ),
     "odd": Run(
         layer(17, 31, x=BF16, scale=BF16, bias=BF16),
         NormKnobs(1, 8, 4, 8, turns=1, parameters="memory"),
@@ -79,6 +84,11 @@ RUNS = {
         rms(7, 259, x=BF16, scale=F32),
         NormKnobs(1, 5, 64, 1, turns=2, parameters="memory", ahead=2),
         NormKnobs(1, 5, 64, 1, parameters="memory"),
+    ),
+    "many partial sums a lane": Run(
+        rms(25, 2052, x=BF16, scale=F32),
+        NormKnobs(4, 9, 64, turns=1),
+        NormKnobs(4, 9, 64, blocks_per_sm=12),
     ),
     "float16": Run(
         rms(9, 36, x=F16, scale=F16, residual=F16, statistics=True),
@@ -118,6 +128,11 @@ RUNS = {
         NormKnobs(4, 1, 32, turns=2, splits=2, join="launches"),
         NormKnobs(4, 1, 32, splits=2, join="launches"),
         mapped=(0, 0, None),
+    ),
+    "launches of one block": Run(
+        layer(7, 260, x=BF16, scale=BF16, bias=F16),
+        NormKnobs(4, 1, 32, turns=2, splits=3, join="launches"),
+        NormKnobs(4, 1, 32, splits=3, stages=2, join="launches"),
     ),
     "launches in stages": Run(
         layer(7, 196, x=BF16, residual=F32, statistics=True, data="large_mean", **PARAMETERS),

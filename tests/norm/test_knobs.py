@@ -88,6 +88,21 @@ def test_no_more_clusters_than_run_at_once():
     assert planned(long, direction=1, **knobs).launches[0].grid[0] == 15 * 8
 
 
+def test_partial_sums_are_added_by_one_wave_of_blocks():
+    for rows, columns in ((20, 142_884), (118, 11_731), (1_048_576, 128)):
+        reduce = planned(NormCase("layer_norm", (rows, columns), x=BF16, scale=F32, bias=F32), direction=1).launches[-1]
+        # Two of 1024 threads a multiprocessor, and a few more where even a thread a column is more than that.
+        assert reduce.kernel == "norm_reduce"
+        assert reduce.grid[0] * reduce.grid[1] <= max(2 * H200.sm_count, 2 * -(-columns // 1024))
+
+
+def test_the_only_block_of_a_group_writes_its_gradients():
+    for rows, columns in ((1, 262_144), (8, 100)):
+        plan = planned(NormCase("layer_norm", (rows, columns), x=BF16, scale=BF16, bias=F32), direction=1)
+        assert plan.launches[-1].kernel != "norm_reduce"
+        assert len(plan.scratch) == (plan.launches[0].kernel == "norm_backward_measure")
+
+
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [

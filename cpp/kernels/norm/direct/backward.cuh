@@ -22,8 +22,8 @@
 //                    at the end the rings' place holds the rows' sums of one parameter gradient
 //   registers        two accumulators a column of the thread, for all its rows, in the arithmetic's type
 //
-// Partial sums go to `partial_scale` and `partial_bias`, [group, block, column]; norm/direct/reduce.cuh adds them in a
-// fixed order, so that the gradients are the same bits on every run.
+// The blocks' sums go to `scale_sum` and `bias_sum`, [group, block, column]; norm/direct/reduce.cuh adds them in a
+// fixed order, so that the gradients are the same bits on every run. Those of a group's only block are the gradients.
 //
 // Bytes: x and d_y read once, d_x written once; statistics, parameters and partials are negligible for many rows.
 // Flops: about 14 an element. Memory bounds it: 3.2 to 4.0 TB/s on an H200, whose copy reaches 4.25
@@ -49,8 +49,8 @@ struct NormBackward {
   const Compute* d_mean = nullptr;
   const Compute* d_rstd = nullptr;
   typename Config::X* d_x = nullptr;
-  Compute* partial_scale = nullptr;
-  Compute* partial_bias = nullptr;
+  typename Config::ScaleSum* scale_sum = nullptr;
+  typename Config::BiasSum* bias_sum = nullptr;
   Compute* sums = nullptr;  // [group, row, split, 2] between the two steps
   // Elements between two groups; the results' groups are dense.
   long long x_stride = 0, scale_stride = 0, mean_stride = 0, rstd_stride = 0;
@@ -289,17 +289,17 @@ struct BackwardRows {
   /// After the last row: writes the block's partial sums of the parameters' gradients.
   __device__ __forceinline__ void write_partials(Compute* combine) {
     const long long offset = (threads.group * call.blocks_per_group + threads.block) * columns;
-    if constexpr (Config::kDScale) write_partial(scale_sums, call.partial_scale + offset, combine);
-    if constexpr (Config::kDBias) write_partial(bias_sums, call.partial_bias + offset, combine);
+    if constexpr (Config::kDScale) write_partial(scale_sums, call.scale_sum + offset, combine);
+    if constexpr (Config::kDBias) write_partial(bias_sums, call.bias_sum + offset, combine);
   }
 
   /// Adds the accumulators of the block's rows and writes one partial sum, [columns].
-  __device__ __forceinline__ void write_partial(Compute (&sums)[kVectors][kVector], Compute* partial,
-                                                Compute* combine) {
+  template <class T>
+  __device__ __forceinline__ void write_partial(Compute (&sums)[kVectors][kVector], T* partial, Compute* combine) {
     if constexpr (!Call::kCombines) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        Vector<Compute, kVector> vector;
+        Vector<T, kVector> vector;
         vector.pack(sums[v]);
         if (threads.holds(v)) threads.store(vector, partial, v);
       }
@@ -320,10 +320,12 @@ struct BackwardRows {
       __syncthreads();
       const int end = call.columns;
       for (int column = threadIdx.x; column < end; column += Call::kThreads) {
-        Compute total = 0;
+        Compute total[1] = {};
 #pragma unroll 4
-        for (int p = 0; p < Call::kPartials; ++p) total += combine[p * Call::kRowColumns + column];
-        partial[column] = total;
+        for (int p = 0; p < Call::kPartials; ++p) total[0] += combine[p * Call::kRowColumns + column];
+        Vector<T, 1> rounded;
+        rounded.pack(total);
+        rounded.store(partial + column);
       }
     }
   }

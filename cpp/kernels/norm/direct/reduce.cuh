@@ -2,7 +2,9 @@
 //
 //   grid             x: group, then tiles of columns; y: the gradients asked for
 //   block            kReduceThreads threads: `lanes` of them for each of kReduceThreads / lanes columns. Lane l adds
-//                    partials l, l + lanes, ... of its column; `lanes` is a power of two, at most 32 and the partials
+//                    partials l, l + lanes, ... of its column, kAtOnce of them in flight; `lanes` is a power of two,
+//                    at most 32 and the partials, and no more than fill the device: each block costs its start and
+//                    the latency of a load
 //   barriers         log2(lanes) + 1 block barriers, between which the lanes add pairwise
 //   shared memory    kReduceThreads sums
 //
@@ -10,6 +12,7 @@
 // Bytes: the partials, just written and so mostly in the L2 cache. Flops: one a partial. Memory bounds it.
 #pragma once
 
+#include "core/reduce.cuh"
 #include "core/vector.cuh"
 
 namespace jaxdnn {
@@ -28,10 +31,16 @@ __device__ __forceinline__ void sum_partials(const Compute* partial, T* out, int
   const int column = static_cast<int>(blockIdx.x % tiles) * width + static_cast<int>(threadIdx.x) % width;
   Compute total = 0;
   if (column < columns) {
+    constexpr int kAtOnce = 8;
     const Compute* partials = partial + group * blocks_per_group * columns + column;
-#pragma unroll 8
-    for (int block = lane; block < blocks_per_group; block += lanes) {
-      total += partials[static_cast<long long>(block) * columns];
+    for (int first = lane; first < blocks_per_group; first += kAtOnce * lanes) {
+      Compute values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int block = first + i * lanes;
+        values[i] = block < blocks_per_group ? partials[static_cast<long long>(block) * columns] : 0;
+      }
+      total += tree_sum(values);
     }
   }
   sums[threadIdx.x] = total;

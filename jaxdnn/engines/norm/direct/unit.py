@@ -167,6 +167,10 @@ class Call:
         array = self.arrays[name]
         return Parameter(f"jaxdnn::{array.dtype}*", name, name, array.buffer)
 
+    def sum_type(self, name: str) -> str:
+        """Of the sums that a block writes: the gradient's itself if the block has all of a group's rows."""
+        return self.arrays[name].dtype if self.blocks_per_group == 1 and name in self.arrays else self.compute
+
     def scratch(self, name: str, index: int) -> Parameter:
         return Parameter(f"jaxdnn::{self.compute}*", name, name, Scratch(index))
 
@@ -198,6 +202,7 @@ class Call:
             flags |= {f"D{name.capitalize()}": f"d_{name}" in self.read for name in ("sum", "mean", "rstd")}
             flags |= {"DX": "x" in active, "DScale": "scale" in active, "DBias": "bias" in active}
             flags |= {"Hold": knobs.hold}
+            types |= {"ScaleSum": self.sum_type("d_scale"), "BiasSum": self.sum_type("d_bias")}
         flags |= {"ScaleOffset": "scale" in of and dict(self.problem.factors)["scale_offset"] != 0}
         flags |= {"Exact": self.exact, "Skewed": self.skewed}
         constants = {
@@ -244,14 +249,16 @@ class Call:
         """The entry point and the launch that add the blocks' partial sums of the parameters' gradients."""
         parameters, body = [], []
         for row, partial in enumerate(partials):
-            result = self.result(partial.name.replace("partial", "d"))
+            result = self.result(f"d_{partial.name.removesuffix('_sum')}")
             parameters += [partial, result]
             body.append(
                 f"    if (blockIdx.y == {row}) "
                 f"jaxdnn::sum_partials({partial.name}, {result.name}, columns, blocks_per_group, lanes);\n"
             )
         parameters += [p for p in self.sizes() if p.name in ("columns", "blocks_per_group")]
-        lanes = min(32, 1 << (self.blocks_per_group - 1).bit_length())
+        # More than fill the device would only add waves of blocks, each a load's latency and its barriers.
+        room = self.target.sm_count * 2 * REDUCE_THREADS // (self.problem.groups * self.problem.columns * len(partials))
+        lanes = 1 << max(1, min(32, self.blocks_per_group, room)).bit_length() - 1
         parameters += numbers(lanes=lanes)
         text = (
             f'extern "C" __global__ void __launch_bounds__({REDUCE_THREADS})\n'
@@ -280,19 +287,23 @@ class Call:
             scratch = [problem.groups * problem.rows * self.knobs.splits * 2 * compute]
 
         inputs = [p for name in self.read for p in self.array(name)]
-        partials: list[Parameter] = []
+        partials: list[Parameter] = []  # of the parameters' gradients, by block
+        alone: list[Parameter] = []  # those of a block that is a group's only one
         if self.forward:
             results = [self.result(array.name) for array in problem.results]
         else:
             results = [self.result("d_x")] if "x" in self.active else []
-            for name in ("scale", "bias"):
-                if name in self.active:
-                    partials.append(self.scratch(f"partial_{name}", len(scratch)))
-                    scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
+            for name in (name for name in ("scale", "bias") if name in self.active):
+                if self.blocks_per_group == 1:
+                    alone.append(replace(self.result(f"d_{name}"), name=f"{name}_sum", field=f"{name}_sum"))
+                    continue
+                partials.append(self.scratch(f"{name}_sum", len(scratch)))
+                scratch.append(problem.groups * self.blocks_per_group * problem.columns * compute)
 
+        sums = [*alone, *partials]
         common = [*splits, *self.sizes(), *self.factors()]
         if not split:
-            steps = [self.launch("whole", [*inputs, *results, *partials, *common])]
+            steps = [self.launch("whole", [*inputs, *results, *sums, *common])]
         else:
             added = [p for p in results if self.forward and p.name == "sum"]
             # The second step normalizes what the first one wrote, when that is a sum.
@@ -305,7 +316,7 @@ class Call:
             kept = [p for p in results if p not in added]
             steps = [
                 self.launch("measure", [*inputs, *added, *common]),
-                self.launch("apply", [*again, *kept, *partials, *common]),
+                self.launch("apply", [*again, *kept, *sums, *common]),
             ]
         if partials:
             steps.append(self.reduction(partials))
