@@ -247,7 +247,11 @@ struct BackwardRows {
 
   __device__ __forceinline__ void merge(const Row& row, Compute (&totals)[Config::kCentered ? 2 : 1]) const {
     const Compute* const splits = sums_of(row);
-    for (int split = threadIdx.x % 32; split < Config::kSplits; split += 32) {
+    // All of a lane's are in flight at once.
+#pragma unroll
+    for (int first = 0; first < Config::kSplits; first += 32) {
+      const int split = first + static_cast<int>(threadIdx.x % 32);
+      if (split >= Config::kSplits) break;
       totals[0] += splits[split * 2];
       if constexpr (Config::kCentered) totals[1] += splits[split * 2 + 1];
     }
@@ -353,6 +357,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
 
     typename Rows::Held held;
     Compute totals[Config::kCentered ? 2 : 1] = {};
+    if constexpr (Config::kDX && Config::kStep == Step::apply) rows.merge(row, totals);  // while the row is on its way
     rows.accumulate(held, row, stage, scalars, totals);
     // The slots are free, but where d_x is yet to be computed from them.
     constexpr bool kFree = Rows::kHold || kMeasure || !Config::kDX;
@@ -365,11 +370,7 @@ __device__ __forceinline__ void norm_backward(const NormBackward<Config>& call) 
         if constexpr (Config::kCentered) sums[1] = totals[1];
       }
     } else if constexpr (Config::kDX) {
-      if constexpr (Config::kStep == Step::apply) {
-        rows.merge(row, totals);
-      } else {
-        rows.row_sum(totals);
-      }
+      if constexpr (Config::kStep != Step::apply) rows.row_sum(totals);
       rows.finish(held, row, stage, scalars, totals, later);
     }
     if constexpr (kStages > 0) stage = stage + 1 == kStages ? 0 : stage + 1;
