@@ -179,7 +179,8 @@ class Room:
             masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
             near = knobs.parameters == "memory" and not knobs.ahead
             if knobs.cluster > 1 and near and not self.skewed and self.problem.groups == 1:
-                ring, masks = min(ring, 10), min(masks, vectors)  # nothing else is kept from row to row
+                # Nothing else is kept from row to row, and no mean.
+                ring, masks = min(ring, 9 if self.problem.centered else 4), min(masks, vectors)
             early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
             early += 8 if early and self.problem.groups > 1 else 0
             steps -= min(steps, ring)
