@@ -64,6 +64,18 @@ def test_a_plan_is_what_it_is():
     assert not filter_.corners
 
 
+@pytest.mark.parametrize(
+    ("channels", "line", "lines", "last"), [(16, 32, 1, 4), (32, 64, 1, 4), (88, 128, 2, 2), (80, 128, 2, 1)]
+)
+def test_lines_are_few_and_their_padding_is_not_multiplied(channels, line, lines, last):
+    problem = only(convolution((2, 9, 9, channels), (3, 3, channels, 64), BF16))
+    gemm = implicit_gemm(problem)
+    assert (gemm.line, gemm.lines, gemm.last_steps) == (line, lines, last)
+    unit = ENGINE.build(ALONE, problem, H100).unit
+    assert f"kLines = {lines}," in unit
+    assert f"kLastSteps = {last}," in unit
+
+
 def test_sizes_are_not_in_the_code():
     units = set()
     for n, size, channels in ((2, 9, 64), (5, 30, 512)):

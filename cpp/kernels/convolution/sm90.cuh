@@ -296,10 +296,26 @@ struct ChunkRows : ScatteredRows {
   }
 };
 
-/// Config has kSpatial, kPhases (of a dimension, at most), kStraight (whether the result's rows are those of tiles) and
-/// kBlocks besides what a product's has. An M-major A is the image of a filter's gradient.
+/// A stage, of a tap's lines the last one of which has fewer multiplies: it ends with padding.
 template <class Config>
-struct ConvolutionSm90 : ProductSm90<Config> {
+struct TapStage : TileStage<Config> {
+  using TileStage<Config>::TileStage;
+
+  template <class Accumulators>
+  __device__ __forceinline__ void multiply(Accumulators& accumulators, int stage, int index, bool accumulate) const {
+    if (Config::kLines > 1 && index % Config::kLines == Config::kLines - 1) {
+      TileStage<Config>::template multiply<Config::kLastSteps>(accumulators, stage, index, accumulate);
+    } else {
+      TileStage<Config>::multiply(accumulators, stage, index, accumulate);
+    }
+  }
+};
+
+/// Config has kSpatial, kPhases (of a dimension, at most), kStraight (whether the result's rows are those of tiles) and
+/// kBlocks besides what a product's has; and kLines, of a tap, each a stage, if the last one has kLastSteps multiplies
+/// and not kSteps, else 1. An M-major A is the image of a filter's gradient.
+template <class Config>
+struct ConvolutionSm90 : ProductSm90<Config, TapStage<Config>> {
   using Loads = Select<Config::kMMajorA, FilterLoads<ConvolutionSm90>, OutputLoads<ConvolutionSm90>>;
   static constexpr int kSpatial = Config::kSpatial;
   static constexpr int kParts = Config::kMMajorA ? 1 : kDepthBytes / Config::kLine;  // taps, or chunks, of a stage

@@ -123,14 +123,14 @@ struct TileStage {
         first_row(first_row + threadIdx.x / 32 % 4 * 16) {}
 
   /// Starts the multiplies of the stage in place `stage` of the ring. Which part of K it is matters to others.
-  template <class Accumulators>
+  template <int kSteps = Config::kSteps, class Accumulators>
   __device__ __forceinline__ void multiply(Accumulators& accumulators, int stage, int, bool accumulate) const {
     if constexpr (BTile::kGroups > ATile::kSteps) {
       const unsigned tiles = stages + stage * kBytes;
       multiply_groups<ATile, BTile>(accumulators, tiles + first_row * kDepthBytes, tiles + ATile::kBytes, accumulate);
     } else {
       ptx::wgmma_fence();
-      multiply_tiles<ATile, BTiles, Config::kSteps>(accumulators, a, b, stage_offset(stage, kBytes), accumulate);
+      multiply_tiles<ATile, BTiles, kSteps>(accumulators, a, b, stage_offset(stage, kBytes), accumulate);
       ptx::wgmma_commit_group();
     }
   }

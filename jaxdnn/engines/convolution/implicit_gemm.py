@@ -27,7 +27,8 @@ from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth
 
 STEP_BYTES = DEPTH_BYTES // STEPS  # of K in a multiply
-# Bytes of a line, and what it costs to load and multiply as many bytes in such lines: more copies, of fewer bytes each.
+# Bytes of a line; and to a filter, whose padded channels are rows of tiles, what it costs to load and multiply as many
+# bytes in such lines: more copies, of fewer bytes each.
 _LINES = {128: 1.0, 64: 1.1, 32: 1.35}
 # Of a group that is merged with others, and of all that are.
 _MERGED_COLUMNS, _MOST_COLUMNS = (8, 16, 32, 64, 96, 128), 256
@@ -75,11 +76,26 @@ class ImplicitGemm:
         return prod(len(axis.phases) for axis in self.axes)
 
     @property
+    def lines(self) -> int:
+        """Of channels, at a tap."""
+        return ceil(self.channels * self.product.a.itemsize / self.line)
+
+    @property
+    def last_steps(self) -> int:
+        """Multiplies of the last line at a tap, if that is a stage: of those channels that are the group's."""
+        if self.line < DEPTH_BYTES or self.product.a_transposed:
+            return STEPS
+        return ceil((self.channels * self.product.a.itemsize - (self.lines - 1) * self.line) / STEP_BYTES)
+
+    @property
     def steps(self) -> int:
-        """Multiplies of a stage: of those channels of its line that are the group's."""
-        size = self.channels * self.product.a.itemsize
-        partial = size < self.line == DEPTH_BYTES and not self.product.a_transposed
-        return ceil(size / STEP_BYTES) if partial else STEPS
+        """Multiplies of a stage, but for the last one at a tap."""
+        return STEPS if self.lines > 1 else self.last_steps
+
+    @property
+    def multiplied(self) -> float:
+        """The part of K that is multiplied."""
+        return ((self.lines - 1) * STEPS + self.last_steps) / (self.lines * STEPS)
 
     @property
     def crossed(self) -> bool:
@@ -148,7 +164,7 @@ def _to_output(
     met = prod(max(phase.taps for phase in axis.phases) for axis in images.axes)
     along_columns = problem.result == "output"
     merged = _merged_to_output(problem.groups, summed, columns, images.matrix.itemsize, along_columns)
-    line, chunks = lines_of(merged * summed, images.matrix.itemsize, problem.groups)
+    line, chunks = lines_of(merged * summed, images.matrix.itemsize)
     product = Product(
         m=problem.rows,
         n=problem.columns,
@@ -196,8 +212,8 @@ def _to_filter(problem: Convolution, image: Tensor, output: Tensor) -> ImplicitG
     itemsize = images.matrix.itemsize
     merged = _merged_to_filter(problem.groups, problem.c, itemsize)
     channels = merged * problem.c
-    line, chunks = lines_of(channels, itemsize, 1)
-    rows = prod(axis.filter for axis in images.axes) * chunks * line // itemsize
+    line = min(_LINES, key=lambda line: ceil(channels * itemsize / line) * line * _LINES[line])
+    rows = prod(axis.filter for axis in images.axes) * ceil(channels * itemsize / line) * line // itemsize
     return ImplicitGemm(
         product, images.axes, images.count, images.batch, merged, channels, merged * problem.k, rows, line
     )
@@ -265,15 +281,12 @@ def _merged_to_filter(groups: int, channels: int, itemsize: int) -> int:
     return next((merged for merged in range(most, 1, -1) if merged * channels * itemsize % 16 == 0), 1)
 
 
-def lines_of(channels: int, itemsize: int, groups: int) -> tuple[int, int]:
-    """The best length of lines for so many channels, and how many they take; none may go on in the next group, if that
-    can be helped.
+def lines_of(channels: int, itemsize: int) -> tuple[int, int]:
+    """Bytes of a line, and how many of them so many channels take at a tap: as few as there can be, since a short one
+    takes as long to load as a long one, and of those the shortest.
     """
     size = channels * itemsize
-    if groups > 1 and size == 3 * STEP_BYTES:
-        return DEPTH_BYTES, 1  # in which multiplies end where the group does
-    whole = [line for line in _LINES if groups == 1 or size % line == 0]
-    line = min(whole or _LINES, key=lambda line: ceil(size / line) * line * _LINES[line])
+    line = min(_LINES, key=lambda line: (ceil(size / line), line))
     return line, ceil(size / line)
 
 

@@ -19,6 +19,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import SHAPES, seconds, splits
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
+from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 # Of few columns, which are those of a group, or all.
 _NARROW = (
@@ -84,7 +85,10 @@ def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> floa
         longer *= _FILTER_IM2COL
     elif gemm.merged == 1 and gemm.taps > 1 and gemm.group_columns <= _FEW_COLUMNS:
         longer *= _NARROW_IM2COL
-    return longer * seconds(gemm.tiled, knobs, sm_count)
+    # A line takes as long to load as one of DEPTH_BYTES, however short it is [Filters by patches, 3].
+    of_a = DEPTH_BYTES / gemm.line
+    copies = of_a, of_a if gemm.product.b_transposed else 1.0
+    return longer * seconds(gemm.tiled, knobs, sm_count, multiplied=gemm.multiplied, copies=copies)
 
 
 def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:

@@ -10,6 +10,7 @@ from jaxdnn.engines.convolution.implicit_gemm import STEP_BYTES, ImplicitGemm
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 # Of the driver, by how many dimensions of places there are: corners lie in [-limit, limit), and a tap's distance from
 # where its window begins is less than its own.
@@ -78,9 +79,10 @@ def operands_reason(gemm: ImplicitGemm) -> str | None:
         return f"the image has {gemm.channels} channels in a group, which are less than 16 bytes"
     if gemm.crossed and product.k <= depth(product):
         return f"it sums over {product.k} places, which are too few to be split"
-    alone = product.a_transposed or gemm.steps * STEP_BYTES == gemm.channels * product.a.itemsize
-    if gemm.groups > 1 and not alone and gemm.channels * product.a.itemsize % gemm.line:
-        return f"a group has {gemm.channels} channels, which are no multiple of {gemm.line} bytes"
+    # What the last of several lines has of the next group is not multiplied.
+    whole = STEP_BYTES if gemm.line == DEPTH_BYTES else gemm.line
+    if gemm.groups > 1 and not product.a_transposed and gemm.channels * product.a.itemsize % whole:
+        return f"a group has {gemm.channels} channels, which are no multiple of {whole} bytes"
     if not product.a_transposed and transposes(product, "b"):
         if gemm.groups > 1 or gemm.merged > 1:
             return f"a filter of {product.a.dtype} would have to be transposed in each group"

@@ -44,6 +44,8 @@ class ConvolutionUnit(Unit):
         own = {
             "Line": self.gemm.line,
             "Steps": self.gemm.steps,
+            "Lines": self.gemm.lines if self.gemm.last_steps < self.gemm.steps else 1,
+            "LastSteps": self.gemm.last_steps,
             "Spatial": len(self.gemm.axes),
             "Phases": phases,
             "Straight": self.gemm.straight,

@@ -242,16 +242,25 @@ def across_lines(matrix: Matrix) -> float:
     return max(1.0, filled * ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0))
 
 
-def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
-    """An estimate of the time, for comparing knobs with each other."""
+def seconds(
+    product: Product,
+    knobs: Sm90Knobs,
+    sm_count: int,
+    *,
+    multiplied: float = 1.0,
+    copies: tuple[float, float] = (1.0, 1.0),
+) -> float:
+    """An estimate of the time, for comparing knobs with each other. `multiplied` is the part of K that is no padding;
+    `copies` are how many there are of each operand, for as many bytes as a line of DEPTH_BYTES has.
+    """
     accumulators, size = len(product.b), product.a.itemsize
     width, loaded = knobs.tile_n * accumulators, loaded_lines(product, knobs) * accumulators
     cluster = knobs.cluster_m * knobs.cluster_n
     length = ceil(product.k / knobs.split_k)
     own = width // knobs.groups  # of what a line of a's meets
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
-    multiplies = 2 * knobs.tile_m * own * length / (RATE * 2 / size / sm_count)
-    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own)
+    multiplies = 2 * knobs.tile_m * own * length * multiplied / (RATE * 2 / size / sm_count)
+    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
     transcendental = not ARITHMETIC.issuperset(product.program.operations)
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
@@ -264,6 +273,7 @@ def seconds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
     turns = ceil(rounds(product, knobs, sm_count))
     if turns > FEW_ROUNDS:
         shared_a, shared_b = shared_a * across_lines(product.a), shared_b * across_lines(product.b[0])
+    shared_a, shared_b = shared_a * copies[0], shared_b * copies[1]
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
