@@ -16,6 +16,7 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
 from jaxdnn import device
 from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
+from jaxdnn.engines.convolution.direct.heuristic import seconds
 from jaxdnn.engines.convolution.direct.knobs import ConvolutionDirectKnobs, knobs_reason
 from jaxdnn.engines.convolution.problem import Window
 
@@ -38,6 +39,7 @@ CASES = {
     "plain": (SMALL, depthwise((2, 7, 6, 5), (3, 3), padding="SAME")),
     "tall": (WIDE, depthwise((2, 9, 5, 8), (4, 2), padding=((3, 2), (0, 1)))),
     "vectors": (ONE, depthwise((2, 9, 10, 16), (3, 3), dtype=BF16, padding="SAME")),
+    "single elements": (WIDE, depthwise((2, 3, 9, 10, 7), (2, 3, 3), dtype=BF16, padding="SAME")),
     "rows that end early": (ONE, depthwise((1, 5, 9, 4), (2, 3), rhs_dilation=(7, 1), padding=((4, 3), (1, 0)))),
     "one row of a class": (SMALL, depthwise((2, 3, 6, 4), (1, 3), rhs_dilation=(5, 1), padding="SAME")),
     "one dimension": (WIDE, depthwise((2, 23, 8), (4,), padding=((3, 0),), dtype=F16)),
@@ -144,6 +146,20 @@ def test_sizes_are_not_in_the_code():
     knobs = ConvolutionDirectKnobs()
     units = {ENGINE.build(knobs, convolutions(case, "output").problem, H100).unit for case in cases}
     assert len(units) == 1
+
+
+def test_channels_that_threads_load_one_by_one_take_longer():
+    """They wait for them, of 51 channels in bfloat16, where 52 are copied by fours."""
+    knobs = ConvolutionDirectKnobs(width=2, strips=5, groups=32, height=4, parts=56, stages=4, resident=4)
+    odd, even = (
+        seconds(
+            convolutions(depthwise((2, 7, 16, 9, c), (5, 5, 5), dtype=BF16, padding="SAME"), "output").problem,
+            knobs,
+            H100,
+        )
+        for c in (51, 52)
+    )
+    assert odd > 1.5 * even
 
 
 PLAIN = convolutions(CASES["plain"][1], "output").problem

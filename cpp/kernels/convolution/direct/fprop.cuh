@@ -167,22 +167,33 @@ __device__ __forceinline__ void convolution_fprop(const ConvolutionFprop<Config>
   // The filter: neighbouring threads have neighbouring channels.
   const typename Call::Filter* const filter = call.filter.data + batch * call.filter.batch + group0 * call.filter_group;
   constexpr int kTaps = Config::kOther * Depth::kTaps * Row::kTaps * Column::kTaps;
+  constexpr int kAtOnce = 4;  // loads of a thread in flight
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kTaps * Call::kChannels; i += Call::kThreads) {
-    const int channel = i % Call::kChannels, tap = i / Call::kChannels;
-    const int column = tap % Column::kTaps, row = tap / Column::kTaps % Row::kTaps;
-    const int depth = tap / (Column::kTaps * Row::kTaps) % Depth::kTaps;
-    const int other = tap / (Column::kTaps * Row::kTaps * Depth::kTaps);
-    Accumulator value = 0;
-    if (group0 + channel / Config::kOwn < call.groups && column < columns.taps && row < rows.taps &&
-        depth < depths.taps) {
-      value = static_cast<Accumulator>(
-          widen(filter[channel / Config::kOwn * call.filter_group + channel % Config::kOwn * call.filter_own +
-                       other * call.filter_other + Depth::filter_place(depths, depth) * call.filter.depth +
-                       Row::filter_place(rows, row) * call.filter.row +
-                       Column::filter_place(columns, column) * call.filter.column]));
+  for (int first = threadIdx.x; first < kTaps * Call::kChannels; first += kAtOnce * Call::kThreads) {
+    Accumulator values[kAtOnce];
+    int places[kAtOnce];  // in shared memory
+#pragma unroll
+    for (int one = 0; one < kAtOnce; ++one) {
+      const int i = first + one * Call::kThreads, channel = i % Call::kChannels, tap = i / Call::kChannels;
+      const int column = tap % Column::kTaps, row = tap / Column::kTaps % Row::kTaps;
+      const int depth = tap / (Column::kTaps * Row::kTaps) % Depth::kTaps;
+      const int other = tap / (Column::kTaps * Row::kTaps * Depth::kTaps);
+      values[one] = 0;
+      places[one] =
+          channel * Call::kPitch + (other * Depth::kTaps + depth) * Call::kPlane + row * Column::kTaps + column;
+      if (other < Config::kOther && group0 + channel / Config::kOwn < call.groups && column < columns.taps &&
+          row < rows.taps && depth < depths.taps) {
+        values[one] = static_cast<Accumulator>(
+            widen(filter[channel / Config::kOwn * call.filter_group + channel % Config::kOwn * call.filter_own +
+                         other * call.filter_other + Depth::filter_place(depths, depth) * call.filter.depth +
+                         Row::filter_place(rows, row) * call.filter.row +
+                         Column::filter_place(columns, column) * call.filter.column]));
+      }
     }
-    taps[channel * Call::kPitch + (other * Depth::kTaps + depth) * Call::kPlane + row * Column::kTaps + column] = value;
+#pragma unroll
+    for (int one = 0; one < kAtOnce; ++one) {
+      if (first + one * Call::kThreads < kTaps * Call::kChannels) taps[places[one]] = values[one];
+    }
   }
 
   const int channel = threadIdx.x % Call::kChannels, strip = threadIdx.x / Call::kChannels;

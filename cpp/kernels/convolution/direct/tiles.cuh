@@ -103,37 +103,62 @@ struct DirectRows {
   static constexpr int kRow = kColumns * kChannels, kSize = kPlanes * kRows * kRow;
   static constexpr int kStageBytes = (kSize * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
   static constexpr int kBytes = kVector * static_cast<int>(sizeof(T));
-  static constexpr int kAlong = kChannels / kVector, kPasses = (kRow / kVector + kThreads - 1) / kThreads;
+  static constexpr int kAlong = kChannels / kVector, kOfRow = kRow / kVector, kOfAll = kSize / kVector;
+  static constexpr int kPasses = (kOfRow + kThreads - 1) / kThreads;
+  // Of a thread: what is less than 4 bytes passes through registers, so many at a time, whose loads are in flight
+  // together.
+  static constexpr int kBatch = kOfAll < 8 * kThreads ? (kOfAll + kThreads - 1) / kThreads : 8;
   static_assert(kChannels % kVector == 0, "a place is whole vectors");
 
   /// `array` is the block's first channel, of `channels` that are left, at place 0 of an image. Planes and rows of the
   /// box lie `plane_step` and `row_step` apart.
   static __device__ __forceinline__ void start(T* to, const DirectArray<T>& array, int channels, const DirectBox& box,
                                                int plane_step, int row_step) {
-    const unsigned shared = kBytes >= 4 ? ptx::cvta_to_shared(to) : 0;
+    const auto row_there = [&](int depth, int row) {
+      return static_cast<unsigned>(row) < static_cast<unsigned>(box.rows) &&
+             static_cast<unsigned>(depth) < static_cast<unsigned>(box.depths);
+    };
+    const auto in_row = [&](int column, int channel) {
+      return static_cast<unsigned>(column) < static_cast<unsigned>(box.columns) && channel < channels;
+    };
+    if constexpr (kBytes >= 4) {
+      const unsigned shared = ptx::cvta_to_shared(to);
 #pragma unroll 1
-    for (int line = 0; line < kPlanes * kRows; ++line) {
-      const int depth = box.depth + line / kRows * plane_step, row = box.row + line % kRows * row_step;
-      const bool there = static_cast<unsigned>(row) < static_cast<unsigned>(box.rows) &&
-                         static_cast<unsigned>(depth) < static_cast<unsigned>(box.depths);
-      const T* const from = array.data + depth * array.depth + row * array.row;
+      for (int line = 0; line < kPlanes * kRows; ++line) {
+        const int depth = box.depth + line / kRows * plane_step, row = box.row + line % kRows * row_step;
+        const bool there = row_there(depth, row);
+        const T* const from = array.data + depth * array.depth + row * array.row;
 #pragma unroll(kPasses <= 4 ? kPasses : 1)
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const int i = pass * kThreads + threadIdx.x;
-        if (kRow / kVector % kThreads != 0 && i >= kRow / kVector) break;
-        const int channel = i % kAlong * kVector, column = box.column + i / kAlong;
-        const bool inside =
-            there && static_cast<unsigned>(column) < static_cast<unsigned>(box.columns) && channel < channels;
-        const T* const vector = from + (static_cast<long long>(column) * array.column + channel);
-        if constexpr (kBytes >= 4) {
-          ptx::cp_async<kBytes>(shared + (line * kRow + i * kVector) * static_cast<int>(sizeof(T)), vector,
-                                inside ? kBytes : 0);
-        } else {
-          Vector<T, kVector> values;
-          values.clear();
-          if (inside) values.load(vector);
+        for (int pass = 0; pass < kPasses; ++pass) {
+          const int i = pass * kThreads + threadIdx.x;
+          if (kOfRow % kThreads != 0 && i >= kOfRow) break;
+          const int channel = i % kAlong * kVector, column = box.column + i / kAlong;
+          ptx::cp_async<kBytes>(shared + (line * kRow + i * kVector) * static_cast<int>(sizeof(T)),
+                                from + (static_cast<long long>(column) * array.column + channel),
+                                there && in_row(column, channel) ? kBytes : 0);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int first = threadIdx.x; first < kOfAll; first += kBatch * kThreads) {
+        Vector<T, kVector> values[kBatch];
 #pragma unroll
-          for (int j = 0; j < kVector; ++j) to[line * kRow + i * kVector + j] = values.get(j);
+        for (int one = 0; one < kBatch; ++one) {
+          const int i = first + one * kThreads, line = i / kOfRow, of_row = i % kOfRow;
+          const int depth = box.depth + line / kRows * plane_step, row = box.row + line % kRows * row_step;
+          const int channel = of_row % kAlong * kVector, column = box.column + of_row / kAlong;
+          values[one].clear();
+          if (i < kOfAll && row_there(depth, row) && in_row(column, channel)) {
+            values[one].load(array.data + (depth * array.depth + row * array.row +
+                                           static_cast<long long>(column) * array.column + channel));
+          }
+        }
+#pragma unroll
+        for (int one = 0; one < kBatch; ++one) {
+          const int i = first + one * kThreads;
+          if (i >= kOfAll) break;
+#pragma unroll
+          for (int j = 0; j < kVector; ++j) to[i * kVector + j] = values[one].get(j);
         }
       }
     }

@@ -24,6 +24,7 @@ from jaxdnn.engines.convolution.direct.knobs import (
     stage_bytes,
     tap_tile,
     threads,
+    vector,
 )
 from jaxdnn.engines.convolution.matrices import product_of_groups
 from jaxdnn.engines.convolution.problem import Convolution
@@ -48,7 +49,9 @@ FEW_WARPS = 1.5  # that a scheduler lacks, of what hides latencies [1]
 SEGMENT = 64  # bytes that memory delivers at once
 WAIT = 900.0  # cycles from the start of a copy to its end
 REDUCE = 5e-6  # seconds that the kernels take at least that add the parts of a filter's gradient
-LAUNCH = 2000.0  # cycles from the start of a block to its first step
+LAUNCH = 2000.0  # cycles from the start of a block to its first step, but for the filter
+COPIED = 4  # bytes, of which less are loaded into registers
+BATCH, TAPS = 8, 4  # such loads of a thread that are in flight; and those of the filter
 
 
 def candidates(problem: Convolution, target: Target) -> Iterator[ConvolutionDirectKnobs]:
@@ -125,8 +128,17 @@ def seconds(problem: Convolution, knobs: ConvolutionDirectKnobs, target: Target)
     together = min(knobs.resident, ceil(tiling.blocks / target.sm_count))
     waves = ceil(tiling.blocks / (target.sm_count * knobs.resident))
     busy = max(together * count / SCHEDULERS, 1)
-    of_tile = max((busy + FEW_WARPS) * of_tile, steps * WAIT / (knobs.stages - 1))
-    cycles = waves * (tiling.part_tiles * of_tile + LAUNCH)
+    block = max(count / SCHEDULERS, 1)
+    piece = itemsize(source(problem).dtype) * vector(source(problem), other * knobs.groups)
+    if piece < COPIED:  # by the threads, which wait for what they load
+        waits = (block + FEW_WARPS) * of_tile + steps * WAIT * ceil(copied / piece / threads(problem, knobs) / BATCH)
+    else:
+        waits = steps * WAIT / (knobs.stages - 1)
+    of_tile = max((busy + FEW_WARPS) * of_tile, waits)
+    launch = LAUNCH
+    if not gradient:
+        launch += WAIT * ceil(planes * rows * columns * knobs.groups * own / threads(problem, knobs) / TAPS)
+    cycles = waves * (tiling.part_tiles * of_tile + launch)
     # Bytes, as many at once as are on their way.
     moved = tiling.blocks * tiling.part_tiles * steps * copied
     moved += 0 if gradient else problem.batch * problem.rows * problem.columns * itemsize(source(problem).dtype)
