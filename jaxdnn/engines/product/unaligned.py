@@ -39,6 +39,7 @@ XLA_EPILOGUE = 1.25
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20].
 XLA_START = 2e-6
 XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
+XLA_IN_TURN = 60  # aligned stages that one block waits for: a longer K is split [20]
 
 
 def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
@@ -104,7 +105,8 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     stages = ceil(product.k * itemsize / DEPTH_BYTES)
     computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
     storing = scattered / XLA_STORE_RATE
-    waiting = max(XLA_START, stages * XLA_STAGE[whole]) + storing
+    in_turn = min(stages, XLA_IN_TURN) if whole else stages
+    waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
     if product.is_plain:
         return max(computing + storing, waiting)
     stored = sum(size(result, product.batch) for result in product.stored)

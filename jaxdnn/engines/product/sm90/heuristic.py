@@ -36,10 +36,11 @@ RATE = 700e12  # flops a second of 16-bit operands
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-TOGETHER_L2_RATE = 66e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15]
+TOGETHER_L2_RATE = 62e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]
 # Times as long takes what lies in lines of 128 bytes whose distance is a multiple of no more than so many: TMA asks for
 # pieces of two lines [25].
 ACROSS_LINES = {64: 1.15, 32: 1.38, 16: 1.65}
+FEW_ACROSS = 0.8  # part of that which is seen in few rounds [29]
 # Seconds a tile that blocks of a cluster wait for each other, where their warp groups compute in turns [24].
 CLUSTER_TURN = 0.5e-6
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
@@ -52,6 +53,7 @@ EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
 TRANSCENDENTAL_START = 0.6e-6
+WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows of a K of one stage [28]
@@ -81,6 +83,9 @@ SHAPES = (
     # Of columns that wider tiles would cut badly [24].
     Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
     Sm90Knobs(tile_m=256, tile_n=128),
+    # Of which a result has as many as there are multiprocessors, or a few less than a multiple of that [29].
+    Sm90Knobs(tile_m=192, tile_n=192, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_m=192, tile_n=160, cluster_m=1, consumers=3),
     # Large products of 8-bit floats [10].
     Sm90Knobs(tile_n=192, cluster_m=1, epilogue_stages=3),
     Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
@@ -158,8 +163,9 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
+    wide = product.is_plain and not promotion and knobs.tile_n > 2 * CHUNK
     many_rounds = promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS
-    if knobs.consumers == 3 and knobs.tile_n > CHUNK and not many_rounds:
+    if knobs.consumers == 3 and knobs.tile_n > CHUNK and not (wide or many_rounds):
         return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
     knobs = replace(knobs, store=storing(product, knobs, staged))
@@ -264,15 +270,16 @@ def seconds(
     transcendental = not ARITHMETIC.issuperset(product.program.operations)
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
-    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[knobs.consumers]
+    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[min(knobs.consumers, 2) if width > 2 * CHUNK else knobs.consumers]
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
     shared_a, shared_b = ((1 - MULTICAST) + MULTICAST * ceil(tiles / n) / tiles for tiles, n in sharing)
     turns = ceil(rounds(product, knobs, sm_count))
-    if turns > FEW_ROUNDS:
-        shared_a, shared_b = shared_a * across_lines(product.a), shared_b * across_lines(product.b[0])
+    across = 1.0 if turns > FEW_ROUNDS else FEW_ACROSS
+    shared_a *= 1 + across * (across_lines(product.a) - 1)
+    shared_b *= 1 + across * (across_lines(product.b[0]) - 1)
     shared_a, shared_b = shared_a * copies[0], shared_b * copies[1]
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
     loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
@@ -280,6 +287,7 @@ def seconds(
     work = sum(result.itemsize for result in product.stored) / 2 + computing
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
+    storing += WIDE_OF_THREE if knobs.consumers == 3 and width > 2 * CHUNK else 0.0
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
         tile += CLUSTER_TURN if cluster > 1 and transcendental else 0.0
