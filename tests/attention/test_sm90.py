@@ -195,31 +195,30 @@ def test_rounds_of_tiles_are_counted(heads, tile_m):
     assert next(ENGINE.configurations(problem, H100)).tile_m == tile_m
 
 
-@pytest.mark.parametrize(
-    ("name", "stages"),
-    [("bias 64", 2), ("bias 128", 2), ("bias 192", 1), ("bias 64, float32", 0), ("soft cap 128", 0)],
-)
-def test_stages_of_score_tiles(name, stages):
-    assert next(ENGINE.configurations(LARGE[name].problem, H100)).score_stages == stages
+@pytest.mark.parametrize(("queries", "skips"), [(512, True), (384, False)])
+def test_warp_groups_without_queries_let_blocks_pass(queries, skips):
+    problem = call((queries, queries, 64, 64), (16, 16), 32, **bias(1, 16, queries, queries)).problem
+    knobs = next(ENGINE.configurations(problem, H100))
+    assert (knobs.tile_m, knobs.skips, knobs.cluster) == (192, skips, 1 if skips else 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "queries"),
-    [
-        ("64", (1, True)),
-        ("128", (2, False)),
-        ("causal 128", (2, False)),
-        ("window 128", (1, True)),
-        ("256", (1, False)),
-        ("bias 64", (2, False)),
-        ("bias 128", (1, False)),
-        ("segments 128", (2, False)),
-    ],
-)
-def test_where_queries_are(name, queries):
+SCORE_STAGES = {"bias 64": 2, "bias 128": 2, "bias 192": 1, "bias 64, float32": 0, "soft cap 128": 0}
+
+
+@pytest.mark.parametrize("name", SCORE_STAGES)
+def test_stages_of_score_tiles(name):
+    assert next(ENGINE.configurations(LARGE[name].problem, H100)).score_stages == SCORE_STAGES[name]
+
+
+QUERIES = {"64": (1, True), "128": (2, False), "causal 128": (2, False), "window 128": (1, True), "256": (1, False)}
+QUERIES |= {"bias 64": (2, False), "bias 128": (1, False), "segments 128": (2, False)}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_where_queries_are(name):
     """Stages, and whether consumers have them in registers; in one stage where others leave no shared memory."""
     knobs = next(ENGINE.configurations(LARGE[name].problem, H100))
-    assert (knobs.query_stages, knobs.query_in_registers) == queries
+    assert (knobs.query_stages, knobs.query_in_registers) == QUERIES[name]
 
 
 @pytest.mark.parametrize(("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16)])

@@ -87,24 +87,38 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
         if (parts := splits(problem, knobs, target)) > 1:
             yield replace(knobs, splits=parts)
         shared = replace(knobs, cluster=SHARERS, swizzle=max(1, knobs.swizzle // SHARERS))
-        if target.sm_count >= SHARERS and knobs_reason(problem, shared, target.shared_memory) is None:
+        # Of warp groups that let blocks pass, the loads of a block that waits for another one spill, and save less.
+        if not knobs.skips and target.sm_count >= SHARERS and knobs_reason(problem, shared, target.shared_memory) is None:
             yield shared
         yield knobs
 
 
 def _skips(problem: Attention, knobs: AttentionSm90Knobs) -> bool:
-    """Whether warp groups let blocks pass that they don't see: of three, under a causal mask, which takes 1.5 to 5 %
-    less time; of two it takes as much, or 2 % more (benchmarks/results/attention_kernels.md).
+    """Whether warp groups let blocks pass that they don't see: of three, under a causal mask, or where the last tile has
+    no query for some of them, which takes 1.5 to 7 % less time; of two it takes as much, or 2 % more
+    (benchmarks/results/attention_kernels.md).
     """
-    plain = score_function(problem) is None and mask_function(problem) is None and problem.dropout is None
-    return plain and problem.mask.band.right is not None and knobs.consumers == 3 and knobs.heads == 1
+    if knobs.consumers != 3 or knobs.heads > 1 or mask_function(problem) is not None or problem.dropout is not None:
+        return False
+    if score_function(problem) is not None and not knobs.score_stages:
+        return False  # what it loads takes the registers
+    if problem.mask.band.right is not None:
+        return score_function(problem) is None
+    return _working(problem, knobs, (problem.query_length - 1) // knobs.tile_m * knobs.tile_m) < knobs.consumers
+
+
+def _working(problem: Attention, knobs: AttentionSm90Knobs, query: int) -> int:
+    """Warp groups that have queries of the tile that begins with this one."""
+    queries = min(knobs.tile_m // knobs.heads, problem.query_length - query)
+    return ceil(queries * knobs.heads / 64)
 
 
 def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float:
     """About, in blocks of 128 x 128."""
     band = problem.mask.band
     large = knobs.consumers == 3 and max(problem.head_size, problem.value_head_size) > 64
-    one = LARGE_BLOCK * (SKIPPING if knobs.skips else 1) if large else BLOCK[knobs.tile_m * knobs.blocks]
+    masked = band.right is not None
+    one = LARGE_BLOCK * (SKIPPING if knobs.skips and masked else 1) if large else BLOCK[knobs.tile_m * knobs.blocks]
     together = one / knobs.blocks  # blocks of a multiprocessor are as its warp groups
     block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
     times: list[float] = []
@@ -114,7 +128,9 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float
         first_key = 0 if band.left is None else max(0, query - band.left)
         end_key = problem.key_length if band.right is None else min(problem.key_length, last + band.right + 1)
         blocks = max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
-        times.append(blocks * block + TILE_START * together)
+        idle = knobs.skips and not masked
+        working = BLOCK[64 * _working(problem, knobs, query)] / BLOCK[knobs.tile_m] if idle else 1
+        times.append(working * (blocks * block + TILE_START * together))
     rows, parts = tile_count(problem, knobs) // len(times), splits(problem, knobs, target)
     spread = rows * sum(times) / target.sm_count + (max(times) - min(times)) / 4
     # Some multiprocessor has so many of the longest ones.
@@ -235,7 +251,7 @@ def _streamed_swizzle(problem: Attention, knobs: AttentionSm90Knobs, target: Tar
 
 def _least_heads(problem: Attention) -> int:
     """Heads that have to be worked through together, whether or not what they read fits in the L2 cache."""
-    if problem.mask.query_segments is not None:
+    if problem.mask.query_segments is not None or problem.mask.band.left is not None:
         return LEAST_OF_PARTS
     return LEAST_MASKED if is_masked(problem) else 1
 
