@@ -43,7 +43,7 @@ def image_blocks(problem: Convolution) -> ImplicitGemm | None:
     if stored.row_stride != problem.c or stored.batch_stride not in (0, m * width):
         return None
     buffers = [replace(stored.buffer, offset=stored.buffer.offset + i * line * stored.itemsize) for i in range(_LINES)]
-    bytes_of_line, lines = lines_of(problem.k, images.matrix.itemsize)
+    bytes_of_line, lines = lines_of(problem.k, images.matrix.itemsize, along_columns=False)
     taps = prod(axis.phases[0].taps for axis in axes)
     program = problem.program
     product = Product(

@@ -27,8 +27,7 @@ from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth
 
 STEP_BYTES = DEPTH_BYTES // STEPS  # of K in a multiply
-# Bytes of a line; and to a filter, whose padded channels are rows of tiles, what it costs to load and multiply as many
-# bytes in such lines: more copies, of fewer bytes each.
+# Bytes of a line, and what it costs to load and multiply as many bytes in such lines: more copies, of fewer bytes each.
 _LINES = {128: 1.0, 64: 1.1, 32: 1.35}
 # Of a group that is merged with others, and of all that are.
 _MERGED_COLUMNS, _MOST_COLUMNS = (8, 16, 32, 64, 96, 128), 256
@@ -164,7 +163,7 @@ def _to_output(
     met = prod(max(phase.taps for phase in axis.phases) for axis in images.axes)
     along_columns = problem.result == "output"
     merged = _merged_to_output(problem.groups, summed, columns, images.matrix.itemsize, along_columns)
-    line, chunks = lines_of(merged * summed, images.matrix.itemsize)
+    line, chunks = lines_of(merged * summed, images.matrix.itemsize, problem.groups, along_columns=along_columns)
     product = Product(
         m=problem.rows,
         n=problem.columns,
@@ -212,8 +211,8 @@ def _to_filter(problem: Convolution, image: Tensor, output: Tensor) -> ImplicitG
     itemsize = images.matrix.itemsize
     merged = _merged_to_filter(problem.groups, problem.c, itemsize)
     channels = merged * problem.c
-    line = min(_LINES, key=lambda line: ceil(channels * itemsize / line) * line * _LINES[line])
-    rows = prod(axis.filter for axis in images.axes) * ceil(channels * itemsize / line) * line // itemsize
+    line, chunks = lines_of(channels, itemsize, along_columns=True)
+    rows = prod(axis.filter for axis in images.axes) * chunks * line // itemsize
     return ImplicitGemm(
         product, images.axes, images.count, images.batch, merged, channels, merged * problem.k, rows, line
     )
@@ -281,12 +280,19 @@ def _merged_to_filter(groups: int, channels: int, itemsize: int) -> int:
     return next((merged for merged in range(most, 1, -1) if merged * channels * itemsize % 16 == 0), 1)
 
 
-def lines_of(channels: int, itemsize: int) -> tuple[int, int]:
-    """Bytes of a line, and how many of them so many channels take at a tap: as few as there can be, since a short one
-    takes as long to load as a long one, and of those the shortest.
+def lines_of(channels: int, itemsize: int, groups: int = 1, *, along_columns: bool) -> tuple[int, int]:
+    """Bytes of a line, and how many of them so many channels take at a tap.
+
+    As few as there can be, since a short one takes as long to load as a long one, and of those the shortest. But where
+    the other matrix's rows lie along columns, or padded channels are rows of tiles, these are as many as the padding
+    has, and the least of that is best. Multiplies end where a group does, if its last line is a stage or full.
     """
     size = channels * itemsize
-    line = min(_LINES, key=lambda line: (ceil(size / line), line))
+    if not along_columns:
+        line = min(_LINES, key=lambda line: (ceil(size / line), line))
+    else:
+        fitting = (line for line in _LINES if groups == 1 or line == DEPTH_BYTES or size % line == 0)
+        line = min(fitting, key=lambda line: ceil(size / line) * line * _LINES[line])
     return line, ceil(size / line)
 
 
