@@ -179,8 +179,9 @@ class Room:
             masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
             near = knobs.parameters == "memory" and not knobs.ahead
             if knobs.cluster > 1 and near and not self.skewed and self.problem.groups == 1:
-                # Nothing else is kept from row to row, and no mean.
-                ring, masks = min(ring, 9 if self.problem.centered else 4), min(masks, vectors)
+                # Nothing else is kept from row to row; of float32 nothing is widened either, nor has it a mean.
+                least = 4 if self.row_sizes == [4] and not self.problem.centered else 10
+                ring, masks = min(ring, least), min(masks, vectors)
             early = 2 * bool(knobs.prefetch) + vectors * bool(knobs.ahead)
             early += 8 if early and self.problem.groups > 1 else 0
             steps -= min(steps, ring)
