@@ -48,6 +48,7 @@ _MERGED = (
 # What patches are expected to take is less sure than what im2col is, of which more was measured, and they have to be
 # faster by more than that; but of merged groups im2col takes a fifth longer than is expected of it [Patches, 3].
 _UNSURE = 1.08
+_UNSURE_AT, _MORE_UNSURE = 128, 1.15  # columns, at which multiplies, lines and shared memory take as long [Dense layers, 4]
 _MERGED_IM2COL = 1.2
 # Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 11].
 _FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
@@ -70,12 +71,16 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
     if patches_reason(gemm) is None:
         patches = Patches(gemm)
         by_patches = patch_candidates(patches, target)
-        found += [(_UNSURE * patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
+        found += [(_unsure(knobs) * patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
     if wgrad_patches_reason(gemm) is None:
         patches = WgradPatches(gemm)
         by_patches = wgrad_candidates(patches, target)
         found += [(wgrad_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
     return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))
+
+
+def _unsure(knobs: Sm90Knobs) -> float:
+    return _MORE_UNSURE if knobs.tile_n == _UNSURE_AT else _UNSURE
 
 
 def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> float:
