@@ -87,15 +87,16 @@ def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knob
         if (parts := splits(problem, knobs, target)) > 1:
             yield replace(knobs, splits=parts)
         shared = replace(knobs, cluster=SHARERS, swizzle=max(1, knobs.swizzle // SHARERS))
-        # Of warp groups that let blocks pass, the loads of a block that waits for another one spill, and save less.
-        if not knobs.skips and target.sm_count >= SHARERS and knobs_reason(problem, shared, target.shared_memory) is None:
+        # In clusters, warp groups that let blocks pass spill, and save less than each by itself.
+        sharing = target.sm_count >= SHARERS and not knobs.skips
+        if sharing and knobs_reason(problem, shared, target.shared_memory) is None:
             yield shared
         yield knobs
 
 
 def _skips(problem: Attention, knobs: AttentionSm90Knobs) -> bool:
-    """Whether warp groups let blocks pass that they don't see: of three, under a causal mask, or where the last tile has
-    no query for some of them, which takes 1.5 to 7 % less time; of two it takes as much, or 2 % more
+    """Whether warp groups let blocks pass that they don't see: of three, under a causal mask, or where the last tile
+    has no query for some of them, which takes 1.5 to 7 % less time; of two it takes as much, or 2 % more
     (benchmarks/results/attention_kernels.md).
     """
     if knobs.consumers != 3 or knobs.heads > 1 or mask_function(problem) is not None or problem.dropout is not None:

@@ -48,7 +48,8 @@ _MERGED = (
 # What patches are expected to take is less sure than what im2col is, of which more was measured, and they have to be
 # faster by more than that; but of merged groups im2col takes a fifth longer than is expected of it [Patches, 3].
 _UNSURE = 1.08
-_UNSURE_AT, _MORE_UNSURE = 128, 1.15  # columns, at which multiplies, lines and shared memory take as long [Dense layers, 4]
+# At so many columns multiplies, lines and shared memory take as long as each other, and together longer [Dense layers].
+_TIED_COLUMNS, _TIED = 128, 1.15
 _MERGED_IM2COL = 1.2
 # Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 11].
 _FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
@@ -80,7 +81,7 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
 
 
 def _unsure(knobs: Sm90Knobs) -> float:
-    return _MORE_UNSURE if knobs.tile_n == _UNSURE_AT else _UNSURE
+    return _TIED if knobs.tile_n == _TIED_COLUMNS else _UNSURE
 
 
 def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> float:

@@ -267,10 +267,11 @@ def seconds(
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
     multiplies = 2 * knobs.tile_m * own * length * multiplied / (RATE * 2 / size / sm_count)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
+    wide = knobs.consumers == 3 and width > 2 * CHUNK
     transcendental = not ARITHMETIC.issuperset(product.program.operations)
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
-    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[min(knobs.consumers, 2) if width > 2 * CHUNK else knobs.consumers]
+    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
     # Of a cluster at the end of the result some blocks load for nobody.
@@ -287,7 +288,7 @@ def seconds(
     work = sum(result.itemsize for result in product.stored) / 2 + computing
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
-    storing += WIDE_OF_THREE if knobs.consumers == 3 and width > 2 * CHUNK else 0.0
+    storing += WIDE_OF_THREE if wide else 0.0
     if knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
         tile += CLUSTER_TURN if cluster > 1 and transcendental else 0.0
