@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -97,11 +98,12 @@ def knobs_of(config: Any) -> tuple[tuple[str, object], ...]:
 
 
 def with_knobs(engine: Engine, configs: Iterable[Any], knobs: dict[str, Any]) -> Any:
-    """The first of an engine's configurations that has these knobs, with them set by name. Raises ValueError for one
-    that none has, or can't.
+    """The first of an engine's configurations that can have these knobs, with them set by name. Raises ValueError for
+    one that none has, or can.
     """
     first, *others = configs
-    config = next((one for one in (first, *others) if knobs.keys() <= dict(knobs_of(one)).keys()), first)
+    having = [one for one in (first, *others) if knobs.keys() <= dict(knobs_of(one)).keys()] or [first]
+    config = having[0]
     known = [name for name, _ in knobs_of(config)]
     if unknown := sorted(set(knobs) - set(known)):
         raise ValueError(
@@ -113,7 +115,11 @@ def with_knobs(engine: Engine, configs: Iterable[Any], knobs: dict[str, Any]) ->
         counts = type(getattr(config, name)) is int and isinstance(value, int)
         if counts and (isinstance(value, bool) or abs(value) >= _LARGEST_KNOB):
             raise ValueError(f"options: knob {name} must be an int below {_LARGEST_KNOB}; got {value!r}")
-    return dataclasses.replace(config, **knobs)
+    for one in having:
+        # Of another configuration the rest may fit these: 64 rows are too few for three warp groups.
+        with suppress(ValueError):
+            return dataclasses.replace(one, **knobs)
+    return dataclasses.replace(config, **knobs)  # which raises
 
 
 def check_engine(options: Options, platform: str) -> None:

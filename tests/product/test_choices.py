@@ -18,6 +18,7 @@ from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import packed
 from jaxdnn.planning.calls import find_calls
+from jaxdnn.planning.candidates import with_knobs
 
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
@@ -84,6 +85,15 @@ def test_first_choices_are_fast(measured):
 def test_tiles_of_192_rows_fill_few_rounds(sizes, tile):
     _, tile_m, tile_n, _, _, consumers, *_ = choice(problem(*sizes, 1, "bfloat16", "0", "0", ""))
     assert (tile_m, tile_n, consumers) == tuple(map(str, tile))
+
+
+def test_knobs_are_set_in_a_configuration_that_can_have_them():
+    """The first one is of three warp groups, each of which would have 43 rows."""
+    configurations = list(Sm90().configurations(problem(960, 4608, 1280, 1, "bfloat16", "0", "0", ""), H200))
+    asked = with_knobs(Sm90(), configurations, {"tile_m": 128})
+    assert (configurations[0].consumers, asked.tile_m, asked.consumers) == (3, 128, 2)
+    with pytest.raises(ValueError, match="a warp group would have"):
+        with_knobs(Sm90(), configurations, {"tile_m": 40})
 
 
 def test_copies_are_made_where_they_pay():
