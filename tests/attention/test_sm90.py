@@ -110,6 +110,7 @@ LARGE = {
     "float32 256": call((4096, 4096, 256, 256), (8, 8), dtype="float32"),
     "float32, bias 128": call((4096, 4096, 128, 128), (8, 8), dtype="float32", **everything(4096), **CAUSAL),
     "window 128": call((4096, 4096, 128, 128), (8, 2), dtype="float16", **WINDOW, lengths=True, **RESIDUAL),
+    "window of 16k": call((16_384, 16_384, 128, 128), (16, 16), **WINDOW),
 }
 # Of which all configurations are compiled, which tuning may choose; of the others, the one that is chosen without it.
 TUNED = ("64", "causal 128", "bias 64", "segments 128", "dropout 64", "everything 128")
@@ -221,7 +222,9 @@ def test_where_queries_are(name):
     assert (knobs.query_stages, knobs.query_in_registers) == QUERIES[name]
 
 
-@pytest.mark.parametrize(("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16)])
+@pytest.mark.parametrize(
+    ("name", "heads"), [("bias 128", 4), ("bias 64, float32", 32), ("128", 16), ("window of 16k", 16)]
+)
 def test_heads_that_are_worked_through_together(name, heads):
     """Of what passes through the L2 cache, those that multiprocessors work on at once; else as many as fit there."""
     assert next(ENGINE.configurations(LARGE[name].problem, H100)).swizzle == heads

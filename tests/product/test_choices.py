@@ -62,7 +62,7 @@ def choice(product):
 
 @pytest.mark.parametrize("measured", ["fitted", "left out"])
 def test_first_choices_are_fast(measured):
-    """Within 5% of the fastest in the mean, and 15% but for one in fifty."""
+    """Within 5% of the fastest in the mean, and 15% at worst."""
     ratios = {}
     for product, found in times(measured):
         chosen = choice(problem(*product))
@@ -70,8 +70,7 @@ def test_first_choices_are_fast(measured):
         fastest = min(time for (engine, *_), time in found.items() if engine in ("skinny", "sm90", chosen[0]))
         ratios[product] = found[chosen] / fastest
     assert statistics.fmean(ratios.values()) <= 1.05, ratios
-    assert sorted(ratios.values())[-1 - len(ratios) // 50] <= 1.15, ratios
-    assert max(ratios.values()) <= 1.2, ratios
+    assert max(ratios.values()) <= 1.15, ratios
 
 
 @pytest.mark.parametrize(
@@ -136,6 +135,13 @@ def server(row):
         epilogue = {"epilogue": gated, "accumulators": 2}
     product = ProductCase(m, n, k, row["dtype"], batch=batch, precision=None, **epilogue).product()
     return next((engine.name for engine in (Sm90(), Simt()) if engine.reason(product, H200) is None), "xla")
+
+
+@pytest.mark.parametrize("sizes", [(125, 384, 3072), (64, 512, 4096)])
+def test_xla_splits_a_long_k_of_float32(sizes):
+    """10.7 and 13.0 us by way of a copy of b, 9.0 and 9.7 by XLA."""
+    row = dict(zip("mnk", sizes, strict=True)) | {"dtype": "float32", "batch": 1, "epilogue": ""}
+    assert server(row) == "xla"
 
 
 def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():

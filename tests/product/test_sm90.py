@@ -331,7 +331,7 @@ MANY_ROUNDS = {
 @pytest.mark.parametrize("name", MANY_ROUNDS)
 def test_three_warp_groups_pay_in_many_rounds_of_8_bit_floats(name):
     best = next(ENGINE.configurations(MANY_ROUNDS[name].product(), replace(H100, sm_count=2)))
-    assert (best.consumers == 3 and best.tile_n == 128) == ("float8" in name)
+    assert (best.consumers == 3) == ("float8" in name)
 
 
 COMPUTED = shrunk() | {f"{name}, many rounds": one for name, one in MANY_ROUNDS.items()}

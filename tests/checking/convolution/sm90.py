@@ -28,8 +28,8 @@ SMALL = {
         (2, 9, 7, 64), (3, 2, 64, 32), BF16, lhs_dilation=(3, 4), strides=(2, 6), padding=((2, 1), (3, 0))
     ),
     "transposed": convolution((1, 3, 4, 3, 64), (2, 2, 2, 64, 32), BF16, kind="conv_transpose", strides=(2, 2, 2)),
-    "a line and a half": convolution((2, 9, 8, 96), (3, 3, 96, 32), BF16, padding="SAME"),
-    "lines of 64 bytes": convolution((2, 9, 8, 32), (3, 3, 32, 96), BF16, padding="SAME", flip=True),
+    "lines of 64 bytes": convolution((2, 9, 8, 96), (3, 3, 96, 32), BF16, padding="SAME"),
+    "lines of 64 bytes, flipped": convolution((2, 9, 8, 32), (3, 3, 32, 96), BF16, padding="SAME", flip=True),
     "lines of 32 bytes": convolution((2, 9, 8, 16), (3, 3, 16, 48), BF16, strides=(2, 1), padding="SAME"),
     "groups of 32": convolution((2, 6, 7, 64), (3, 3, 32, 128), BF16, padding="SAME", groups=2),
     "groups of 16": convolution((2, 6, 7, 32), (3, 3, 16, 32), BF16, rhs_dilation=(2, 2), padding="SAME", groups=2),

@@ -109,9 +109,8 @@ def _skips(problem: Attention, knobs: AttentionSm90Knobs) -> bool:
 
 
 def _working(problem: Attention, knobs: AttentionSm90Knobs, query: int) -> int:
-    """Warp groups that have queries of the tile that begins with this one."""
-    queries = min(knobs.tile_m // knobs.heads, problem.query_length - query)
-    return ceil(queries * knobs.heads / 64)
+    """Warp groups that have queries of the tile of one head that begins with this query."""
+    return ceil(min(knobs.tile_m, problem.query_length - query) / 64)
 
 
 def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float:
@@ -123,13 +122,13 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float
     together = one / knobs.blocks  # blocks of a multiprocessor are as its warp groups
     block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
     times: list[float] = []
+    idle = knobs.skips and not masked  # under a mask SKIPPING has what warp groups without queries save
     queries = knobs.tile_m // knobs.heads
     for query in range(0, problem.query_length, queries):
         last = min(query + queries, problem.query_length) - 1
         first_key = 0 if band.left is None else max(0, query - band.left)
         end_key = problem.key_length if band.right is None else min(problem.key_length, last + band.right + 1)
         blocks = max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
-        idle = knobs.skips and not masked
         working = BLOCK[64 * _working(problem, knobs, query)] / BLOCK[knobs.tile_m] if idle else 1
         times.append(working * (blocks * block + TILE_START * together))
     rows, parts = tile_count(problem, knobs) // len(times), splits(problem, knobs, target)

@@ -149,11 +149,12 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     accumulators = len(product.b)
     if knobs.tile_n % accumulators:
         return None
-    if knobs.cluster_n > 1 and accumulators == 1:
-        return None  # there are wider tiles, which the L2 cache does not bound
+    rows = ceil(product.m / knobs.tile_m)
+    if knobs.cluster_n > 1 and (accumulators == 1 or rows == 1):
+        return None  # there are wider tiles, which the L2 cache does not bound; all blocks share one row of tiles [29]
     if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
         return None
-    rows, brief = ceil(product.m / knobs.tile_m), is_brief(product)
+    brief = is_brief(product)
     if brief and knobs.schedule == "pingpong":
         knobs = replace(knobs, cluster_m=1)  # they are loaded in half the time, and pairs wait for each other [25]
     if knobs == (PAIRED if brief or (rows % 2 and rows < 2 * FEW_PAIRS) else ALONE):
@@ -163,10 +164,11 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
         return None
-    wide = product.is_plain and not promotion and knobs.tile_n > 2 * CHUNK
-    many_rounds = promotion and rounds(product, knobs, target.sm_count) > MANY_ROUNDS
-    if knobs.consumers == 3 and knobs.tile_n > CHUNK and not (wide or many_rounds):
-        return None
+    if knobs.consumers == 3 and knobs.tile_n > CHUNK:
+        many_rounds = rounds(product, knobs, target.sm_count) > MANY_ROUNDS
+        wide = product.is_plain and knobs.tile_n > 2 * CHUNK
+        if not (many_rounds if promotion else wide and not many_rounds):
+            return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
     knobs = replace(knobs, store=storing(product, knobs, staged))
     knobs = replace(knobs, fetch=fetched(product, knobs))
