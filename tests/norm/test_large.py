@@ -82,5 +82,6 @@ def test_more_than_2_31_elements(columns):
     np.testing.assert_array_equal(first, last)
     np.testing.assert_array_equal(d_first, d_last)
     y, pull_back = jax.vjp(jaxdnn.rms_norm, pattern, scale)
-    np.testing.assert_array_equal(first, y)
+    # Of so few rows each may be summed by more blocks, in another order.
+    np.testing.assert_allclose(*(one.astype(jnp.float32) for one in (first, y)), rtol=float(jnp.finfo(y.dtype).eps))
     np.testing.assert_allclose(d_scale, pull_back(y)[1], rtol=1e-3)

@@ -13,10 +13,10 @@ import jaxdnn
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from jaxdnn import device
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.knobs import packed
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import with_knobs
 
@@ -24,7 +24,7 @@ CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configu
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
 UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"  # microseconds of each engine's fastest configuration
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
-KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "consumers", "schedule", "split_k")
+KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "consumers", "schedule", "split_k", "swapped")
 H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
 
 

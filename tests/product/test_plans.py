@@ -14,13 +14,14 @@ from checking.product.calls import ProductCase
 from checking.product.cases import gated, reductions
 from jaxdnn import device
 from jaxdnn.engines.product.element_epilogue import element_epilogue, itemsize
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import dense_results
 from jaxdnn.engines.product.reduce import reduce_stage
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, packed
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.plan import Result, Scalar, Scratch, TensorMap
 
 H100 = device._NAMED[90]

@@ -82,6 +82,7 @@ class GivenTiles(Unit):
             "PairedStore": product.n % 2 == 0,
             "EvictFirst": False,
             "LongEpilogue": is_long(product.program),
+            "Swapped": False,
             "OwnLines": self.reductions.own_lines,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(product, knobs),

@@ -24,7 +24,7 @@
 namespace jaxdnn {
 
 /// The subtiles of a stage, of those results that are stored, one after the other.
-template <class Results, int kColumns, class... Found>
+template <class Results, int kColumns, bool kSwapped, class... Found>
 struct StageSubtiles {
   using Types = TypeList<Found...>;
 
@@ -40,23 +40,24 @@ struct StageSubtiles {
     return sum;
   }
 };
-template <class First, class... Rest, int kColumns, class... Found>
-struct StageSubtiles<TypeList<First, Rest...>, kColumns, Found...>
-    : Select<is_reduced<First>, StageSubtiles<TypeList<Rest...>, kColumns, Found...>,
-             StageSubtiles<TypeList<Rest...>, kColumns, Found..., Subtile<First, kColumns>>> {};
+template <class First, class... Rest, int kColumns, bool kSwapped, class... Found>
+struct StageSubtiles<TypeList<First, Rest...>, kColumns, kSwapped, Found...>
+    : Select<is_reduced<First>, StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found...>,
+             StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found..., Subtile<First, kColumns, kSwapped>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kOwnLines.
+/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kSwapped, kOwnLines.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
   using Results = typename Config::Results;
   using Accumulator = typename Config::Accumulator;
   static constexpr int kColumns = Config::kStoreColumns, kStages = Config::kEpilogueStages;
-  using Subtiles = StageSubtiles<Select<Config::kTensorStore, Results, TypeList<>>, kColumns>;
+  using Subtiles = StageSubtiles<Select<Config::kTensorStore, Results, TypeList<>>, kColumns, Config::kSwapped>;
   static constexpr int kFetched = Config::kTensorStore ? 32 : 16;  // columns of operands that wait in registers
   static constexpr int kOperands = Operands::kArray;
-  static constexpr int kResults = Results::kCount, kStored = StageSubtiles<Results, kColumns>::Types::kCount;
+  static constexpr int kResults = Results::kCount;
+  static constexpr int kStored = StageSubtiles<Results, kColumns, Config::kSwapped>::Types::kCount;
   static constexpr int kTiles = tile_count<Operands>;
   static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount);
   static constexpr int kBarrierBytes = kTiles > 0 ? 8 * kStages : 0;
@@ -271,7 +272,7 @@ struct TileEpilogue {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
       if constexpr (!is_reduced<T> && Config::kTensorStore) {
-        Subtile<T, kColumns>::put(place<kSubtile>(position.stage), number, fragments[kResult]);
+        Subtile<T, kColumns, Config::kSwapped>::put(place<kSubtile>(position.stage), number, fragments[kResult]);
       } else if constexpr (!is_reduced<T>) {
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(at.batch) * rows * columns;
         store_direct<T, Config::kPairedStore>(matrix, at, fragments[kResult]);

@@ -19,12 +19,15 @@ __device__ __forceinline__ Vector<T, 2> rounded_pair(const Fragment& fragment, i
 }
 
 /// A subtile of 16 rows in shared memory, of a result or an operand, swizzled as its tensor map says: by the length of
-/// its rows. The pattern repeats every 1024 bytes at most, to which stages are aligned.
-template <class T, int kColumns>
+/// its rows, which are its columns where it is swapped. The pattern repeats every 1024 bytes at most, to which stages
+/// are aligned.
+template <class T, int kColumns, bool kSwapped = false>
 struct Subtile {
-  static constexpr int kRowBytes = kColumns * static_cast<int>(sizeof(T));
-  static constexpr int kBoxBytes = 16 * kRowBytes, kBytes = kBoxBytes < 1024 ? 1024 : kBoxBytes;
+  static constexpr int kRowBytes = (kSwapped ? 16 : kColumns) * static_cast<int>(sizeof(T));
+  static constexpr int kBoxBytes = 16 * kColumns * static_cast<int>(sizeof(T)),
+                       kBytes = kBoxBytes < 1024 ? 1024 : kBoxBytes;
   static_assert(kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32, "a row of a stage is as long as a swizzle's");
+  static_assert(!kSwapped || sizeof(T) == 2, "16-bit elements are transposed on their way");
 
   static __device__ __forceinline__ unsigned offset(int row, int chunk) {
     const int exchange = kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
@@ -38,7 +41,9 @@ struct Subtile {
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
-      ptx::stmatrix_x4<false>(stage + offset(lane % 16, 2 * number + lane / 16), words);
+      const int row = kSwapped ? 16 * number + lane / 16 * 8 + lane % 8 : lane % 16;
+      const int chunk = kSwapped ? lane / 8 % 2 : 2 * number + lane / 16;
+      ptx::stmatrix_x4<kSwapped>(stage + offset(row, chunk), words);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

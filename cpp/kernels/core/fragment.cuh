@@ -70,6 +70,14 @@ struct StraightRows {
   }
 };
 
+/// Of a matrix that lies in memory by columns: a row here is a column there.
+struct SwappedRows : StraightRows {
+  template <bool kEvictFirst>
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
+    ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, row, column, batch);
+  }
+};
+
 /// Rows that are no box: pieces of them are copied to where they lie.
 struct ScatteredRows {
   static constexpr bool kStraight = false, kBoxes = false;
@@ -88,7 +96,7 @@ struct UnalignedRows : ScatteredRows {
 };
 
 template <class Config>
-using MatrixRows = Select<Config::kPieceBytes == 0, StraightRows, UnalignedRows>;
+using MatrixRows = Select<Config::kPieceBytes != 0, UnalignedRows, Select<Config::kSwapped, SwappedRows, StraightRows>>;
 
 /// Where a thread's first element of a fragment lies, in a matrix of so many rows and columns.
 struct FragmentCoordinate {

@@ -21,6 +21,8 @@
 //                    named 1, ...  ping-pong's turns, 256 threads: one warp group waits, the one before arrives
 //                    and those of the epilogue's tiles (core/epilogue.cuh)
 //   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
+//   swapped          D^T = B^T * A^T: tiles' columns, which come in steps of 16, are rows of the result; each warp turns
+//                    its 16 rows of a tile on the way to shared memory, and stores them as columns
 //   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
 //   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
 //                    many stages only, in as many registers again, which are then added to the accumulator in float32.
@@ -54,6 +56,7 @@ struct ProductSm90Defaults {
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr int kPieceBytes = 0;         // of rows that leave in pieces; of none where they are boxes
   static constexpr bool kEvictFirst = false;    // results leave the L2 cache before what else is there
+  static constexpr bool kSwapped = false;       // results lie by columns
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
   static constexpr bool kOwnLines = false;      // of each warp, of what is reduced over rows
   static constexpr int kAccumulators = 1;       // 2: A * B and A * B'

@@ -18,6 +18,7 @@ LIGHT_ACCUMULATORS = 128  # that leave room for an epilogue's work, or for the a
 # What is left beside them for an epilogue's values, with 64 rows a warp group and with 128: what does not spill.
 EPILOGUE_REGISTERS = {64: 56, 128: 12}
 EPILOGUE_REGISTERS_OF_THREE = 16  # likewise, of three warp groups, whose threads have 160 registers and not 240
+MOST_OF_THREE = 96  # beside which so much is left too
 REDUCTION_REGISTERS = 24
 LOOKUP_REGISTERS = {1: 24, 2: 80, 3: 80}  # of a table, by how many integers it is looked up by
 # What does not spill beside the most accumulators, two warp groups taking turns: up to two 16-bit results of these
@@ -51,6 +52,8 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
         return LIGHT_ACCUMULATORS - 64 * three
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
         return MOST_ACCUMULATORS if is_lightest_beside(product, tiles) else LIGHT_ACCUMULATORS
+    if three and knobs.store == "tma" and not knobs.promotion and work <= EPILOGUE_REGISTERS_OF_THREE:
+        return MOST_OF_THREE
     limit = (
         LIGHT_ACCUMULATORS - 64 * three + 64 * bool(knobs.promotion)
     )  # half of them are added to the others, and free then

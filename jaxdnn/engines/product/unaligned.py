@@ -11,11 +11,11 @@ from typing import Literal
 
 from jaxdnn.device import Target
 from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt import heuristic as simt
 from jaxdnn.engines.product.sm90 import heuristic as sm90
 from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved
-from jaxdnn.engines.product.sm90.knobs import packed
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
@@ -36,6 +36,8 @@ XLA_ALIGNED = 8
 XLA_RATE = {True: 400e12, False: 200e12}
 XLA_STORE_RATE = 2e12
 XLA_EPILOGUE = 1.25
+# Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32, at no cost [32].
+XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20].
 XLA_START = 2e-6
 XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
@@ -107,10 +109,17 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     storing = scattered / XLA_STORE_RATE
     in_turn = min(stages, XLA_IN_TURN) if whole else stages
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
-    if product.is_plain:
+    if product.is_plain or xla_fuses(product):
         return max(computing + storing, waiting)
     stored = sum(size(result, product.batch) for result in product.stored)
     return max(XLA_EPILOGUE * (computing + storing), waiting) + LAUNCH + 2 * stored / MEMORY_RATE
+
+
+def xla_fuses(product: Product) -> bool:
+    """Whether XLA's library computes the epilogue too."""
+    rows = all(operand.broadcast == "row" for operand in product.operands)
+    one = len(product.b) == len(product.results) == 1 and not product.reduced
+    return product.a.dtype == "float32" and rows and one and XLA_FUSED.issuperset(product.program.operations)
 
 
 def multiplying(product: Product, target: Target) -> float:

@@ -7,8 +7,9 @@ from typing import Literal
 from jaxdnn.engines.base import check_least
 from jaxdnn.engines.convolution.axis import Axis
 from jaxdnn.engines.convolution.implicit_gemm import STEP_BYTES, ImplicitGemm
+from jaxdnn.engines.product.operands import transposes
 from jaxdnn.engines.product.problem import Product, arguments_reason
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth, transposes
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 

@@ -11,8 +11,9 @@ from operator import mul
 from jaxdnn.engines.convolution.axis import Axis
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.product.affine import divisor_magic
+from jaxdnn.engines.product.operands import transposes
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, box_lines, depth, transposes
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, box_lines, depth
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.product.split_k import Diagonal
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type, operand_map

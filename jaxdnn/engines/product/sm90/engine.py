@@ -6,9 +6,10 @@ from math import ceil
 from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.affine import affine_reason
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason, packed
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.product.unaligned import unaligned_reason
 from jaxdnn.plan import Plan

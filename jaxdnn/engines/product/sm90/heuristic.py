@@ -13,6 +13,7 @@ import numpy as np
 from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.accumulators import ARITHMETIC, accumulator_limit
+from jaxdnn.engines.product.operands import swap_reason, swapped, transposes
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.knobs import (
     L2_BYTES,
@@ -23,6 +24,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     depth,
     fetch_reason,
     knobs_reason,
+    loaded_columns,
     loaded_lines,
     stores,
     tensor_maps,
@@ -36,7 +38,8 @@ RATE = 700e12  # flops a second of 16-bit operands
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-TOGETHER_L2_RATE = 62e9  # likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]
+# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30].
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES = 62e9, 85e9
 # Times as long takes what lies in lines of 128 bytes whose distance is a multiple of no more than so many: TMA asks for
 # pieces of two lines [25].
 ACROSS_LINES = {64: 1.15, 32: 1.38, 16: 1.65}
@@ -52,6 +55,8 @@ TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
+SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
+SWAPPED_TIME = 1.03  # times as long the whole takes then
 TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
@@ -98,6 +103,8 @@ SHAPES = (
     Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
     Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
+    # Of a b whose rows run along k: else as many columns are loaded as of 128 [30].
+    Sm90Knobs(tile_m=128, tile_n=96, stages=6, cluster_m=1),
     Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
     Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
@@ -106,6 +113,13 @@ SHAPES = (
     Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1),
     Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
     Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
+)
+
+# Of the transposed product: as many rows of the result, few or many, as a tile's columns can be, in steps of 16.
+SWAPPED_SHAPES = tuple(
+    Sm90Knobs(tile_m=tile_m, tile_n=tile_n, stages=8, cluster_m=1, consumers=consumers, swapped=True)
+    for tile_m, most, consumers in ((128, 256, 2), (256, 192, 2), (192, 192, 3))
+    for tile_n in range(80, most + 1, 16)
 )
 
 
@@ -126,18 +140,25 @@ def candidates(
     target: Target,
     *,
     staged: Literal["tma", "rows"] = "tma",
-    shapes: Sequence[Sm90Knobs] = SHAPES,
+    shapes: Sequence[Sm90Knobs] = (*SHAPES, *SWAPPED_SHAPES),
     splits: Callable[[Product, Sm90Knobs, int], Sequence[int]] = splits,
 ) -> Iterator[Sm90Knobs]:
     """Those of these shapes that work for the product, by the time that is expected of them. `staged` is how results
     leave that pass through shared memory; `splits` says into how many parts to cut K.
     """
     found: dict[Sm90Knobs, float] = {}
+    swaps = any(shape.swapped for shape in shapes) and product.k > depth(product) and swap_reason(product) is None
+    transposed = swapped(product) if swaps else product
     for shape in shapes:
-        for split in splits(product, shape, target.sm_count):
-            knobs = fitted(product, replace(shape, split_k=split), target, staged)
-            if knobs is not None:
-                found.setdefault(knobs, seconds(product, knobs, target.sm_count))
+        if shape.swapped and not swaps:
+            continue
+        of = transposed if shape.swapped else product
+        for split in (1,) if shape.swapped else splits(product, shape, target.sm_count):
+            knobs = fitted(of, replace(shape, split_k=split, swapped=False), target, staged)
+            if knobs is None or (shape.swapped and waits_for_lines(of, knobs, target.sm_count)):
+                continue
+            knobs = replace(knobs, swapped=shape.swapped)
+            found.setdefault(knobs, seconds(product, knobs, target.sm_count))
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16].
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
 
@@ -150,6 +171,9 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     if knobs.tile_n % accumulators:
         return None
     rows = ceil(product.m / knobs.tile_m)
+    along_k = product.b_transposed or transposes(product, "b")
+    if CHUNK < knobs.tile_n < 2 * CHUNK and (accumulators > 1 or not along_k):
+        return None
     if knobs.cluster_n > 1 and (accumulators == 1 or rows == 1):
         return None  # there are wider tiles, which the L2 cache does not bound; all blocks share one row of tiles [29]
     if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
@@ -166,8 +190,11 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         return None
     if knobs.consumers == 3 and knobs.tile_n > CHUNK:
         many_rounds = rounds(product, knobs, target.sm_count) > MANY_ROUNDS
-        wide = product.is_plain and knobs.tile_n > 2 * CHUNK
-        if not (many_rounds if promotion else wide and not many_rounds):
+        chunks = knobs.tile_n / CHUNK
+        # Without an epilogue, or of whole chunks; with one accumulator; narrow tiles wait for lines [30].
+        few = (product.is_plain or chunks.is_integer()) and accumulators == 1
+        few = few and (chunks >= 3 or across_lines(product.b[0]) == 1)
+        if not (many_rounds if promotion else few and not many_rounds):
             return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
     knobs = replace(knobs, store=storing(product, knobs, staged))
@@ -187,6 +214,13 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
             if knobs_reason(product, choice, target.shared_memory, staged, groups=knobs.groups) is None:
                 return choice
     return None
+
+
+def waits_for_lines(product: Product, knobs: Sm90Knobs, sm_count: int) -> bool:
+    """Whether a transposed product's a lies across lines of the L2 cache, which in not so many rounds takes longer than
+    is expected [31].
+    """
+    return across_lines(product.a) > ACROSS_LINES[32] and rounds(product, knobs, sm_count) <= MANY_ROUNDS
 
 
 def moved(product: Product) -> int:
@@ -261,6 +295,7 @@ def seconds(
     """An estimate of the time, for comparing knobs with each other. `multiplied` is the part of K that is no padding;
     `copies` are how many there are of each operand, for as many bytes as a line of DEPTH_BYTES has.
     """
+    product = swapped(product) if knobs.swapped else product
     accumulators, size = len(product.b), product.a.itemsize
     width, loaded = knobs.tile_n * accumulators, loaded_lines(product, knobs) * accumulators
     cluster = knobs.cluster_m * knobs.cluster_n
@@ -285,13 +320,17 @@ def seconds(
     shared_b *= 1 + across * (across_lines(product.b[0]) - 1)
     shared_a, shared_b = shared_a * copies[0], shared_b * copies[1]
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else TOGETHER_L2_RATE)
+    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
+    loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else together)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
     work = sum(result.itemsize for result in product.stored) / 2 + computing
+    work = max(work, SWAPPED) if knobs.swapped else work
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
     storing += WIDE_OF_THREE if wide else 0.0
-    if knobs.schedule == "pingpong":
+    if knobs.schedule == "pingpong" and turns == 1:  # who has a tile works alone
+        tile = max(multiplying * TOGETHER[1] + storing, loading)
+    elif knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
         tile += CLUSTER_TURN if cluster > 1 and transcendental else 0.0
     else:
@@ -302,7 +341,8 @@ def seconds(
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
     small = in_row_order(product) and knobs.tile_m == 64
     bounded = CLUSTER_MEMORY if cluster > 1 else ONE_STAGE if small else 1.0
-    time = overlapped(turns * tile + last, product, bounded)
+    bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
+    time = overlapped(turns * tile + last, product, bounded) * (SWAPPED_TIME if knobs.swapped else 1.0)
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE

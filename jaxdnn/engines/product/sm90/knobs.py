@@ -1,26 +1,23 @@
 """Knobs of the kernel for Hopper's tensor cores (cpp/kernels/product/sm90.cuh), and which of them fit a product."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil, gcd
 from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
-from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transposes
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth, tma_reason
-from jaxdnn.plan import Scratch
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 L2_BYTES = 50 * 2**20  # of an H100's cache
 TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
-TILE_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 176, 192, 224, 256)  # columns of a multiply that ptx/wgmma.cuh has
+# Columns of a multiply that ptx/wgmma.cuh has.
+TILE_WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 
 Store = Literal["tma", "rows", "direct"]
-
-# Bytes, from which on a copy's rows are whole lines of 128 bytes, which take less time to load: an eighth more at most.
-# [25] in benchmarks/results/product_kernels.md.
-_LONG_ROW = 1024
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,7 @@ class Sm90Knobs:
       epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA.
       fetch: of the epilogue's operands of the result's own shape. "tma": those that can be are tiles, loaded where
         results leave from. "direct": straight to registers.
+      swapped: whether the transposed product is computed: tile_m are columns of the result, and tile_n rows.
     """
 
     tile_m: int = 128
@@ -63,6 +61,7 @@ class Sm90Knobs:
     store: Store = "tma"
     epilogue_stages: int = 2
     fetch: Literal["tma", "direct"] = "direct"
+    swapped: bool = False
 
     def __post_init__(self) -> None:
         positive = (
@@ -119,40 +118,6 @@ def depth(product: Product) -> int:
     return stage_depth(product.a)
 
 
-def transposes(product: Product, which: str) -> bool:
-    """Whether a or b must run along k, and does not: 16-bit elements may run either way."""
-    along_k = not product.a_transposed if which == "a" else product.b_transposed
-    return product.a.itemsize != 2 and not along_k
-
-
-def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]:
-    """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie.
-
-    Returns:
-      The product, and of each copy which operand it is of ("a" or "b"), that and itself.
-    """
-    copies: list[tuple[str, Matrix, Matrix]] = []
-
-    def loaded(matrix: Matrix, which: str) -> Matrix:
-        transposed = transposes(product, which)
-        if not transposed and tma_reason(matrix, which) is None:
-            return matrix
-        rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
-        aligned = (DEPTH_BYTES if columns * matrix.itemsize >= _LONG_ROW else 16) // matrix.itemsize
-        row_stride = ceil(columns / aligned) * aligned
-        batched = product.batch > 1 and matrix.batch_stride != 0
-        batch_stride = rows * row_stride if batched else 0
-        copy = Matrix(Scratch(len(copies)), matrix.dtype, rows, columns, row_stride, batch_stride)
-        copies.append((which, matrix, copy))
-        return copy
-
-    a = loaded(product.a, "a")
-    b = tuple(loaded(matrix, "b") for matrix in product.b)
-    along_m = product.a_transposed and not transposes(product, "a")
-    along_k = product.b_transposed or transposes(product, "b")
-    return replace(product, a=a, b=b, a_transposed=along_m, b_transposed=along_k), copies
-
-
 def loaded_columns(product: Product, knobs: Sm90Knobs) -> int:
     """Columns of b that are copied for a tile: boxes of whole chunks, where rows run along N."""
     return knobs.tile_n if product.b_transposed else ceil(knobs.tile_n / CHUNK) * CHUNK
@@ -194,6 +159,11 @@ def knobs_reason(
     """
     if knobs.groups != groups:
         return f"groups is {knobs.groups}; expected {groups}"
+    if knobs.swapped:
+        others = [knobs.split_k > 1 and "K is split", knobs.store != "tma" and "TMA stores no results"]
+        if reason := swap_reason(product) or next(filter(None, others), None):
+            return f"swapped is True; {reason}"
+        product = swapped(product)
     product, _ = packed(product)
     if knobs.store not in (expected := stores(product, knobs, staged)):
         found = store_reason(product, knobs) or f"store is {knobs.store!r}"

@@ -14,6 +14,7 @@ from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
+from jaxdnn.engines.product.operands import packed, swapped, transposes
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
 from jaxdnn.engines.product.sm90.knobs import (
@@ -23,12 +24,10 @@ from jaxdnn.engines.product.sm90.knobs import (
     depth,
     evicts_first,
     multiplied_columns,
-    packed,
     piece_bytes,
     shared_memory,
     store_columns,
     tile_stage,
-    transposes,
 )
 from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
@@ -93,7 +92,7 @@ class Unit:
         self.after: list[Stage] = []
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
-        self.product = self._copies(product)
+        self.product = self._copies(swapped(product) if knobs.swapped else product)
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
         warps = self.blocks(self.product) * WARPS * knobs.consumers
         self.reductions = Reductions(self.product, WARP_ROWS, knobs.tile_n, warps, self.straight)
@@ -232,8 +231,9 @@ class Unit:
         return found
 
     def result_map(self, result: Matrix, batch: int, columns: int) -> TensorMap:
-        """The map of a result's subtiles, 16 rows of so many columns."""
-        return tensor_map(result, batch, (columns, WARP_ROWS), SWIZZLE[columns * result.itemsize])
+        """The map of a result's subtiles, 16 rows of so many columns; of a swapped one those are columns and rows."""
+        across, down = (WARP_ROWS, columns) if self.knobs.swapped else (columns, WARP_ROWS)
+        return tensor_map(result, batch, (across, down), SWIZZLE[across * result.itemsize])
 
     # ------------------------------------------------------------ the kernel that multiplies
 

@@ -19,6 +19,7 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
 )
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.accumulators import accumulator_limit, sums_rows
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.sm90.heuristic import (
     L2_RATE,
     SHARED_RATE,
@@ -28,7 +29,7 @@ from jaxdnn.engines.product.sm90.heuristic import (
     overlapped,
     storing,
 )
-from jaxdnn.engines.product.sm90.knobs import accumulator_registers, packed
+from jaxdnn.engines.product.sm90.knobs import accumulator_registers
 
 _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),

@@ -7,9 +7,10 @@ from math import ceil, prod
 from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, launch_reason
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
-from jaxdnn.engines.product.sm90.knobs import loaded_columns, packed, shared_memory
+from jaxdnn.engines.product.sm90.knobs import loaded_columns, shared_memory
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS
 

@@ -1,0 +1,85 @@
+"""A product as the kernel for Hopper's tensor cores loads it: with copies of operands, and transposed."""
+
+from dataclasses import replace
+from math import ceil
+
+from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
+from jaxdnn.plan import Scratch
+
+# Bytes, from which on a copy's rows are whole lines of 128 bytes, which take less time to load: an eighth more at most.
+# [25] in benchmarks/results/product_kernels.md.
+_LONG_ROW = 1024
+
+
+def transposes(product: Product, which: str) -> bool:
+    """Whether a or b must run along k, and does not: 16-bit elements may run either way."""
+    along_k = not product.a_transposed if which == "a" else product.b_transposed
+    return product.a.itemsize != 2 and not along_k
+
+
+def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]:
+    """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie.
+
+    Returns:
+      The product, and of each copy which operand it is of ("a" or "b"), that and itself.
+    """
+    copies: list[tuple[str, Matrix, Matrix]] = []
+
+    def loaded(matrix: Matrix, which: str) -> Matrix:
+        transposed = transposes(product, which)
+        if not transposed and tma_reason(matrix, which) is None:
+            return matrix
+        rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
+        aligned = (DEPTH_BYTES if columns * matrix.itemsize >= _LONG_ROW else 16) // matrix.itemsize
+        row_stride = ceil(columns / aligned) * aligned
+        batched = product.batch > 1 and matrix.batch_stride != 0
+        batch_stride = rows * row_stride if batched else 0
+        copy = Matrix(Scratch(len(copies)), matrix.dtype, rows, columns, row_stride, batch_stride)
+        copies.append((which, matrix, copy))
+        return copy
+
+    a = loaded(product.a, "a")
+    b = tuple(loaded(matrix, "b") for matrix in product.b)
+    along_m = product.a_transposed and not transposes(product, "a")
+    along_k = product.b_transposed or transposes(product, "b")
+    return replace(product, a=a, b=b, a_transposed=along_m, b_transposed=along_k), copies
+
+
+def swapped(product: Product) -> Product:
+    """The transposed product, whose results lie by columns: their matrices are those of the product itself."""
+    (b,) = product.b
+    operands = tuple(
+        replace(
+            operand,
+            broadcast={"row": "column", "column": "row"}.get(operand.broadcast, operand.broadcast),
+            row_stride=operand.column_stride,
+            column_stride=operand.row_stride,
+        )
+        for operand in product.operands
+    )
+    return replace(
+        product,
+        m=product.n,
+        n=product.m,
+        a=b,
+        b=(product.a,),
+        operands=operands,
+        a_transposed=not product.b_transposed,
+        b_transposed=not product.a_transposed,
+    )
+
+
+def swap_reason(product: Product) -> str | None:
+    """Why a product can't be computed as the transposed one, or None."""
+    if len(product.b) > 1 or packed(product)[1]:
+        return "there are two matrices b, or copies"
+    sizes = [result.itemsize for result in product.stored]
+    if product.reduced or sizes != [2] or tma_reason(product.stored[0], "a result"):
+        return "its results are not one matrix of 16-bit elements that TMA can store"
+    for operand in product.operands:
+        if operand.broadcast == "full" or operand.gathered or any(operand.terms):
+            return "an operand of its epilogue varies with rows and columns"
+    if product.program.indexed:
+        return "its epilogue depends on where an element is"
+    return None

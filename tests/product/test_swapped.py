@@ -1,0 +1,133 @@
+"""Products of few rows on Hopper that are computed transposed: which can be, and that their code computes what is
+right, on the CPU and on a GPU.
+"""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checking.compiler_log import compile_checked
+from checking.emulation.plans import Emulated
+from checking.product.calls import ProductCase, result_types, run
+from checking.product.cases import gated, gelu, residual
+from checking.product.tolerance import check
+from jaxdnn import device
+from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
+
+ENGINE, H100 = Sm90(), device._NAMED[90]
+GPU = jax.default_backend() == "gpu"
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+COOPERATIVE = Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, swapped=True)
+INTERLEAVED = replace(COOPERATIVE, tile_n=48, schedule="pingpong")
+OF_THREE = replace(COOPERATIVE, tile_m=192, tile_n=112, consumers=3)
+SHARED = replace(COOPERATIVE, tile_n=64, cluster_m=2)
+
+
+def scaled(acc, scale, bias):
+    return jax.nn.gelu(acc * scale + bias)
+
+
+def by_row(acc, row, column):
+    return acc * column.astype(acc.dtype) + row
+
+
+def case(m, n, k, dtype="bfloat16", **fields):
+    fields.setdefault("out", "bfloat16" if dtype in FLOAT8 else "")
+    return ProductCase(m, n, k, dtype, precision="default", **fields)
+
+
+PRODUCTS = {
+    "plain": (case(75, 136, 200), COOPERATIVE),
+    "narrow": (case(3, 8, 16), COOPERATIVE),
+    "gelu": (case(150, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),)), COOPERATIVE),
+    "interleaved": (case(101, 272, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 272)),)), INTERLEAVED),
+    "of three": (case(113, 200, 136, "float16"), OF_THREE),
+    "shared": (case(70, 520, 136), SHARED),
+    "along k": (case(81, 136, 136, b_transposed=True), COOPERATIVE),
+    "both transposed": (case(88, 136, 136, a_transposed=True, b_transposed=True), COOPERATIVE),
+    "batch": (case(37, 136, 72, batch=3, shared="b"), INTERLEAVED),
+    "columns": (
+        case(85, 136, 72, batch=2, epilogue=by_row, operands=(("float32", (2, 1, 136)), ("int8", (1, 85, 1)))),
+        COOPERATIVE,
+    ),
+}  # fmt: skip
+# What the CPU has no multiplies for.
+FLOATS_OF_8_BITS = {
+    "float8": (case(75, 272, 336, FLOAT8[0], b_dtype=FLOAT8[1], b_transposed=True), replace(COOPERATIVE, promotion=2)),
+    "float8 scaled": (
+        replace(
+            case(
+                150, 272, 336, FLOAT8[0], b_transposed=True, epilogue=scaled,
+                operands=(("float32", (1, 1, 1)), ("bfloat16", (1, 1, 272))),
+            )
+        ),
+        OF_THREE,
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def product_of(name):
+    return (PRODUCTS | FLOATS_OF_8_BITS)[name][0].product()
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    few = replace(H100, sm_count=2)
+    plans = [ENGINE.build(knobs, product_of(name), few) for name, (_, knobs) in PRODUCTS.items()]
+    return Emulated(plans, tmp_path_factory.mktemp("swapped"))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_its_text_computes_what_is_right(name, emulated):
+    results = [np.zeros(one.shape, one.dtype) for one in result_types(product_of(name))]
+    emulated.run(list(PRODUCTS).index(name), PRODUCTS[name][0].arrays(), results)
+    check(PRODUCTS[name][0], results)
+
+
+@pytest.mark.parametrize("name", PRODUCTS | FLOATS_OF_8_BITS)
+def test_it_compiles(name):
+    _, knobs = (PRODUCTS | FLOATS_OF_8_BITS)[name]
+    compile_checked(ENGINE.build(knobs, product_of(name), H100), knobs)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", PRODUCTS | FLOATS_OF_8_BITS)
+def test_results(name):
+    one, knobs = (PRODUCTS | FLOATS_OF_8_BITS)[name]
+    plan = ENGINE.build(knobs, product_of(name), replace(device.gpus()[0], sm_count=2))
+    results, again = (run(plan, product_of(name), one.arrays()) for _ in range(2))
+    check(one, results)
+    assert all(first.tobytes() == second.tobytes() for first, second in zip(results, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("product", "knobs", "said"),
+    [
+        (case(64, 256, 64, accumulators=2, epilogue=gated), {}, "two matrices b"),
+        (case(64, 256, 64, "float32"), {}, "or copies"),
+        (case(64, 256, 64, out="float32"), {}, "one matrix of 16-bit elements"),
+        (case(64, 255, 64, b_transposed=True), {}, "that TMA can store"),
+        (case(64, 256, 64, epilogue=lambda acc: (acc, acc * 2)), {}, "one matrix of"),
+        (case(64, 256, 64, epilogue=lambda acc: jnp.sum(acc, axis=1)), {}, "one matrix of"),
+        (
+            case(64, 256, 64, epilogue=residual, operands=(("bfloat16", (1, 1, 256)), ("bfloat16", (1, 64, 256)))),
+            {},
+            "varies with rows and columns",
+        ),
+        (
+            case(64, 256, 64, epilogue=lambda acc: acc + jax.lax.broadcasted_iota(acc.dtype, acc.shape, 1)),
+            {},
+            "depends on where",
+        ),
+        (case(64, 256, 512), {"split_k": 2}, "K is split"),
+        (case(64, 256, 64), {"store": "direct"}, "TMA"),
+    ],
+)
+def test_what_is_not_swapped(product, knobs, said):
+    assert said in (knobs_reason(product.product(), replace(COOPERATIVE, **knobs), H100.shared_memory) or "")
