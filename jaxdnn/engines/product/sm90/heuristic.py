@@ -66,6 +66,7 @@ CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: th
 SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
+PROMISING = 1.1  # times the time of the fastest tile, up to which those of the transposed product are looked at
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
 MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
@@ -140,25 +141,32 @@ def candidates(
     target: Target,
     *,
     staged: Literal["tma", "rows"] = "tma",
-    shapes: Sequence[Sm90Knobs] = (*SHAPES, *SWAPPED_SHAPES),
+    shapes: Sequence[Sm90Knobs] = SHAPES,
     splits: Callable[[Product, Sm90Knobs, int], Sequence[int]] = splits,
+    swaps: bool = False,
 ) -> Iterator[Sm90Knobs]:
     """Those of these shapes that work for the product, by the time that is expected of them. `staged` is how results
-    leave that pass through shared memory; `splits` says into how many parts to cut K.
+    leave that pass through shared memory; `splits` says into how many parts to cut K; and with `swaps` there are those
+    of the transposed product that promise to be as fast.
     """
     found: dict[Sm90Knobs, float] = {}
-    swaps = any(shape.swapped for shape in shapes) and product.k > depth(product) and swap_reason(product) is None
-    transposed = swapped(product) if swaps else product
     for shape in shapes:
-        if shape.swapped and not swaps:
-            continue
-        of = transposed if shape.swapped else product
-        for split in (1,) if shape.swapped else splits(product, shape, target.sm_count):
-            knobs = fitted(of, replace(shape, split_k=split, swapped=False), target, staged)
-            if knobs is None or (shape.swapped and waits_for_lines(of, knobs, target.sm_count)):
+        for split in splits(product, shape, target.sm_count):
+            knobs = fitted(product, replace(shape, split_k=split), target, staged)
+            if knobs is not None:
+                found.setdefault(knobs, seconds(product, knobs, target.sm_count))
+    if swaps and found and product.k > depth(product) and swap_reason(product) is None:
+        transposed, most = swapped(product), PROMISING * min(found.values())
+        across = across_lines(transposed.a) > ACROSS_LINES[32]
+        for shape in SWAPPED_SHAPES:
+            if seconds(product, shape, target.sm_count) > most:
                 continue
-            knobs = replace(knobs, swapped=shape.swapped)
-            found.setdefault(knobs, seconds(product, knobs, target.sm_count))
+            knobs = fitted(transposed, replace(shape, swapped=False), target, staged)
+            # Of an a across lines of the L2 cache it takes longer than is expected, but in many rounds [31].
+            if knobs is None or (across and rounds(transposed, knobs, target.sm_count) <= MANY_ROUNDS):
+                continue
+            knobs = replace(knobs, swapped=True)
+            found[knobs] = seconds(product, knobs, target.sm_count)
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16].
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
 
@@ -190,10 +198,9 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         return None
     if knobs.consumers == 3 and knobs.tile_n > CHUNK:
         many_rounds = rounds(product, knobs, target.sm_count) > MANY_ROUNDS
-        chunks = knobs.tile_n / CHUNK
         # Without an epilogue, or of whole chunks; with one accumulator; narrow tiles wait for lines [30].
-        few = (product.is_plain or chunks.is_integer()) and accumulators == 1
-        few = few and (chunks >= 3 or across_lines(product.b[0]) == 1)
+        few = (product.is_plain or knobs.tile_n % CHUNK == 0) and accumulators == 1
+        few = few and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1)
         if not (many_rounds if promotion else few and not many_rounds):
             return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
@@ -214,13 +221,6 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
             if knobs_reason(product, choice, target.shared_memory, staged, groups=knobs.groups) is None:
                 return choice
     return None
-
-
-def waits_for_lines(product: Product, knobs: Sm90Knobs, sm_count: int) -> bool:
-    """Whether a transposed product's a lies across lines of the L2 cache, which in not so many rounds takes longer than
-    is expected [31].
-    """
-    return across_lines(product.a) > ACROSS_LINES[32] and rounds(product, knobs, sm_count) <= MANY_ROUNDS
 
 
 def moved(product: Product) -> int:
