@@ -21,7 +21,7 @@
 //                    named 1, ...  ping-pong's turns, 256 threads: one warp group waits, the one before arrives
 //                    and those of the epilogue's tiles (core/epilogue.cuh)
 //   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
-//   swapped          D^T = B^T * A^T: tiles' columns, which come in steps of 16, are rows of the result; each warp turns
+//   swapped          D^T = B^T * A^T: columns of tiles, which come in steps of 16, are rows of the result. A warp turns
 //                    its 16 rows of a tile on the way to shared memory, and stores them as columns
 //   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
 //   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
