@@ -144,6 +144,16 @@ def test_xla_splits_a_long_k_of_float32(sizes):
     assert server(row) == "xla"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "engine"),
+    [((64, 384, 768), "xla"), ((698, 3584, 5120), "xla"), ((2496, 2560, 3072), "sm90"), ((3968, 1536, 896), "sm90")],
+)
+def test_float32_with_a_gelu_goes_where_it_is_fast(sizes, engine):
+    """6.5, 113.6, 161 and 55.7 us by XLA's cuBLASLt, and 8.8, 133.4, 139 and 46 by way of a copy of b."""
+    row = dict(zip("mnk", sizes, strict=True)) | {"dtype": "float32", "batch": 1, "epilogue": "gelu"}
+    assert server(row) == engine
+
+
 def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():
     numbers, arrays = (((1,), (1,)), ((), ())), [jax.ShapeDtypeStruct((512, 512), "float8_e4m3fn")] * 2
     fast = jax.lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM

@@ -44,6 +44,7 @@ def case(m, n, k, dtype="bfloat16", **fields):
 PRODUCTS = {
     "plain": (case(75, 136, 200), COOPERATIVE),
     "narrow": (case(3, 8, 16), COOPERATIVE),
+    **{f"{width} columns": (case(247, 136, 72), replace(COOPERATIVE, tile_n=width)) for width in (144, 208, 240)},
     "gelu": (case(150, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),)), COOPERATIVE),
     "interleaved": (case(101, 272, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 272)),)), INTERLEAVED),
     "of three": (case(113, 200, 136, "float16"), OF_THREE),
@@ -60,11 +61,9 @@ PRODUCTS = {
 FLOATS_OF_8_BITS = {
     "float8": (case(75, 272, 336, FLOAT8[0], b_dtype=FLOAT8[1], b_transposed=True), replace(COOPERATIVE, promotion=2)),
     "float8 scaled": (
-        replace(
-            case(
-                150, 272, 336, FLOAT8[0], b_transposed=True, epilogue=scaled,
-                operands=(("float32", (1, 1, 1)), ("bfloat16", (1, 1, 272))),
-            )
+        case(
+            150, 272, 336, FLOAT8[0], b_transposed=True, epilogue=scaled,
+            operands=(("float32", (1, 1, 1)), ("bfloat16", (1, 1, 272))),
         ),
         OF_THREE,
     ),

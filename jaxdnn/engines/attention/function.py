@@ -17,7 +17,7 @@ from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import EpilogueOperand, identity
 from jaxdnn.engines.unit import Parameter, struct_text
 from jaxdnn.plan import Scalar
-from jaxdnn.pointwise import AffineLoad, Index, Output, Program, Terms, functor
+from jaxdnn.pointwise import AffineLoad, Index, Output, Program, functor
 from jaxdnn.pointwise.builder import Builder
 from jaxdnn.pointwise.cuda import register_type
 from jaxdnn.pointwise.program import Argument, Instruction
@@ -58,16 +58,7 @@ class ScoreFunction:
             replace(one, immediate=_transposed(one.immediate)) if isinstance(one.immediate, Index | AffineLoad) else one
             for one in self.program.instructions
         )
-        operands = tuple(
-            replace(
-                operand,
-                broadcast={"row": "column", "column": "row"}.get(operand.broadcast, operand.broadcast),
-                row_stride=operand.column_stride,
-                column_stride=operand.row_stride,
-                terms=_swapped(operand.terms),
-            )
-            for operand in self.operands
-        )
+        operands = tuple(operand.transposed for operand in self.operands)
         program = replace(self.program, instructions=swapped)
         return replace(self, program=program, operands=operands, columns=rows, prefix="Transposed")
 
@@ -130,14 +121,10 @@ class ScoreFunction:
         return "pairs" if operand.pairs and self.columns % 2 == 0 else "single"
 
 
-def _swapped(terms: tuple[Terms, Terms, Terms]) -> tuple[Terms, Terms, Terms]:
-    batch, row, column = terms
-    return batch, column, row
-
-
 def _transposed(place: Index | AffineLoad) -> Index | AffineLoad:
     if isinstance(place, AffineLoad):
-        return replace(place, terms=_swapped(place.terms))
+        batch, row, column = place.terms
+        return replace(place, terms=(batch, column, row))
     return replace(place, dimension=(0, 2, 1)[place.dimension])
 
 

@@ -49,22 +49,13 @@ def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]
 def swapped(product: Product) -> Product:
     """The transposed product, whose results lie by columns: their matrices are those of the product itself."""
     (b,) = product.b
-    operands = tuple(
-        replace(
-            operand,
-            broadcast={"row": "column", "column": "row"}.get(operand.broadcast, operand.broadcast),
-            row_stride=operand.column_stride,
-            column_stride=operand.row_stride,
-        )
-        for operand in product.operands
-    )
     return replace(
         product,
         m=product.n,
         n=product.m,
         a=b,
         b=(product.a,),
-        operands=operands,
+        operands=tuple(operand.transposed for operand in product.operands),
         a_transposed=not product.b_transposed,
         b_transposed=not product.a_transposed,
     )

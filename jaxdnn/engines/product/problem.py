@@ -1,7 +1,7 @@
 """A product of matrices with its epilogue, as engines see it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -55,6 +55,18 @@ class EpilogueOperand:
         offset = self.buffer.offset // np.dtype(self.dtype).itemsize
         strides = [term.stride for terms in self.terms for term in terms] + [self.row_stride, self.batch_stride]
         return self.column_stride <= 1 and not self.terms[2] and not any(one & 1 for one in (offset, *strides))
+
+    @property
+    def transposed(self) -> "EpilogueOperand":
+        """As an epilogue reads it that has rows for columns."""
+        batch, row, column = self.terms
+        return replace(
+            self,
+            broadcast={"row": "column", "column": "row"}.get(self.broadcast, self.broadcast),
+            row_stride=self.column_stride,
+            column_stride=self.row_stride,
+            terms=(batch, column, row),
+        )
 
     def columns(self, count: int) -> Literal["table", "strided", "pairs", "single"]:
         """How columns lie, of so many, for threads that have pairs of them (cpp/kernels/core/epilogue_operands.cuh)."""
