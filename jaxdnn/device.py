@@ -42,8 +42,8 @@ def resident_clusters(size: int, sm_count: int) -> int:
     """How many clusters of so many blocks run at once, a block on each multiprocessor. One more would wait for the
     others' end, and take as long.
     """
-    # Graphics processing clusters have 16 or 18 multiprocessors: 132 hold 66 pairs, and 32 groups of four.
-    return max(1, sm_count // size - (size > 2))
+    # Graphics processing clusters have 14 to 18 multiprocessors: 132 hold 66 pairs, but 30 groups of four, 15 of eight.
+    return max(1, (sm_count if size <= 2 else sm_count * 10 // 11) // size)
 
 
 def fewest_clusters(tiles: int, size: int, sm_count: int, columns: int = 1) -> int:

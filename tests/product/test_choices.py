@@ -22,15 +22,16 @@ from jaxdnn.planning.candidates import with_knobs
 
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
+ACROSS = CONFIGURATIONS / "nvidia-h100-across.csv"  # of rows across lines of the L2 cache, in clusters of up to eight
 UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"  # microseconds of each engine's fastest configuration
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
-KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "consumers", "schedule", "split_k", "swapped")
+KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
 H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
 
 
-def times(measured):
+def times(measured, configurations=MEASURED):
     """Of each product that the model was fitted to, or was left out of that: the times by engine and knobs."""
-    with MEASURED.open() as file:
+    with configurations.open() as file:
         rows = [row for row in csv.DictReader(file) if row["measured"] == measured]
     for product, group in itertools.groupby(rows, key=lambda row: tuple(row[name] for name in PRODUCT)):
         yield product, {(row["engine"], *map(row.get, KNOBS)): float(row["microseconds"]) for row in group}
@@ -60,17 +61,20 @@ def choice(product):
     return "xla", *("" for _ in KNOBS)
 
 
-@pytest.mark.parametrize("measured", ["fitted", "left out"])
-def test_first_choices_are_fast(measured):
-    """Within 5% of the fastest in the mean, and 15% at worst."""
+@pytest.mark.parametrize(
+    ("configurations", "measured", "worst"),
+    [(MEASURED, "fitted", 1.15), (MEASURED, "left out", 1.15), (ACROSS, "fitted", 1.2)],
+)
+def test_first_choices_are_fast(configurations, measured, worst):
+    """Within 5% of the fastest in the mean, and 15% at worst; where rows lie across lines 20%."""
     ratios = {}
-    for product, found in times(measured):
+    for product, found in times(measured, configurations):
         chosen = choice(problem(*product))
         assert chosen in found, f"{product}: nobody measured {chosen}"
         fastest = min(time for (engine, *_), time in found.items() if engine in ("skinny", "sm90", chosen[0]))
         ratios[product] = found[chosen] / fastest
     assert statistics.fmean(ratios.values()) <= 1.05, ratios
-    assert max(ratios.values()) <= 1.15, ratios
+    assert max(ratios.values()) <= worst, ratios
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_first_choices_are_fast(measured):
     ],
 )
 def test_tiles_of_192_rows_fill_few_rounds(sizes, tile):
-    _, tile_m, tile_n, _, _, consumers, *_ = choice(problem(*sizes, 1, "bfloat16", "0", "0", ""))
+    _, tile_m, tile_n, _, _, _, consumers, *_ = choice(problem(*sizes, 1, "bfloat16", "0", "0", ""))
     assert (tile_m, tile_n, consumers) == tuple(map(str, tile))
 
 
@@ -90,7 +94,7 @@ def test_tiles_of_192_rows_fill_few_rounds(sizes, tile):
     ("product", "swapped"),
     [
         (("304", "45968", "6144", 1, "bfloat16", "0", "0", "gelu"), True),  # 317 us, 371 as it is
-        (("832", "52120", "5120", 1, "bfloat16", "0", "0", "gelu"), True),  # 741 and 911, in many rounds
+        (("176", "32000", "4096", 1, "bfloat16", "0", "0", ""), True),  # 81 and 90
         (("400", "9000", "3000", 1, "bfloat16", "0", "0", ""), False),  # 61 and 56: lines of b lie across others
         (("960", "4608", "1280", 1, "bfloat16", "0", "0", ""), False),  # 22.6 and 21.0: nothing hides the stores
     ],

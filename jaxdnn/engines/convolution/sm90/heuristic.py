@@ -16,9 +16,10 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import seconds as wgra
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPatches, wgrad_patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.heuristic import SHAPES, seconds, splits
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
+from jaxdnn.engines.product.sm90.heuristic import seconds, splits
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
+from jaxdnn.engines.product.sm90.shapes import SHAPES
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 # Of few columns, which are those of a group, or all.

@@ -82,7 +82,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         return None
 
     def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
-        return candidates(problem, target, swaps=True)
+        return candidates(problem, target, matrices=True)
 
     def build(self, config: Sm90Knobs, problem: Product, target: Target) -> Plan:
         if reason := knobs_reason(problem, config, target.shared_memory):

@@ -5,7 +5,7 @@ Numbers in brackets are those of the notes on sm90 in benchmarks/results/product
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import ceil, gcd
+from math import ceil, gcd, log2
 from typing import Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     stores,
     tensor_maps,
 )
+from jaxdnn.engines.product.sm90.shapes import ACROSS_SHAPES, ALONE, FEW_PAIRS, PAIRED, SHAPES, SWAPPED_SHAPES
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 
 # The model of `seconds` [6].
@@ -40,10 +41,9 @@ ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other compute
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 # Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30].
 TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES = 62e9, 85e9
-# Times as long takes what lies in lines of 128 bytes whose distance is a multiple of no more than so many: TMA asks for
-# pieces of two lines [25].
-ACROSS_LINES = {64: 1.15, 32: 1.38, 16: 1.65}
-FEW_ACROSS = 0.8  # part of that which is seen in few rounds [29]
+# Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
+# so many: TMA asks for pieces of two lines [25, 33].
+ACROSS_LINES = {64: 1.25, 32: 1.6, 16: 2.0}
 # Seconds a tile that blocks of a cluster wait for each other, where their warp groups compute in turns [24].
 CLUSTER_TURN = 0.5e-6
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
@@ -77,51 +77,6 @@ PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as fo
 # multiplied twice as fast, and stored no faster [9].
 STAGGER = 3
 PROMOTED_STAGGER = 2
-# Of these tiles pairs are faster, but where few would leave a half of the last one idle: the model can't tell [25].
-ALONE = Sm90Knobs(tile_m=128, tile_n=192, cluster_m=1, schedule="pingpong")
-PAIRED, FEW_PAIRS = replace(ALONE, cluster_m=2), 8
-
-SHAPES = (
-    Sm90Knobs(),
-    Sm90Knobs(tile_m=256, tile_n=192, stages=3),
-    PAIRED,
-    ALONE,
-    # Of columns that wider tiles would cut badly [24].
-    Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
-    Sm90Knobs(tile_m=256, tile_n=128),
-    # Of which a result has as many as there are multiprocessors, or a few less than a multiple of that [29].
-    Sm90Knobs(tile_m=192, tile_n=192, cluster_m=1, consumers=3),
-    Sm90Knobs(tile_m=192, tile_n=160, cluster_m=1, consumers=3),
-    # Large products of 8-bit floats [10].
-    Sm90Knobs(tile_n=192, cluster_m=1, epilogue_stages=3),
-    Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
-    Sm90Knobs(tile_n=192),
-    Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
-    # Of two matrices b, whose rows of tiles may be odd [21].
-    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1, cluster_n=2, schedule="pingpong"),
-    # With few rows memory is the limit, and three stages are faster than four [11].
-    Sm90Knobs(stages=3, cluster_m=1),
-    Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
-    Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
-    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
-    # Of a b whose rows run along k: else as many columns are loaded as of 128 [30].
-    Sm90Knobs(tile_m=128, tile_n=96, stages=6, cluster_m=1),
-    Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
-    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
-    Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
-    # Many small matrices [12].
-    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, schedule="pingpong"),
-    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1),
-    Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
-    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
-)
-
-# Of the transposed product: as many rows of the result, few or many, as a tile's columns can be, in steps of 16.
-SWAPPED_SHAPES = tuple(
-    Sm90Knobs(tile_m=tile_m, tile_n=tile_n, stages=8, cluster_m=1, consumers=consumers, swapped=True)
-    for tile_m, most, consumers in ((128, 256, 2), (256, 192, 2), (192, 192, 3))
-    for tile_n in range(80, most + 1, 16)
-)
 
 
 def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
@@ -143,30 +98,29 @@ def candidates(
     staged: Literal["tma", "rows"] = "tma",
     shapes: Sequence[Sm90Knobs] = SHAPES,
     splits: Callable[[Product, Sm90Knobs, int], Sequence[int]] = splits,
-    swaps: bool = False,
+    matrices: bool = False,
 ) -> Iterator[Sm90Knobs]:
     """Those of these shapes that work for the product, by the time that is expected of them. `staged` is how results
-    leave that pass through shared memory; `splits` says into how many parts to cut K; and with `swaps` there are those
-    of the transposed product that promise to be as fast.
+    leave that pass through shared memory; `splits` says into how many parts to cut K; and of plain `matrices` there are
+    also clusters of many blocks, and those of the transposed product that promise to be as fast.
     """
     found: dict[Sm90Knobs, float] = {}
+    if matrices and is_across(product):
+        shapes = (*shapes, *ACROSS_SHAPES)
     for shape in shapes:
         for split in splits(product, shape, target.sm_count):
             knobs = fitted(product, replace(shape, split_k=split), target, staged)
             if knobs is not None:
                 found.setdefault(knobs, seconds(product, knobs, target.sm_count))
-    if swaps and found and product.k > depth(product) and swap_reason(product) is None:
+    if matrices and found and product.k > depth(product) and swap_reason(product) is None:
         transposed, most = swapped(product), PROMISING * min(found.values())
-        across = across_lines(transposed.a) > ACROSS_LINES[32]
         for shape in SWAPPED_SHAPES:
             if seconds(product, shape, target.sm_count) > most:
                 continue
             knobs = fitted(transposed, replace(shape, swapped=False), target, staged)
-            # Of an a across lines of the L2 cache it takes longer than is expected, but in many rounds [31].
-            if knobs is None or (across and rounds(transposed, knobs, target.sm_count) <= MANY_ROUNDS):
-                continue
-            knobs = replace(knobs, swapped=True)
-            found[knobs] = seconds(product, knobs, target.sm_count)
+            if knobs is not None:
+                knobs = replace(knobs, swapped=True)
+                found[knobs] = seconds(product, knobs, target.sm_count)
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16].
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
 
@@ -182,7 +136,10 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     along_k = product.b_transposed or transposes(product, "b")
     if CHUNK < knobs.tile_n < 2 * CHUNK and (accumulators > 1 or not along_k):
         return None
-    if knobs.cluster_n > 1 and (accumulators == 1 or rows == 1):
+    if (cluster := knobs.cluster_m * knobs.cluster_n) > 2:
+        if rows == 1 and product.k < LONG_K:
+            return None  # its blocks wait for each other as long as they wait for what they share [33]
+    elif knobs.cluster_n > 1 and not is_across(product) and (accumulators == 1 or rows == 1):
         return None  # there are wider tiles, which the L2 cache does not bound; all blocks share one row of tiles [29]
     if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
         return None
@@ -191,7 +148,7 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         knobs = replace(knobs, cluster_m=1)  # they are loaded in half the time, and pairs wait for each other [25]
     if knobs == (PAIRED if brief or (rows % 2 and rows < 2 * FEW_PAIRS) else ALONE):
         return None
-    if knobs.split_k > 1 and knobs.cluster_m * knobs.cluster_n > 1:
+    if knobs.split_k > 1 and cluster > 1:
         return None  # K is split where blocks are idle, and the producer has no registers left for both
     promotion = PROMOTION if promotes(product) else 0
     if promotion and knobs.consumer_rows != 64:
@@ -284,6 +241,11 @@ def across_lines(matrix: Matrix) -> float:
     return max(1.0, filled * ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0))
 
 
+def is_across(product: Product) -> bool:
+    """Whether TMA asks for most lines of an operand twice, which is what tiles wait for then."""
+    return max(map(across_lines, (product.a, *product.b))) > ACROSS_LINES[64]
+
+
 def seconds(
     product: Product,
     knobs: Sm90Knobs,
@@ -311,17 +273,18 @@ def seconds(
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
+    turns = ceil(rounds(product, knobs, sm_count))
+    across = across_lines(product.a), across_lines(product.b[0])
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
-    shared_a, shared_b = ((1 - MULTICAST) + MULTICAST * ceil(tiles / n) / tiles for tiles, n in sharing)
-    turns = ceil(rounds(product, knobs, sm_count))
-    across = 1.0 if turns > FEW_ROUNDS else FEW_ACROSS
-    shared_a *= 1 + across * (across_lines(product.a) - 1)
-    shared_b *= 1 + across * (across_lines(product.b[0]) - 1)
-    shared_a, shared_b = shared_a * copies[0], shared_b * copies[1]
+    shared_a, shared_b = (
+        ((1 - MULTICAST) + (MULTICAST + longer - 1) * ceil(tiles / n) / tiles) * copied
+        for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
+    )
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
     together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
-    loading = loaded_bytes / (L2_RATE if turns > FEW_ROUNDS else together)
+    latent = turns <= FEW_ROUNDS and cluster <= 2
+    loading = loaded_bytes / (together if latent else L2_RATE)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
     work = sum(result.itemsize for result in product.stored) / 2 + computing
     work = max(work, SWAPPED) if knobs.swapped else work
@@ -336,11 +299,11 @@ def seconds(
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
-        tile = tile / CLUSTER_LATENCY + CLUSTER_START / turns
+        tile = tile / (CLUSTER_LATENCY if latent else 1.0) + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.
     last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
     small = in_row_order(product) and knobs.tile_m == 64
-    bounded = CLUSTER_MEMORY if cluster > 1 else ONE_STAGE if small else 1.0
+    bounded = CLUSTER_MEMORY ** log2(cluster) if cluster > 1 else ONE_STAGE if small else 1.0
     bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
     time = overlapped(turns * tile + last, product, bounded) * (SWAPPED_TIME if knobs.swapped else 1.0)
     if knobs.split_k > 1:

@@ -94,8 +94,10 @@ class Sm90Knobs:
             )
         if self.consumers > 3:
             raise ValueError(f"Sm90Knobs: consumers is {self.consumers}; expected at most 3")
-        if self.cluster_m * self.cluster_n not in (1, 2, 4):
-            raise ValueError(f"Sm90Knobs: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2 or 4")
+        if self.cluster_m * self.cluster_n not in (1, 2, 4, 8):
+            raise ValueError(
+                f"Sm90Knobs: a cluster has {self.cluster_m * self.cluster_n} blocks; expected 1, 2, 4 or 8"
+            )
 
     @property
     def constants(self) -> dict[str, int]:

@@ -1,0 +1,67 @@
+"""Tiles that the kernel for Hopper's tensor cores is tried with; `heuristic.py` fits them to a product.
+
+Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
+"""
+
+from dataclasses import replace
+
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
+
+# Of these tiles pairs are faster, but where few would leave a half of the last one idle: the model can't tell [25].
+ALONE = Sm90Knobs(tile_m=128, tile_n=192, cluster_m=1, schedule="pingpong")
+PAIRED, FEW_PAIRS = replace(ALONE, cluster_m=2), 8
+
+SHAPES = (
+    Sm90Knobs(),
+    Sm90Knobs(tile_m=256, tile_n=192, stages=3),
+    PAIRED,
+    ALONE,
+    # Of columns that wider tiles would cut badly [24].
+    Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
+    Sm90Knobs(tile_m=256, tile_n=128),
+    # Of which a result has as many as there are multiprocessors, or a few less than a multiple of that [29].
+    Sm90Knobs(tile_m=192, tile_n=192, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_m=192, tile_n=160, cluster_m=1, consumers=3),
+    # Large products of 8-bit floats [10].
+    Sm90Knobs(tile_n=192, cluster_m=1, epilogue_stages=3),
+    Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_n=192),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
+    # Of two matrices b, whose rows of tiles may be odd [21].
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1, cluster_n=2, schedule="pingpong"),
+    # With few rows memory is the limit, and three stages are faster than four [11].
+    Sm90Knobs(stages=3, cluster_m=1),
+    Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
+    # Of a b whose rows run along k: else as many columns are loaded as of 128 [30].
+    Sm90Knobs(tile_m=128, tile_n=96, stages=6, cluster_m=1),
+    Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
+    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
+    # Many small matrices [12].
+    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, consumers=1),
+    Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
+    Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
+)
+
+# Of the transposed product: as many rows of the result, few or many, as a tile's columns can be, in steps of 16.
+SWAPPED_SHAPES = tuple(
+    Sm90Knobs(tile_m=tile_m, tile_n=tile_n, stages=8, cluster_m=1, consumers=consumers, swapped=True)
+    for tile_m, most, consumers in ((128, 256, 2), (256, 192, 2), (192, 192, 3))
+    for tile_n in range(80, most + 1, 16)
+)
+
+# Of rows across lines of the L2 cache, of which each block of a cluster asks for a part, for all [33].
+ACROSS_SHAPES = tuple(
+    replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)
+    for shape in (
+        Sm90Knobs(),
+        Sm90Knobs(tile_m=256, tile_n=192, stages=3),
+        ALONE,
+        Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
+        Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
+    )
+    for cluster_m, cluster_n in ((1, 2), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+)
