@@ -54,6 +54,13 @@ FORCED = {
         WgradKnobs(patch=128, width=8, height=2, stages=3, split_k=45),
         WgradKnobs(patch=32, run=2, runs=2, width=16, height=5, stages=2, split_k=3),
         WgradKnobs(patch=128, run=2, runs=1, column_blocks=2, width=16, height=3, stages=2),
+        WgradKnobs(patch=64, lines=2, width=8, height=4, stages=2, split_k=2),
+        WgradKnobs(patch=32, lines=4, runs=1, column_blocks=3, width=16, height=8, stages=2, split_k=3),
+    ],
+    "dilated": [WgradKnobs(patch=64, lines=2, runs=2, width=8, height=12, stages=2)],
+    "groups of 16": [
+        WgradKnobs(patch=32, lines=4, runs=2, width=8, height=8, images=2, stages=2),
+        WgradKnobs(patch=64, run=2, runs=3, width=8, height=4, stages=2),
     ],
     "windows of 2, flipped": [WgradKnobs(patch=64, run=3, runs=3, width=8, height=4, stages=2)],
     "eights": [
@@ -90,7 +97,19 @@ def test_its_text_computes_what_is_right(run, emulated):
     check_emulated(PROBLEMS[RUNS[run][0]], emulated, list(RUNS).index(run))
 
 
-@pytest.mark.parametrize("name", ["same", "same, forced 0", "dilated", "three dimensions, dilated", "eights, forced 0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "same",
+        "same, forced 0",
+        "same, forced 4",
+        "same, forced 5",
+        "dilated",
+        "dilated, forced 0",
+        "three dimensions, dilated",
+        "eights, forced 0",
+    ],
+)
 def test_what_is_no_number_stays_with_its_taps(name, emulated):
     """Tiles have places twice, and patches those that no window meets."""
     call = PROBLEMS[RUNS[name][0]]
@@ -146,6 +165,20 @@ def test_a_plan_is_what_it_is():
     assert plan.scratch == (5 * 9 * 72 * 40 * 4,)
 
 
+def test_a_group_of_few_columns_is_multiplied_alone():
+    """Two lines of the output are the 64 rows of a multiply; of groups of 16, two groups are merged for that."""
+    for channels, merged in ((32, 1), (16, 2)):
+        case = convolution((128, 14, 14, 1024), (3, 3, channels, 1024), BF16, padding="SAME", groups=1024 // channels)
+        problem = only(case, "filter")
+        knobs = next(iter(ENGINE.configurations(problem, H100)))
+        assert (knobs.lines, knobs.patch, knobs.run, knobs.runs, knobs.images) == (2, 64, 3, 3, 2)
+        launch, _ = ENGINE.build(knobs, problem, H100).launches
+        image, output, *_ = (one for one in launch.arguments if isinstance(one, TensorMap))
+        assert (image.box, output.box) == ((32, 10, 16, 1, 2), (32, 8, 14, 1, 2))
+        assert launch.grid == (32 * knobs.split_k, 1, 1)
+        assert ENGINE.build(knobs, problem, H100).scratch == (knobs.split_k * 9 * channels * merged * 1024 * 4,)
+
+
 def test_sizes_are_not_in_the_code():
     units = set()
     for n, size, channels in ((2, 16, 64), (5, 33, 192)):
@@ -182,6 +215,10 @@ def test_reasons(problem, said):
         ("same", {"patch": 16}, "patch is 16; expected one of"),
         ("same", {"width": 12}, "expected lines of a multiple of 8"),
         ("same", {"height": 3}, "an even number of 8s"),
+        ("same", {"lines": 3}, "lines is 3; expected one of"),
+        ("same", {"patch": 64, "lines": 4, "height": 6}, "an even number of 8s by 4 lines"),
+        ("same", {"patch": 64, "lines": 2, "run": 2}, "the 3 of the window"),
+        ("dilated", {"patch": 64, "lines": 2, "runs": 2, "height": 8}, "expected a multiple of 6"),
         ("same", {"runs": 3, "column_blocks": 2}, "6 warp groups multiply; expected at most 3"),
         ("same", {"run": 2, "patch": 64, "runs": 3, "split_k": 28}, "the last one would have none of 27 tiles"),
         ("same", {"run": 4, "patch": 64}, "more than a plane of the window has"),

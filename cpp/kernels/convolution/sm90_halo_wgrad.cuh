@@ -17,6 +17,16 @@
 //
 //                   Groups of 8 need not be equally far apart, each multiply states how far its two are: from line to
 //                   line of a patch, or to the next image's.
+//   lines           of a group of 32 columns or fewer a multiply has several lines of places in its 64 rows of M. Its
+//                   chunks of N are then lines of the patch, those of all taps of a column of the window and as many
+//                   more as M has lines beyond the first; a tap's sum is one of them for each line of M
+//
+//                                     chunk 0   1   2   3
+//                       line 0            0   1   2   -     windows of 3 x 3: 6 of 8 parts of an accumulator are
+//                       line 1            -   0   1   2     those of a tap, where 8 of 16 would be of one line of M
+//
+//                   Lines of M are neighbours, or as far from each other as lines of the window. Its warps leave what
+//                   they have for the first line's in shared memory, when all have multiplied
 //   grid            tiles of a filter are neighbours, of all that reads the same places; then splits, then convolutions
 //   warps           as in product/sm90.cuh: kRuns * kColumnBlocks warp groups multiply, and a thread of another one
 //                   starts the copies
@@ -38,6 +48,7 @@
 #pragma once
 
 #include "convolution/sm90.cuh"
+#include "ptx/barrier.cuh"
 
 namespace jaxdnn {
 
@@ -45,28 +56,52 @@ namespace jaxdnn {
 /// the window, places from one tap to the next, besides what the sketch names.
 template <class Config>
 struct WgradStage {
-  static constexpr int kLineElements = Config::kLine / 2, kColumns = Config::kRun * kLineElements;  // of a multiply
-  static constexpr int kRunsX = (Config::kTapsX + Config::kRun - 1) / Config::kRun;  // of a line of the window
-  static constexpr int kRuns = kRunsX * Config::kTapsY;                              // of a plane
-  static constexpr int kWidth = Config::kWidth + (kRunsX * Config::kRun - 1) * Config::kStepX;
+  static constexpr int kLines = Config::kLines;  // of the tile, in the 64 rows of a multiply
+  static constexpr bool kDown = kLines > 1;      // a run has the taps of a column of the window, not of a line
+  static constexpr int kOutputLine = 128 / kLines, kOutputColumns = 64 / kLines;  // a place's
+  static constexpr int kChunks = Config::kRun + kLines - 1;                       // of a multiply
+  static constexpr int kLineElements = Config::kLine / 2, kColumns = kChunks * kLineElements;
+  static constexpr int kRunX = kDown ? 1 : Config::kRun;
+  static constexpr int kRunsX = (Config::kTapsX + kRunX - 1) / kRunX;  // of a line of the window
+  static constexpr int kRuns = kRunsX * (kDown ? 1 : Config::kTapsY);  // of a plane
+  static constexpr int kWidth = Config::kWidth + (kRunsX * kRunX - 1) * Config::kStepX;
   static constexpr int kHeight = Config::kHeight + (Config::kTapsY - 1) * Config::kStepY;
-  static constexpr int kPlaces = Config::kWidth * Config::kHeight * Config::kImages, kSteps = kPlaces / 16;
-  static constexpr int kBlockBytes = kPlaces * 128;  // of 64 columns of the output
+  static constexpr int kPlaces = Config::kWidth * Config::kHeight * Config::kImages;
+  static constexpr int kSteps = kPlaces / (16 * kLines);     // multiplies
+  static constexpr int kBlockBytes = kPlaces * kOutputLine;  // of a block of columns of the output
+  // From a line of M, and from a chunk, to the next.
+  static constexpr int kLineBytes = Config::kStepY * Config::kWidth * kOutputLine;
+  static constexpr int kChunkBytes = (kDown ? Config::kStepY * kWidth : Config::kStepX) * Config::kLine;
   static constexpr int kPatchAt = Config::kColumnBlocks * kBlockBytes;
   static constexpr int kBytes = kPatchAt + kWidth * kHeight * Config::kImages * Config::kLine;
-  static_assert(kPlaces % 16 == 0 && Config::kWidth % 8 == 0, "a multiply has two groups of 8 places of a line");
+  static_assert(kPlaces % (16 * kLines) == 0 && Config::kWidth % 8 == 0,
+                "a multiply has two groups of 8 places of a line");
+  static_assert(!kDown || (Config::kRun == Config::kTapsY && Config::kHeight % (kLines * Config::kStepY) == 0),
+                "a run has a column of the window, and an image whole lines of M");
 
-  /// Where in the patch a group of 8 places begins, at the window's first tap.
+  /// The line of the tile, of all images, that a group of 8 places is of: in the first line of M.
+  static constexpr int line(int group) {
+    const int line = group / (Config::kWidth / 8);
+    return line / Config::kStepY * Config::kStepY * kLines + line % Config::kStepY;
+  }
+
+  /// Where a group of 8 places begins: in the output, and in the patch at the window's first tap.
+  static constexpr int output(int group) {
+    return (line(group) * Config::kWidth + group % (Config::kWidth / 8) * 8) * kOutputLine;
+  }
+
   static constexpr int patch(int group) {
-    const int across = Config::kWidth / 8, line = group / across, image = line / Config::kHeight;
-    return ((line + image * (kHeight - Config::kHeight)) * kWidth + group % across * 8) * Config::kLine;
+    const int line = WgradStage::line(group), image = line / Config::kHeight;
+    return ((line + image * (kHeight - Config::kHeight)) * kWidth + group % (Config::kWidth / 8) * 8) * Config::kLine;
   }
 
-  /// What to add to a descriptor of the patch, of groups that are no bytes apart, for the groups of multiply `step`.
-  static constexpr unsigned long long step(int step) {
-    const int first = patch(2 * step);
-    return static_cast<unsigned long long>((patch(2 * step + 1) - first) / 16) << 32 | first / 16;
+  /// What to add to a descriptor, of groups that are no bytes apart, for two that begin at `first` and `second`.
+  static constexpr unsigned long long groups(int first, int second) {
+    return static_cast<unsigned long long>((second - first) / 16) << 32 | first / 16;
   }
+
+  static constexpr unsigned long long output_step(int step) { return groups(output(2 * step), output(2 * step + 1)); }
+  static constexpr unsigned long long patch_step(int step) { return groups(patch(2 * step), patch(2 * step + 1)); }
 };
 
 /// Where a tile of places is.
@@ -122,10 +157,13 @@ struct ConvolutionSm90HaloWgrad {
   using Stage = WgradStage<Config>;
   using Pipeline = TmaPipeline<Config::kStages, Stage::kBytes>;
   static constexpr int kConsumers = Config::kRuns * Config::kColumnBlocks, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kBlockColumns = 64 * Config::kColumnBlocks;
+  static constexpr int kBlockColumns = Stage::kOutputColumns * Config::kColumnBlocks;
   // Each multiply counts as reading its operand's bytes one after the other, for those who watch over the bounds.
-  static constexpr int kSpare = 16 * (Config::kRun - 1) * Config::kLine;
-  static constexpr int kBarriersAt = Config::kStages * Pipeline::kStageStride + kSpare;
+  static constexpr int kSpare = 16 * (Stage::kChunks - 1) * Config::kLine;
+  // What lines of M beyond the first leave there in the end, floats of a warp group: [line, tap, channel, column].
+  static constexpr int kLeft = (Stage::kLines - 1) * Config::kRun * Stage::kLineElements * Stage::kOutputColumns;
+  static constexpr int kStagesBytes = Config::kStages * Pipeline::kStageStride + kSpare;
+  static constexpr int kBarriersAt = kStagesBytes > kConsumers * kLeft * 4 ? kStagesBytes : kConsumers * kLeft * 4;
   static constexpr int kSharedBytes = kBarriersAt + Pipeline::kBarrierBytes;
   // Registers as of product/sm90.cuh.
   static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
@@ -173,9 +211,9 @@ __device__ __forceinline__ void load_places(const Call& call, const WgradBlock<C
     stages.fill([&](unsigned stage, unsigned full) {
 #pragma unroll
       for (int i = 0; i < Config::kColumnBlocks; ++i) {
-        ptx::cp_async_bulk_tensor_load(stage + i * Stage::kBlockBytes, output, full, block.column + i * kChunk,
-                                       place.output[0], place.output[1], place.first[2],
-                                       block.batch * call.output_batch + image);
+        ptx::cp_async_bulk_tensor_load(stage + i * Stage::kBlockBytes, output, full,
+                                       block.column + i * Stage::kOutputColumns, place.output[0], place.output[1],
+                                       place.first[2], block.batch * call.output_batch + image);
       }
       ptx::cp_async_bulk_tensor_load(stage + Stage::kPatchAt, call.image, full, channel, place.first[0] + x.start,
                                      place.first[1] + y.start, place.first[2] + z.start + block.plane * z.step,
@@ -184,7 +222,7 @@ __device__ __forceinline__ void load_places(const Call& call, const WgradBlock<C
   }
 }
 
-/// By a warp group: multiplies one run of taps by 64 columns, and stores the accumulators.
+/// By a warp group: multiplies one run of taps by a block of columns, and stores the accumulators.
 template <class Call>
 struct WgradConsumer {
   using Config = typename Call::Config;
@@ -194,30 +232,36 @@ struct WgradConsumer {
 
   const Call& call;
   const WgradBlock<Call>& block;
-  int run, column_block;
+  int consumer, run, column_block;
 
   __device__ __forceinline__ WgradConsumer(const Call& call, const WgradBlock<Call>& block, int consumer)
       : call(call),
         block(block),
+        consumer(consumer),
         run(block.first_run + consumer % Config::kRuns),
         column_block(consumer / Config::kRuns) {}
 
-  __device__ __forceinline__ void consume(const typename Call::Pipeline& pipeline) const {
+  /// `left` is the stages, which nobody reads when all have multiplied.
+  __device__ __forceinline__ void consume(const typename Call::Pipeline& pipeline, float* left) const {
     float accumulators[Stage::kColumns / 2];
     multiply(accumulators, pipeline);
+    if constexpr (Stage::kLines > 1) add_lines(accumulators, left + consumer * Call::kLeft);
     if (run < Stage::kRuns) store(accumulators);
   }
 
  private:
+  static constexpr int kChunkRegisters = Stage::kLineElements / 2, kRunRegisters = Config::kRun * kChunkRegisters;
+  static constexpr int kLineThreads = 128 / Stage::kLines;
+
   __device__ __forceinline__ void multiply(float (&accumulators)[Stage::kColumns / 2],
                                            const typename Call::Pipeline& pipeline) const {
     // Past the last run of a plane the first one is multiplied again.
-    const int own = run < Stage::kRuns ? run : 0, y = own / Stage::kRunsX, x = own % Stage::kRunsX * Config::kRun;
+    const int own = run < Stage::kRuns ? run : 0, y = own / Stage::kRunsX, x = own % Stage::kRunsX * Stage::kRunX;
     const int place = y * Config::kStepY * Stage::kWidth + x * Config::kStepX;
     const unsigned long long output =
-        lines_descriptor<128>(pipeline.stages + column_block * Stage::kBlockBytes, 8 * 128);
+        lines_descriptor<Stage::kOutputLine>(pipeline.stages + column_block * Stage::kBlockBytes, 0, Stage::kLineBytes);
     const unsigned long long patch = lines_descriptor<Config::kLine>(
-        pipeline.stages + Stage::kPatchAt + place * Config::kLine, 0, Config::kStepX * Config::kLine);
+        pipeline.stages + Stage::kPatchAt + place * Config::kLine, 0, Stage::kChunkBytes);
     StageReader<typename Call::Pipeline> stages{pipeline};
     const int count = call.tiles_of(block.split);
     for (int tile = 0; tile < count; ++tile) {
@@ -226,9 +270,9 @@ struct WgradConsumer {
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < Stage::kSteps; ++step) {
-        Multiply::template mma_async<kType, kType, true, true>(accumulators, output + (stage + step * 16 * 128 / 16),
-                                                               patch + (stage + Stage::step(step)),
-                                                               tile > 0 || step > 0);
+        Multiply::template mma_async<kType, kType, true, true>(
+            accumulators, output + (stage + Stage::output_step(step)), patch + (stage + Stage::patch_step(step)),
+            tile > 0 || step > 0);
       }
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();
@@ -239,19 +283,41 @@ struct WgradConsumer {
     ptx::warpgroup_fence_operand(accumulators);
   }
 
+  /// Adds to the first line's sums of taps those of the others, which other warps have in a later chunk each.
+  __device__ __forceinline__ void add_lines(float (&accumulators)[Stage::kColumns / 2], float* left) const {
+    const int line = threadIdx.x % 128 / kLineThreads, thread = threadIdx.x % kLineThreads;
+    ptx::barrier_sync(1, Call::kConsumers * 128);
+#pragma unroll
+    for (int other = 1; other < Stage::kLines; ++other) {
+      if (line != other) continue;
+#pragma unroll
+      for (int i = 0; i < kRunRegisters; ++i) {
+        left[((other - 1) * kRunRegisters + i) * kLineThreads + thread] = accumulators[other * kChunkRegisters + i];
+      }
+    }
+    ptx::barrier_sync(1, Call::kConsumers * 128);
+    if (line > 0) return;
+#pragma unroll
+    for (int i = 0; i < (Stage::kLines - 1) * kRunRegisters; ++i) {
+      accumulators[i % kRunRegisters] += left[i * kLineThreads + thread];
+    }
+  }
+
   /// Eight neighbouring threads have as many columns, which are 32 bytes of a row.
   __device__ __forceinline__ void store(const float (&accumulators)[Stage::kColumns / 2]) const {
     const auto& [x, y, z] = call.axes;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int first = run % Stage::kRunsX * Config::kRun,
-              column = block.column + column_block * 64 + warp * 16 + lane / 4;
-    const int line = filter_place(z, block.plane) * Config::kTapsY + filter_place(y, run / Stage::kRunsX);
+    if (warp * 16 >= Stage::kOutputColumns) return;  // of another line of M than the first
+    const int own_x = run % Stage::kRunsX * Stage::kRunX, own_y = run / Stage::kRunsX;
+    const int column = block.column + column_block * Stage::kOutputColumns + warp * 16 + lane / 4;
     const long long matrix =
         (block.batch * call.splits + block.split) * static_cast<long long>(z.filter) * Config::kTapsY * Config::kTapsX;
 #pragma unroll
     for (int tap = 0; tap < Config::kRun; ++tap) {
-      if (first + tap >= Config::kTapsX) return;
-      const int of_filter = line * Config::kTapsX + filter_place(x, first + tap);
+      const int tap_x = Stage::kDown ? own_x : own_x + tap, tap_y = Stage::kDown ? tap : own_y;
+      if (tap_x >= Config::kTapsX) return;
+      const int line = filter_place(z, block.plane) * Config::kTapsY + filter_place(y, tap_y);
+      const int of_filter = line * Config::kTapsX + filter_place(x, tap_x);
 #pragma unroll
       for (int pair = 0; pair < Stage::kLineElements / 4; ++pair) {
         const int channel = block.channel + pair / 2 * 8 + lane % 4 * 2 + pair % 2;
@@ -259,7 +325,7 @@ struct WgradConsumer {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           if (channel < call.channels && column + 8 * half < call.columns) {
-            row[column + 8 * half] = accumulators[tap * Stage::kLineElements / 2 + pair / 2 * 4 + half * 2 + pair % 2];
+            row[column + 8 * half] = accumulators[tap * kChunkRegisters + pair / 2 * 4 + half * 2 + pair % 2];
           }
         }
       }
@@ -288,7 +354,7 @@ __device__ __forceinline__ void convolution_sm90_halo_wgrad(const ConvolutionSm9
     if (threadIdx.x == Call::kConsumers * 128) load_places(call, block, pipeline);
   } else {
     if constexpr (Call::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
-    WgradConsumer<Call>(call, block, group).consume(pipeline);
+    WgradConsumer<Call>(call, block, group).consume(pipeline, reinterpret_cast<float*>(shared_memory));
   }
 }
 

@@ -90,7 +90,7 @@ def _plan(form: _Form, config: Sm90Knobs | WgradKnobs, target: Target) -> Plan |
     if isinstance(config, WgradKnobs):
         if not isinstance(form, ImplicitGemm):
             return "patches are of an image that is loaded by places"
-        patches = WgradPatches(form)
+        patches = WgradPatches.of(form, config.lines)
         reason = wgrad_patches_reason(form) or wgrad_knobs_reason(patches, config, limit)
         return reason or wgrad_plan(patches, config)
     if isinstance(form, WindowLines):

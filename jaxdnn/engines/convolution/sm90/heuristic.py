@@ -12,8 +12,7 @@ from jaxdnn.engines.convolution.sm90.halo.heuristic import candidates as patch_c
 from jaxdnn.engines.convolution.sm90.halo.heuristic import seconds as patch_seconds
 from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
 from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import candidates as wgrad_candidates
-from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import seconds as wgrad_seconds
-from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPatches, wgrad_patches_reason
+from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, wgrad_patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
@@ -75,9 +74,7 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
         by_patches = patch_candidates(patches, target)
         found += [(_unsure(knobs) * patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
     if wgrad_patches_reason(gemm) is None:
-        patches = WgradPatches(gemm)
-        by_patches = wgrad_candidates(patches, target)
-        found += [(wgrad_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
+        found += wgrad_candidates(gemm, target)
     return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))
 
 

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import product as pairs
-from math import ceil
+from math import ceil, prod
 
 from jaxdnn.device import Target
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import LINES, STEP, WgradKnobs, WgradPatches, knobs_reason
 from jaxdnn.engines.product.sm90.heuristic import L2_RATE, SHARED_RATE, TOGETHER, overlapped
 from jaxdnn.engines.product.tma import CHUNK
 
 _LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
+_OUTPUT_LINES = (1, 2)  # in a multiply
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
-_LEAST_PLACES = 2 * STEP  # of tiles; those of one multiply each are waited for one by one [2]
+_LEAST_STEPS = 2  # multiplies of a tile; those of one each are waited for one by one [2]
 _MOST = 8  # that are offered
 _MOST_TILES = 2  # that are tried, of one part of a filter
 _MOST_MULTIPLIED = 192  # taps and channels of a multiply, which are 96 registers of accumulators
@@ -28,13 +30,19 @@ _ADD = 1.5e-6  # seconds that the kernel which adds splits takes at least [3]
 _SPLIT_RATE = 3e12  # bytes a second that accumulators of splits are written and read at [4]
 
 
-def candidates(patches: WgradPatches, target: Target) -> list[WgradKnobs]:
-    """Knobs that work for the convolution, by the time that is expected of them."""
-    return nsmallest(_MOST, _found(patches, target), key=lambda knobs: seconds(patches, knobs, target.sm_count))
+def candidates(gemm: ImplicitGemm, target: Target) -> list[tuple[float, WgradKnobs]]:
+    """Knobs that work for the convolution, by the time that is expected of them, which comes with them."""
+    found = (
+        (_seconds(patches, knobs, target.sm_count), knobs)
+        for lines in _OUTPUT_LINES
+        for patches in (WgradPatches.of(gemm, lines),)
+        for knobs in _found(patches, lines, target)
+    )
+    return nsmallest(_MOST, found, key=lambda pair: pair[0])
 
 
-def _found(patches: WgradPatches, target: Target) -> Iterator[WgradKnobs]:
-    for shape in _shapes(patches):
+def _found(patches: WgradPatches, lines: int, target: Target) -> Iterator[WgradKnobs]:
+    for shape in _shapes(patches) if lines == 1 else _line_shapes(patches, lines):
         for _, tile in nsmallest(_MOST_TILES, _tiles(patches, shape, target), key=lambda pair: pair[0]):
             for split in _splits(patches, tile, target.sm_count):
                 knobs = replace(tile, split_k=split)
@@ -61,17 +69,33 @@ def _shapes(patches: WgradPatches) -> Iterator[WgradKnobs]:
             yield WgradKnobs(patch=line, run=run, runs=1, column_blocks=2)
 
 
+def _line_shapes(patches: WgradPatches, lines: int) -> Iterator[WgradKnobs]:
+    """The same, of multiplies with several lines of the output, where that has few channels: a run is a column of the
+    window.
+    """
+    gemm, (x, y, _) = patches.gemm, patches.dimensions
+    columns = gemm.group_columns // gemm.merged if gemm.groups > 1 else gemm.product.n
+    if y.filter == 1 or columns * lines > CHUNK:
+        return
+    for line in LINES:
+        if line > LINES[-1] and line // 2 >= gemm.channels * gemm.product.a.itemsize:
+            continue
+        own = min((3, 2, 1), key=lambda own: ceil(x.filter / own) * own)
+        yield WgradKnobs(patch=line, lines=lines, run=y.filter, runs=own)
+
+
 def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator[tuple[float, WgradKnobs]]:
     """Tiles of places, which cut images in parts of about as many lines, with as many stages as there is room for; and
     the time that all of them take.
     """
     x, y, _ = patches.dimensions
     equal = {ceil(y.result / parts) for parts in range(1, y.result + 1)}
-    for width, height in pairs(_WIDTHS, sorted(equal | {height + height % 2 for height in equal})):
-        whole = width == x.result and height == y.result
+    step = shape.lines * y.step if shape.lines > 1 else 2
+    for width, height in pairs(_WIDTHS, sorted(equal | {ceil(height / step) * step for height in equal})):
+        whole = height == y.result and (width == x.result or shape.lines > 1)
         for images in range(1, min(patches.images, _MOST_IMAGES if whole else 1) + 1):
-            places = width * height * images
-            if places < _LEAST_PLACES or places % STEP or height > min(y.result, _MOST_HEIGHT) or width > x.result:
+            multiplies, left = divmod(width * height * images, STEP * shape.lines)
+            if multiplies < _LEAST_STEPS or left or height > min(y.result, _MOST_HEIGHT) or width > x.result:
                 continue
             knobs = replace(shape, width=width, height=height, images=images)
             stages = min(_MOST_STAGES, (target.shared_memory - patches.spare(knobs)) // patches.stage_room(knobs))
@@ -91,14 +115,15 @@ def _tile_seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> fl
     """Of one tile of places."""
     product = patches.gemm.product
     multiplied, stage = patches.multiplied(knobs), patches.stage(knobs)
-    multiplies = 2 * CHUNK * multiplied * knobs.places * knobs.consumers / (_RATE / sm_count)
-    read = knobs.consumers * knobs.places * (CHUNK + multiplied) * product.a.itemsize
-    lines = knobs.column_blocks * knobs.places + (stage - knobs.column_blocks * knobs.places * 128) // knobs.patch
+    depth = knobs.places // knobs.lines
+    multiplies = 2 * CHUNK * multiplied * depth * knobs.consumers / (_RATE / sm_count)
+    read = knobs.consumers * depth * (CHUNK + multiplied) * product.a.itemsize
+    lines = knobs.column_blocks * knobs.places + prod(patches.sides(knobs)) * knobs.images
     multiplying = max(multiplies, (stage + read) / SHARED_RATE) * TOGETHER[knobs.consumers]
     return max(multiplying, stage / L2_RATE, lines / _LINE_RATE)
 
 
-def seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
+def _seconds(patches: WgradPatches, knobs: WgradKnobs, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
     product = patches.gemm.product
     tiles, blocks = patches.tiles(knobs), patches.blocks(knobs) * knobs.split_k

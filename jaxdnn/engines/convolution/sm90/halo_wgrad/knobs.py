@@ -15,6 +15,7 @@ from jaxdnn.engines.product.split_k import Diagonal
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, tma_reason
 
 LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels that a block has
+OUTPUT_LINES: tuple[int, ...] = (1, 2, 4)  # of a tile, in the 64 rows of a multiply
 _GROUP = 8  # places of a line of a tile
 STEP = 2 * _GROUP  # places of a multiply
 _DIMENSIONS = 3
@@ -23,6 +24,7 @@ _MOST_ACCUMULATORS = {1: 128, 2: 128, 3: 96}  # registers of a thread, with so m
 _MOST_BOX = 256  # places of TMA's boxes, along each dimension
 _MOST_BLOCKS = 2**31 - 1
 _ALIGNMENT = 1024  # of a stage, bytes
+_TMA_ALIGNMENT = 16  # of what TMA loads, bytes
 _BARRIERS = 16  # bytes of a stage's
 _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phases=(Phase(1, 0, 0),))
 
@@ -33,15 +35,17 @@ class WgradKnobs:
 
     Attributes:
       patch: bytes of the image's channels that a block has.
-      run: neighbouring taps of a line of the window, of one multiply.
+      lines: of the output, of 64 channels or so much fewer, that are the rows of one multiply.
+      run: taps of one multiply: neighbours of a line of the window, or with several `lines` all of a column.
       runs: of a block, each of which is a warp group's.
-      column_blocks: of 64 channels of the output that a block has, each of which has warp groups of its own.
+      column_blocks: of 64 / lines channels of the output that a block has, each of which has warp groups of its own.
       width, height, images: places of a tile, along a line and across, and of how many images.
       stages: tiles in flight.
       split_k: parts of the places that are summed apart, into scratch memory, and added by a second kernel.
     """
 
     patch: int = 128
+    lines: int = 1
     run: int = 3
     runs: int = 3
     column_blocks: int = 1
@@ -55,10 +59,12 @@ class WgradKnobs:
         check_least(self, 1, "run", "runs", "column_blocks", "width", "height", "images", "stages", "split_k")
         if self.patch not in LINES:
             raise ValueError(f"WgradKnobs: patch is {self.patch}; expected one of {LINES}")
-        if self.width % _GROUP or self.places % STEP:
+        if self.lines not in OUTPUT_LINES:
+            raise ValueError(f"WgradKnobs: lines is {self.lines}; expected one of {OUTPUT_LINES}")
+        if self.width % _GROUP or self.places % (STEP * self.lines):
             raise ValueError(
                 f"WgradKnobs: a tile is {self.width} x {self.height} places of {self.images} images; expected lines of "
-                f"a multiple of {_GROUP}, and an even number of {_GROUP}s"
+                f"a multiple of {_GROUP}, and an even number of {_GROUP}s by {self.lines} lines"
             )
         if self.consumers > _MOST_CONSUMERS:
             raise ValueError(f"WgradKnobs: {self.consumers} warp groups multiply; expected at most {_MOST_CONSUMERS}")
@@ -75,7 +81,12 @@ class WgradKnobs:
     @property
     def columns(self) -> int:
         """Channels of the output that a block has."""
-        return CHUNK * self.column_blocks
+        return self.block_columns * self.column_blocks
+
+    @property
+    def block_columns(self) -> int:
+        """Of a column block."""
+        return CHUNK // self.lines
 
     @property
     def places(self) -> int:
@@ -88,6 +99,18 @@ class WgradPatches:
     """A filter's gradient by tiles of places, in three dimensions."""
 
     gemm: ImplicitGemm
+
+    @classmethod
+    def of(cls, gemm: ImplicitGemm, lines: int) -> "WgradPatches":
+        """With so many lines of the output in a multiply: of as few merged groups as have all columns of a block."""
+        channels, columns = gemm.channels // gemm.merged, gemm.group_columns // gemm.merged
+
+        def fits(merged: int) -> bool:
+            whole = merged * channels * gemm.product.a.itemsize % _TMA_ALIGNMENT == 0
+            return whole and merged * columns % (CHUNK // lines) == 0
+
+        merged = next(filter(fits, range(1, gemm.merged)), gemm.merged)
+        return cls(replace(gemm, merged=merged, channels=merged * channels, group_columns=merged * columns))
 
     @cached_property
     def dimensions(self) -> tuple[Axis, Axis, Axis]:
@@ -123,7 +146,7 @@ class WgradPatches:
     def plane_runs(self, knobs: WgradKnobs) -> int:
         """Runs of taps in a plane of the window."""
         x, y, _ = self.dimensions
-        return ceil(x.filter / knobs.run) * y.filter
+        return x.filter if knobs.lines > 1 else ceil(x.filter / knobs.run) * y.filter
 
     def blocks(self, knobs: WgradKnobs) -> int:
         """That a filter is cut into, of one split."""
@@ -133,27 +156,33 @@ class WgradPatches:
         return planes * chunks * ceil(product.n / knobs.columns) * product.batch
 
     def multiplied(self, knobs: WgradKnobs) -> int:
-        """Columns of a multiply: taps by channels."""
-        return knobs.run * knobs.patch // self.gemm.product.a.itemsize
+        """Columns of a multiply: taps, and lines beyond the first, by channels."""
+        return (knobs.run + knobs.lines - 1) * self.channels(knobs)
+
+    def channels(self, knobs: WgradKnobs) -> int:
+        """Of the image that a block has."""
+        return knobs.patch // self.gemm.product.a.itemsize
 
     def sides(self, knobs: WgradKnobs) -> tuple[int, int]:
         """Places of a patch, along its lines and across."""
         x, y, _ = self.dimensions
-        taps = ceil(x.filter / knobs.run) * knobs.run
+        taps = x.filter if knobs.lines > 1 else ceil(x.filter / knobs.run) * knobs.run
         return knobs.width + (taps - 1) * x.step, knobs.height + (y.filter - 1) * y.step
 
     def stage(self, knobs: WgradKnobs) -> int:
         """Bytes of a stage: the output's places of a tile, and their patch."""
         patch = prod(self.sides(knobs)) * knobs.images * knobs.patch
-        return knobs.column_blocks * knobs.places * DEPTH_BYTES + patch
+        return knobs.column_blocks * knobs.places * (DEPTH_BYTES // knobs.lines) + patch
 
     def shared_memory(self, knobs: WgradKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        return knobs.stages * self.stage_room(knobs) + self.spare(knobs)
+        stages = knobs.stages * (self.stage_room(knobs) - _BARRIERS) + self.spare(knobs)
+        left = 4 * knobs.consumers * (knobs.lines - 1) * knobs.run * self.channels(knobs) * knobs.block_columns
+        return max(stages, left) + knobs.stages * _BARRIERS
 
     def spare(self, knobs: WgradKnobs) -> int:
         """Bytes behind the stages."""
-        return STEP * (knobs.run - 1) * knobs.patch
+        return STEP * (knobs.run + knobs.lines - 2) * knobs.patch
 
     def stage_room(self, knobs: WgradKnobs) -> int:
         """Bytes of a stage up to the next one, and of its barriers."""
@@ -193,7 +222,12 @@ def knobs_reason(patches: WgradPatches, knobs: WgradKnobs, shared_memory_limit: 
         return f"a run has {multiplied} taps and channels; expected one of {TILE_WIDTHS}"
     if multiplied // 2 > (most := _MOST_ACCUMULATORS[knobs.consumers]):
         return f"a thread of {knobs.consumers} warp groups would hold {multiplied // 2} accumulators; most are {most}"
-    if knobs.runs > patches.plane_runs(knobs) or knobs.run > x.filter:
+    if knobs.lines > 1 and (knobs.run != y.filter or knobs.height % (knobs.lines * y.step)):
+        return (
+            f"a tile has {knobs.height} lines, and a run {knobs.run} taps; with {knobs.lines} lines in a multiply "
+            f"expected a multiple of {knobs.lines * y.step}, and the {y.filter} of the window"
+        )
+    if knobs.runs > patches.plane_runs(knobs) or (knobs.lines == 1 and knobs.run > x.filter):
         return f"{knobs.runs} runs of {knobs.run} taps are more than a plane of the window has"
     if knobs.width > x.result or knobs.height > y.result:
         return f"a tile is {knobs.width} x {knobs.height} places, of which an image has {x.result} x {y.result}"

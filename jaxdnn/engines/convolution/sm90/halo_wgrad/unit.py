@@ -9,7 +9,7 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPa
 from jaxdnn.engines.convolution.sm90.unit import axis_parameters
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.split_k import split_accumulators, split_stage
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type
+from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
 from jaxdnn.plan import Launch, Plan, TensorMap
 
@@ -30,6 +30,7 @@ def _multiply(patches: WgradPatches, knobs: WgradKnobs) -> Stage:
     x, y, _ = patches.dimensions
     constants = {
         "Line": knobs.patch,
+        "Lines": knobs.lines,
         "Run": knobs.run,
         "Runs": knobs.runs,
         "ColumnBlocks": knobs.column_blocks,
@@ -105,8 +106,8 @@ def _output_map(patches: WgradPatches, knobs: WgradKnobs, last: int) -> TensorMa
         dtype=element_type(matrix.dtype),
         dimensions=(matrix.columns, *(size - place for size, place in zip(sizes, begin, strict=True)), images),
         strides=strides,
-        box=(CHUNK, knobs.width, knobs.height, 1, knobs.images),
+        box=(knobs.block_columns, knobs.width, knobs.height, 1, knobs.images),
         element_strides=(1, 1, 1, 1, 1),
-        swizzle=SWIZZLE[DEPTH_BYTES],
+        swizzle=SWIZZLE[DEPTH_BYTES // knobs.lines],
         l2_promotion=PROMOTE_256,
     )
