@@ -137,6 +137,9 @@ def test_configurations_compile(name):
         (LARGE["5x5"], True),
         (convolution((256, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME"), True),
         (convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32), True),
+        # What cuDNN takes longer for, few channels or not.
+        (convolution((64, 56, 56, 128), (3, 3, 4, 128), BF16, padding="SAME", groups=32), True),
+        (convolution((64, 112, 112, 24), (3, 3, 24, 24), BF16, padding="SAME"), True),
         # Lines of less than 8 places.
         (convolution((256, 7, 7, 512), (3, 3, 512, 512), BF16, padding="SAME"), False),
         # Patches of 32 x 32 places for tiles of 8 x 8.

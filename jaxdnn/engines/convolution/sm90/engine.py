@@ -34,6 +34,7 @@ from jaxdnn.engines.product.unaligned import copies_reason
 from jaxdnn.plan import Plan
 
 _LINE, _HALF_LINE = 64, 32  # channels, which are 128 bytes of 16-bit floats, or 64
+_FEWEST = 4  # channels of a group, the fewest that filters by patches were timed with
 _FEW = 8  # channels, of which less are no 16 bytes
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
 _HALVES = {"bfloat16", "float16"}
@@ -57,9 +58,14 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         # To few channels cuDNN's kernels take longer than copies do.
         if not isinstance(form, WindowLines) and (reason := copies_reason(form.product, target)):
             return reason
-        if next(self.configurations(problem, target), None) is None:
+        first = next(self.configurations(problem, target), None)
+        if first is None:
             return f"no tile fits the {problem.columns // problem.groups} columns of a group"
-        return _cudnn_reason(problem, form) if isinstance(form, ImplicitGemm) and in_cudnn(problem) else None
+        # To a filter's gradient by patches cuDNN takes longer, but for one dimension [Filters by patches, 10].
+        by_patches = isinstance(first, WgradKnobs) and problem.c >= _FEWEST and len(problem.windows) > 1
+        if not isinstance(form, ImplicitGemm) or by_patches or not in_cudnn(problem):
+            return None
+        return _cudnn_reason(problem, form)
 
     def configurations(self, problem: Convolution, target: Target) -> Iterator[Sm90Knobs | WgradKnobs]:
         form = _form(problem)

@@ -16,7 +16,8 @@ from jaxdnn.engines.product.sm90.heuristic import L2_RATE, SHARED_RATE, TOGETHER
 from jaxdnn.engines.product.tma import CHUNK
 
 _LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
-_OUTPUT_LINES = (1, 2)  # in a multiply
+_ENOUGH_STAGES, _ENOUGH_LOADED = 4, 152 * 1024  # more of both, stages and bytes in flight, are slower [9]
+_OUTPUT_LINES = (4, 2, 1)  # in a multiply; of those that are expected to take as long, the most [10]
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
 _LEAST_STEPS = 2  # multiplies of a tile; those of one each are waited for one by one [2]
 _MOST = 8  # that are offered
@@ -98,7 +99,8 @@ def _tiles(patches: WgradPatches, shape: WgradKnobs, target: Target) -> Iterator
             if multiplies < _LEAST_STEPS or left or height > min(y.result, _MOST_HEIGHT) or width > x.result:
                 continue
             knobs = replace(shape, width=width, height=height, images=images)
-            stages = min(_MOST_STAGES, (target.shared_memory - patches.spare(knobs)) // patches.stage_room(knobs))
+            room = (target.shared_memory - patches.spare(knobs)) // patches.stage_room(knobs)
+            stages = min(_MOST_STAGES, room, max(_ENOUGH_STAGES, _ENOUGH_LOADED // patches.stage_room(knobs)))
             if stages >= _LEAST_STAGES:
                 time = patches.tiles(knobs) * _tile_seconds(patches, knobs, target.sm_count)
                 yield time, replace(knobs, stages=stages)
