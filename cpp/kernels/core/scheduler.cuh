@@ -22,9 +22,14 @@ struct TileOrder {
   unsigned rows, columns, swizzle;  // in tiles (of a whole cluster)
 
   __device__ __forceinline__ TilePosition operator[](unsigned index) const {
+    // Divisions take longer than the branches around them.
     const unsigned matrix = rows * columns;
-    const unsigned batch = index / matrix;
-    index -= batch * matrix;
+    unsigned batch = 0;
+    if (index >= matrix) {
+      batch = index / matrix;
+      index -= batch * matrix;
+    }
+    if (columns == 1) return {static_cast<int>(index), 0, static_cast<int>(batch)};
     const unsigned band = index / (swizzle * columns);
     index -= band * swizzle * columns;
     const unsigned left = rows - band * swizzle;

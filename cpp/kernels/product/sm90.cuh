@@ -352,9 +352,9 @@ struct ProductConsumer {
       multiply_tile(accumulators, promotion, epilogue, walk.index);
       turns.pass_on();
       skip(kTiles - 1);
+      const TilePosition tile = block.order[walk.index];  // while the last multiplies run
       finish_tile(accumulators, promotion);
 
-      const TilePosition tile = block.order[walk.index];
       epilogue.apply(accumulators, block.row(tile) + first_row + warp * 16, block.column(tile),
                      block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
