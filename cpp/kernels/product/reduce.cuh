@@ -6,7 +6,8 @@
 //   grid             outer x parts of the axis x tiles of what is kept; and results that are reduced alike. A long axis
 //                    of few columns is cut into parts, so that more blocks read it: the first launch leaves the result
 //                    of each in the place of its first value, and a second one reduces those
-//   block            (neighbours, lanes): a lane takes every lanes-th value, then lanes are combined in pairs
+//   block            (neighbours, lanes): a lane takes every lanes-th value, several at once; then lanes are combined
+//                    in pairs
 //   barriers         one for each halving of the lanes
 //   shared memory    one value a thread
 //
@@ -37,6 +38,7 @@ struct ProductReduce {
 template <class Of, class Result, int kCount>
 __device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result, kCount>& call) {
   using Value = typename Of::Type;
+  constexpr int kAtOnce = 8;  // values of a lane that are on their way; the last ones may be none
   __shared__ Value shared[ProductReduce<Of, Result, kCount>::kMostThreads];
   const Value* values = call.values[0];
   Result* result = call.results[0];
@@ -55,9 +57,21 @@ __device__ __forceinline__ void product_reduce(const ProductReduce<Of, Result, k
   Value value = Of::identity();
   if (column < call.kept) {
     const Value* const from = values + outer * call.length * call.kept + column;
-#pragma unroll 8
-    for (long long i = first + lane * call.neighbour; i < end; i += blockDim.y * call.neighbour) {
-      value = Of::combine(value, from[i * call.kept]);
+    const Value* const stop = from + end * call.kept;
+    const long long step = blockDim.y * call.neighbour * call.kept;
+    for (const Value* next = from + (first + lane * call.neighbour) * call.kept; next < stop;) {
+      Value several[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        several[i] = next < stop ? *next : Of::identity();
+        next += step;
+      }
+#pragma unroll
+      for (int half = kAtOnce / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int i = 0; i < half; ++i) several[i] = Of::combine(several[i], several[i + half]);
+      }
+      value = Of::combine(value, several[0]);
     }
   }
   Value* const own = shared + lane * width + threadIdx.x;
