@@ -79,6 +79,7 @@ PROBLEMS = {
     "many places": (reduced((2, 17, 16, 64), (3, 3, 64, 72)), None, [
         places(swizzle=2), places(tile_m=64, swizzle=2, **PINGPONG), places(swizzle=2, cluster_m=2),
         places(tile_m=256, tile_n=16), places(tile_m=192, consumers=3, tile_n=48), places(tile_n=96, store="direct"),
+        places(swizzle=1),
     ]),
     "many places, mapped": (reduced((2, 17, 16, 32), (2, 2, 32, 72)), (0, 0), [places(swizzle=2, **PINGPONG)]),
     "phases": (
@@ -155,12 +156,26 @@ def test_warps_have_lines_of_their_own_where_rows_would_leave_more():
     assert plan.scratch[0] == lines * 72 * 4
 
 
+def test_blocks_keep_to_the_columns_that_they_have_sums_of():
+    """Of few, where that takes no more rounds."""
+    several = problem(statistics(LARGE["14"], (3, 3, 256, 256)))
+    chosen = next(ENGINE.configurations(several, H100))
+    assert chosen.swizzle == 1
+    assert next(ENGINE.configurations(problem(statistics(LARGE["28"], (3, 3, 128, 128))), H100)).swizzle > 1
+    narrow = places(tile_n=32, swizzle=1)
+    for knobs, sm_count, blocks in (
+        (chosen, 132, 132), (chosen, 6, 6), (chosen, 7, 7), (replace(chosen, swizzle=8), 132, 131), (narrow, 7, 7),
+    ):  # fmt: skip
+        target = replace(H100, sm_count=sm_count)
+        assert ENGINE.build(knobs, several, target).launches[0].grid[0] == blocks
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_statistics_take_the_tiles_that_results_alone_do(name):
     image = LARGE[name]
     kernel = (3, 3, image[-1], image[-1])
     alone, sums = (problem(case(image, kernel)) for case in (plain, statistics))
     chosen, expected = (next(ENGINE.configurations(one, H100)) for one in (sums, alone))
-    assert replace(chosen, stagger=0) == expected
+    assert replace(chosen, stagger=0, swizzle=expected.swizzle) == expected
     for one in (sums, forward(statistics(image, kernel)).problem):
         check_compiled(one, 2, ENGINE.configurations)

@@ -27,6 +27,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     loaded_columns,
     loaded_lines,
     stores,
+    summed_columns,
     tensor_maps,
 )
 from jaxdnn.engines.product.sm90.shapes import ACROSS_SHAPES, ALONE, FEW_PAIRS, PAIRED, SHAPES, SWAPPED_SHAPES
@@ -170,8 +171,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     stagger = PROMOTED_STAGGER if promotion else 0 if product.is_plain else STAGGER
     if not shared or rounds(product, knobs, target.sm_count) <= FEW_ROUNDS:
         stagger = 0
-    if in_row_order(product):
-        knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28]
+    if in_row_order(product) or summed_columns(product, knobs) > 1:
+        knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28], or a block's sums are of one column
     for stages in range(knobs.stages, 1, -1):
         for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
             choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))

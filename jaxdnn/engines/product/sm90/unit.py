@@ -23,6 +23,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     cluster_tiles,
     depth,
     evicts_first,
+    kept_columns,
     multiplied_columns,
     piece_bytes,
     shared_memory,
@@ -94,6 +95,7 @@ class Unit:
         self.scratch: list[int] = []
         self.product = self._copies(swapped(product) if knobs.swapped else product)
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
+        self.columns = max(self.columns, kept_columns(self.product, knobs, self.tiles(self.product), sm_count))
         warps = self.blocks(self.product) * WARPS * knobs.consumers
         self.reductions = Reductions(self.product, WARP_ROWS, knobs.tile_n, warps, self.straight)
         if knobs.split_k > 1:
@@ -284,12 +286,8 @@ class Unit:
         takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.reductions.own_lines
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
-        shape = {
-            "grid": (blocks, 1, 1),
-            "block": (knobs.threads, 1, 1),
-            "cluster": (cluster, 1, 1),
-            "shared_memory": shared,
-        }
+        grid, block = (blocks, 1, 1), (knobs.threads, 1, 1)
+        shape = {"grid": grid, "block": block, "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
 
     def fewest_stages(self, product: Product) -> int:
