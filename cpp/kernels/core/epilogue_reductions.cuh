@@ -15,8 +15,10 @@
 // warp is more than there is of few rows, of which each warp would write few of its columns.
 //
 // A lane has two rows of four columns of a fragment, and eight lanes have the same columns. In registers it keeps all
-// four; or, where these would be more than kMostHeld, two or one of them, of which it has more rows: each exchange
-// halves the lanes that share columns, and the columns.
+// four, to which it adds a row of its own if the matrix has that: an instruction a value, and for squares too, which
+// are multiplied as they are added. Or, where these would be more than kMostHeld, it keeps two or one of them, of which
+// it has more rows: each exchange halves the lanes that share columns, and the columns. What the matrix has no columns
+// of is never written, so columns are looked at only where these are reduced.
 #pragma once
 
 #include "core/epilogue_results.cuh"
@@ -106,20 +108,30 @@ struct Partial {
       const typename R::Source value = fragment[i];
       values[i] = static_cast<Type>(value);
     }
-    if (!present.whole) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = present.has(at, i) ? values[i] : R::identity();
-    }
     if constexpr (!kByColumn) {
+      if (!present.whole) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = present.has(at, i) ? values[i] : R::identity();
+      }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         Type& to = held[0][i / 2 % 2 % kHeld];
         to = R::combine(to, values[i]);
       }
+    } else if constexpr (kKept && kExchanges == 0) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        Type& to = held[number][i / 4 * 2 + i % 2];
+        if (present.rows[i / 2 % 2]) to = R::combine(to, values[i]);
+      }
     } else {
       Type columns[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) columns[i] = R::combine(values[i / 2 * 4 + i % 2], values[i / 2 * 4 + i % 2 + 2]);
+      for (int i = 0; i < 4; ++i) {
+        const int first = i / 2 * 4 + i % 2;
+        columns[i] = present.rows[0] ? values[first] : R::identity();
+        if (present.rows[1]) columns[i] = R::combine(columns[i], values[first + 2]);
+      }
       if constexpr (kKept) {
         exchange<0, kExchanges>(columns);
 #pragma unroll
@@ -238,12 +250,12 @@ template <Reduction kReduction, class Of, class... Rest>
 inline constexpr int kReducedOverRows<TypeList<Reduced<kReduction, Of, true, false>, Rest...>> =
     1 + kReducedOverRows<TypeList<Rest...>>;
 
-/// How many exchanges each fragment takes, so that what is kept of all of them stays in kMostHeld registers, if it can.
-constexpr int kMostHeld = 32;
+/// How many exchanges each fragment takes: none, if what is kept of all of them fits in kMostHeld registers; or else so
+/// many that it stays in kMostExchanged, if it can, since they take registers too.
+constexpr int kMostHeld = 64, kMostExchanged = 32;
 constexpr int exchanges_of(int results, int width) {
-  int exchanges = 0;
-  while (exchanges < 2 && results * width / kFragmentColumns * (4 >> exchanges) > kMostHeld) ++exchanges;
-  return exchanges;
+  const int columns = results * width / kFragmentColumns;
+  return 4 * columns <= kMostHeld ? 0 : 2 * columns <= kMostExchanged ? 1 : 2;
 }
 
 /// The partial reductions of all results that are reduced.
