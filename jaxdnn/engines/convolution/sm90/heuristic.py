@@ -18,7 +18,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.heuristic import seconds, splits
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
-from jaxdnn.engines.product.sm90.shapes import SHAPES
+from jaxdnn.engines.product.sm90_shapes import SHAPES
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 # Of few columns, which are those of a group, or all.

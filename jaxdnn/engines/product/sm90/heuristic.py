@@ -30,7 +30,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     summed_columns,
     tensor_maps,
 )
-from jaxdnn.engines.product.sm90.shapes import ACROSS_SHAPES, ALONE, FEW_PAIRS, PAIRED, SHAPES, SWAPPED_SHAPES
+from jaxdnn.engines.product.sm90_shapes import ACROSS_SHAPES, ALONE, FEW_PAIRS, PAIRED, SHAPES, SWAPPED_SHAPES
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 
 # The model of `seconds` [6].

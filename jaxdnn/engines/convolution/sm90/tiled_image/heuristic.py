@@ -8,7 +8,7 @@ from jaxdnn.engines.convolution.sm90.tiled_image.knobs import knobs_reason
 from jaxdnn.engines.convolution.tiled_image import TiledImage
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
-from jaxdnn.engines.product.sm90.shapes import SHAPES
+from jaxdnn.engines.product.sm90_shapes import SHAPES
 
 # Of few columns, large tiles: of 48, 256 rows took 43 us and two turns of 128 took 48. Of those that are expected to
 # take as long, blocks alone come first, which took 3 to 5 % less; notes on tiled images in

@@ -1,4 +1,4 @@
-"""Tiles that the kernel for Hopper's tensor cores is tried with; `heuristic.py` fits them to a product.
+"""Tiles that the kernel for Hopper's tensor cores is tried with, of products and convolutions; heuristics fit them.
 
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
