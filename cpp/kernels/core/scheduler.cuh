@@ -22,14 +22,9 @@ struct TileOrder {
   unsigned rows, columns, swizzle;  // in tiles (of a whole cluster)
 
   __device__ __forceinline__ TilePosition operator[](unsigned index) const {
-    // Divisions take longer than the branches around them.
     const unsigned matrix = rows * columns;
-    unsigned batch = 0;
-    if (index >= matrix) {
-      batch = index / matrix;
-      index -= batch * matrix;
-    }
-    if (columns == 1) return {static_cast<int>(index), 0, static_cast<int>(batch)};
+    const unsigned batch = index / matrix;
+    index -= batch * matrix;
     const unsigned band = index / (swizzle * columns);
     index -= band * swizzle * columns;
     const unsigned left = rows - band * swizzle;
@@ -37,6 +32,12 @@ struct TileOrder {
     const unsigned column = index / height;
     return {static_cast<int>(band * swizzle + index - column * height), static_cast<int>(column),
             static_cast<int>(batch)};
+  }
+
+  /// The same without divisions, where there are one column and one matrix: short tiles wait for them.
+  __device__ __forceinline__ TilePosition quickly(unsigned index) const {
+    if (columns == 1 && index < rows) return {static_cast<int>(index), 0, 0};
+    return (*this)[index];
   }
 };
 

@@ -352,9 +352,9 @@ struct ProductConsumer {
       multiply_tile(accumulators, promotion, epilogue, walk.index);
       turns.pass_on();
       skip(kTiles - 1);
-      const TilePosition tile = block.order[walk.index];  // while the last multiplies run
       finish_tile(accumulators, promotion);
 
+      const TilePosition tile = block.order[walk.index];
       epilogue.apply(accumulators, block.row(tile) + first_row + warp * 16, block.column(tile),
                      block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
@@ -411,7 +411,7 @@ struct ProductConsumer {
   /// Leaves what is reduced of `tile`, and those before, unless the next one is of the same columns and matrix.
   template <class Walk>
   __device__ __forceinline__ void leave(TileEpilogue<Config>& epilogue, const TilePosition& tile, const Walk& walk) {
-    const TilePosition next = block.order[walk.index];
+    const TilePosition next = block.order.quickly(walk.index);
     const int batch = block.call.result_matrix(tile.batch);
     const bool stays = next.column == tile.column && block.call.result_matrix(next.batch) == batch;
     if (!walk.on_a_tile() || !stays) epilogue.leave(block.column(tile), batch);
