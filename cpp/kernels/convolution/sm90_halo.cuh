@@ -299,7 +299,7 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
     const Filters ring = filters(block.pipeline.stages);
     StageWriter<Filters> tiles{ring};
     for (auto walk = block.template tiles<false>(); walk.on_a_tile(); walk.advance()) {
-      const TilePosition tile = block.order.quickly(walk.index);
+      const TilePosition tile = block.order[walk.index];
       load_filter(*this, tiles, block.column(tile), tile.batch, block.depth_blocks(tile));
       if constexpr (Config::kResident) return;
     }

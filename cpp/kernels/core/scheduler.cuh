@@ -34,7 +34,7 @@ struct TileOrder {
             static_cast<int>(batch)};
   }
 
-  /// The same without divisions, where there are one column and one matrix: short tiles wait for them.
+  /// The same without divisions, where there are one column and one matrix: tiles whose sums are kept wait for them.
   __device__ __forceinline__ TilePosition quickly(unsigned index) const {
     if (columns == 1 && index < rows) return {static_cast<int>(index), 0, 0};
     return (*this)[index];

@@ -11,13 +11,19 @@ from math import ceil, prod
 
 from jaxdnn.device import Target
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
-from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import LINES, STEP, WgradKnobs, WgradPatches, knobs_reason
+from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import (
+    LINES,
+    OUTPUT_LINES,
+    STEP,
+    WgradKnobs,
+    WgradPatches,
+    knobs_reason,
+)
 from jaxdnn.engines.product.sm90.heuristic import L2_RATE, SHARED_RATE, TOGETHER, overlapped
 from jaxdnn.engines.product.tma import CHUNK
 
 _LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
 _ENOUGH_STAGES, _ENOUGH_LOADED = 4, 152 * 1024  # more of both, stages and bytes in flight, are slower [9]
-_OUTPUT_LINES = (4, 2, 1)  # in a multiply; of those that are expected to take as long, the most [10]
 _WIDTHS, _MOST_HEIGHT, _MOST_IMAGES = (8, 16, 32), 32, 4  # of tiles
 _LEAST_STEPS = 2  # multiplies of a tile; those of one each are waited for one by one [2]
 _MOST = 8  # that are offered
@@ -33,9 +39,10 @@ _SPLIT_RATE = 3e12  # bytes a second that accumulators of splits are written and
 
 def candidates(gemm: ImplicitGemm, target: Target) -> list[tuple[float, WgradKnobs]]:
     """Knobs that work for the convolution, by the time that is expected of them, which comes with them."""
+    # Of those that are expected to take as long, the most lines of the output come first [10].
     found = (
         (_seconds(patches, knobs, target.sm_count), knobs)
-        for lines in _OUTPUT_LINES
+        for lines in reversed(OUTPUT_LINES)
         for patches in (WgradPatches.of(gemm, lines),)
         for knobs in _found(patches, lines, target)
     )
