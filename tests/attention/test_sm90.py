@@ -203,6 +203,16 @@ def test_warp_groups_without_queries_let_blocks_pass(queries, skips):
     assert (knobs.tile_m, knobs.skips, knobs.cluster) == (192, skips, 1 if skips else 2)
 
 
+@pytest.mark.parametrize(
+    ("length", "size", "tile_m", "halves"),
+    [(512, 128, 128, True), (1024, 128, 128, True), (2048, 128, 192, False), (1024, 64, 128, False)],
+)
+def test_half_blocks_of_causal_calls(length, size, tile_m, halves):
+    problem = call((length, length, size, size), (2048 // size, 2048 // size), 16_384 // length, **CAUSAL).problem
+    knobs = next(ENGINE.configurations(problem, H100))
+    assert (knobs.tile_m, knobs.halves) == (tile_m, halves)
+
+
 SCORE_STAGES = {"bias 64": 2, "bias 128": 2, "bias 192": 1, "bias 64, float32": 0, "soft cap 128": 0}
 
 
@@ -322,6 +332,11 @@ def test_it_needs_hopper():
         (AttentionSm90Knobs(192, 128), "128", "160 numbers; expected at most 128"),
         (AttentionSm90Knobs(128, 128), "192", "bytes of shared memory"),
         (AttentionSm90Knobs(skips=True), "segments 64", "warp groups skip none"),
+        (AttentionSm90Knobs(halves=True), "128", "right edge alone"),
+        (AttentionSm90Knobs(halves=True), "segments 64", "right edge alone"),
+        (AttentionSm90Knobs(halves=True), "bias 128", "of whole blocks"),
+        (AttentionSm90Knobs(64, halves=True), "causal 128", "several warp groups"),
+        (AttentionSm90Knobs(128, 112, halves=True), "causal 128", "blocks of 128 keys"),
     ],
 )
 def test_knobs_that_do_not_fit(knobs, name, said):

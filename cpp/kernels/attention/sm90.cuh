@@ -24,7 +24,9 @@
 //                    Where a mask has a function, blocks are those of a list (attention/lists.cuh), which says of which
 //                    the function is to be asked; with documents of neighbouring tokens, of none. Where Config::kSkips,
 //                    a consumer lets blocks pass that no query of its own sees, and takes their turns: it has the next
-//                    tile's first scores only when it has let go of them
+//                    tile's first scores only when it has let go of them. Where Config::kHalves, it multiplies, and
+//                    makes weights of, half of its first block, if its queries see no more of it: the diagonal leaves
+//                    the first of two consumers so much
 //   scores           a function of them (attention/strip.cuh) is given scaled products, fragment by fragment. What it
 //                    loads of a block is fetched ahead of the wait for the products: a bias that is full takes kTileM
 //                    x kTileN elements from the L2 cache, as many bytes as the block's keys and values at d = dv =
@@ -135,7 +137,7 @@ struct AttentionConsumer {
         const Tile tile = block.tile(walk.index);
         const Own own = this->own(tile);
         let_pass(own.before);
-        start_tile();
+        start_tile(own.half);
         begin(tile, own);
         compute(tile, own);
         start_sums();
@@ -156,7 +158,7 @@ struct AttentionConsumer {
     Own own = this->own(tile);
     while (true) {
       let_pass(own.before);
-      start_tile();
+      start_tile(own.half);
       begin(tile, own);
       while (true) {
         compute(tile, own);
@@ -166,7 +168,7 @@ struct AttentionConsumer {
           if (own.behind > 0 || this->own(block.tile(walk.index)).before > 0) break;
         }
         start_sums();
-        start_tile();
+        start_tile(Own::kHalves && this->own(block.tile(walk.index)).half);
         const Tile next = block.tile(walk.index);
         finish_sums<1>();
         store(tile);
@@ -206,11 +208,11 @@ struct AttentionConsumer {
   }
 
   /// Starts the first scores of a tile.
-  __device__ __forceinline__ void start_tile() {
+  __device__ __forceinline__ void start_tile(bool half) {
     queries.wait();
     if constexpr (Config::kQueryInRegisters) fetch_query();
     keys.wait();
-    start_scores();
+    start_scores(half);
   }
 
   /// From the first scores, which are there, to the last weights, whose product is left to be started.
@@ -222,8 +224,13 @@ struct AttentionConsumer {
     const int whole_from = (tile.first_key(block.call, last) + Config::kTileN - 1) / Config::kTileN;
     const int whole_end = tile.end_key(block.call, first);  // in keys
     float correction[2];
-    soften(number, first_edge(blocks), correction);
-    pack_weights(number);
+    if (Own::kHalves && own.half) {
+      soften<kScores / 2>(number, Edge::counted, correction);
+      pack_weights<kSteps / 2>(number);
+    } else {
+      soften(number, first_edge(blocks), correction);
+      pack_weights(number);
+    }
     if constexpr (kMasked) {
       for (blocks.advance(); blocks.on_a_block(); blocks.advance()) {
         if (kOnce) {
@@ -243,7 +250,12 @@ struct AttentionConsumer {
       }
     } else {
       if constexpr (Config::kRight) {
-        while (number > own.first && number * Config::kTileN > whole_end) step(--number, Edge::counted);
+        // A half is multiplied by the values of its block here, cut or not, and not by a branch of the next loop.
+        bool half = Own::kHalves && own.half;
+        while (number > own.first && (half || number * Config::kTileN > whole_end)) {
+          step(--number, Edge::counted, half);
+          half = false;
+        }
       }
       while (number > own.first && number > whole_from) step(--number, Edge::none);
       if constexpr (Config::kLeft) {
@@ -254,14 +266,14 @@ struct AttentionConsumer {
     values.wait();
   }
 
-  /// One more block of keys, whose scores and weights follow those that are in the registers.
-  __device__ __forceinline__ void step(int number, Edge edge) {
+  /// One more block of keys, whose scores and weights follow those that are in the registers, of a whole block or half.
+  __device__ __forceinline__ void step(int number, Edge edge, bool half = false) {
     fetch(number, edge);
     keys.wait();
     turns.wait();
     start_scores();
     values.wait();
-    start_sums();
+    start_sums(half);
     turns.pass_on();
     finish_scores<1>();
     // A mask's function takes the weights' registers, if that is known here.
@@ -331,34 +343,63 @@ struct AttentionConsumer {
     queries.advance();
   }
 
-  __device__ __forceinline__ void start_scores() {
-    const unsigned query_stage = stage_offset(queries.position.stage, Call::QueryTile::kBytes);
-    const unsigned stage = stage_offset(keys.position.stage, Call::KeyTile::kBytes);
+  /// Of half a block the first multiply has all columns, so that each of the accumulator's registers is a multiply's on
+  /// either way, and no copy; nobody reads the others' scores. A branch has all of a group: the compiler ends one where
+  /// it branches, and counts what is unfinished in groups.
+  __device__ __forceinline__ void start_scores(bool half = false) {
     ptx::warpgroup_fence_operand(scores);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < Call::KeyTile::kSteps; ++i) {
-      const unsigned long long of_keys = k + (stage + Call::KeyTile::elements(i));
-      if constexpr (Config::kQueryInRegisters) {
-        ptx::WgmmaRs<Config::kTileN>::template mma_async<kType, false>(scores, query[i], of_keys, i > 0);
-      } else {
-        ptx::Wgmma<Config::kTileN>::template mma_async<kType, kType, false, false>(
-            scores, q + (query_stage + Call::QueryTile::elements(i)), of_keys, i > 0);
+    if constexpr (Own::kHalves) {
+      if (half) {
+        multiply_keys(scores, 0, 1);
+        multiply_keys(*reinterpret_cast<float (*)[kScores / 2]>(scores), 1, Call::KeyTile::kSteps);
+        ptx::wgmma_commit_group();
+        return;
       }
     }
+    multiply_keys(scores, 0, Call::KeyTile::kSteps);
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void start_sums() {
-    const unsigned stage = stage_offset(values.position.stage, Call::ValueTile::kBytes);
+  /// By the first keys of a block, as many as there are columns; from one step along the vectors to another.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_keys(float (&part)[kCount], int first, int end) {
+    const unsigned query_stage = stage_offset(queries.position.stage, Call::QueryTile::kBytes);
+    const unsigned stage = stage_offset(keys.position.stage, Call::KeyTile::kBytes);
+#pragma unroll
+    for (int i = first; i < end; ++i) {
+      const unsigned long long of_keys = k + (stage + Call::KeyTile::elements(i));
+      if constexpr (Config::kQueryInRegisters) {
+        ptx::WgmmaRs<2 * kCount>::template mma_async<kType, false>(part, query[i], of_keys, i > 0);
+      } else {
+        ptx::Wgmma<2 * kCount>::template mma_async<kType, kType, false, false>(
+            part, q + (query_stage + Call::QueryTile::elements(i)), of_keys, i > 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void start_sums(bool half = false) {
     ptx::warpgroup_fence_operand(sums);
     ptx::wgmma_fence();
+    if constexpr (Own::kHalves) {
+      if (half) {
+        multiply_values<kSteps / 2>();
+        ptx::wgmma_commit_group();
+        return;
+      }
+    }
+    multiply_values<kSteps>();
+    ptx::wgmma_commit_group();
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void multiply_values() {
+    const unsigned stage = stage_offset(values.position.stage, Call::ValueTile::kBytes);
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       ptx::WgmmaRs<Config::kValueSize>::template mma_async<kType, !Call::ValueTile::kByFeature>(
           sums, weights[i].words, v + (stage + Call::ValueTile::positions(i)), true);
     }
-    ptx::wgmma_commit_group();
   }
 
   /// With so many later multiplies left unfinished.
@@ -380,15 +421,17 @@ struct AttentionConsumer {
 
   /// Makes weights of the scores of a block of keys, relative to the rows' `largest`, and says by what earlier weights
   /// are to be multiplied: as a rule by one, since only a maximum that exceeds it by more than kSlack takes its place.
+  /// Of the block's first keys, as many as a thread has kCount scores of.
+  template <int kCount = kScores>
   __device__ __forceinline__ void soften(int number, Edge edge, float (&correction)[2]) {
     if constexpr (kScored) apply_score(number);
-    if (edge != Edge::none) mask(number, edge);
+    if (edge != Edge::none) mask<kCount>(number, edge);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = largest[r];
       float now = before;
 #pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) now = ::fmaxf(now, scores[i / 2 * 4 + 2 * r + i % 2]);
+      for (int i = 0; i < kCount / 2; ++i) now = ::fmaxf(now, scores[i / 2 * 4 + 2 * r + i % 2]);
       now = ::fmaxf(now, ptx::shfl_sync_bfly(now, 1));
       now = ::fmaxf(now, ptx::shfl_sync_bfly(now, 2));
       const bool raised = (now - before) * scale > kSlack;
@@ -397,7 +440,7 @@ struct AttentionConsumer {
       correction[r] = raised ? ptx::ex2_approx_ftz(ptx::fma_rn(before, scale, -base)) : 1.0f;
       total[r] *= correction[r];
 #pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
+      for (int i = 0; i < kCount / 2; ++i) {
         float& weight = scores[i / 2 * 4 + 2 * r + i % 2];
         weight = ptx::ex2_approx_ftz(ptx::fma_rn(weight, scale, -base));
         total[r] += weight;
@@ -425,22 +468,23 @@ struct AttentionConsumer {
 
   /// Hides what lies outside of each row's keys, and, if it is to be asked, what the mask's function hides. With that
   /// there are predicates of its own, which comparisons join; alone, bits take fewer instructions.
+  template <int kCount>
   __device__ __forceinline__ void mask(int number, Edge edge) {
     if (kMasked && (!Config::kSpanned || edge == Edge::asked)) {
-      hide_outside<true>(number);
+      hide_outside<true, kCount>(number);
       hide_asked(number);
     } else {
-      hide_outside<false>(number);
+      hide_outside<false, kCount>(number);
     }
   }
 
-  template <bool kCompared>
+  template <bool kCompared, int kCount>
   __device__ __forceinline__ void hide_outside(int number) {
     const int column = number * Config::kTileN + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      each_outside<kScores, kCompared>(r, column, first_key[r], key_count[r],
-                                       [&](int i) { scores[i] = -math::infinity<float>(); });
+      each_outside<kCount, kCompared>(r, column, first_key[r], key_count[r],
+                                      [&](int i) { scores[i] = -math::infinity<float>(); });
     }
   }
 
@@ -455,12 +499,13 @@ struct AttentionConsumer {
     }
   }
 
+  template <int kCount = kSteps>
   __device__ __forceinline__ void pack_weights(int number) {
     if constexpr (kDropped) {
       dropout.each_dropped<kScores>(first_score.to_the_right(number * Config::kTileN), [&](int i) { scores[i] = 0; });
     }
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) weights[i] = operand_of<T>(scores + i * kHeld);
+    for (int i = 0; i < kCount; ++i) weights[i] = operand_of<T>(scores + i * kHeld);
   }
 
   __device__ __forceinline__ void store(const Tile& tile) {

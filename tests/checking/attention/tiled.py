@@ -5,6 +5,7 @@ from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs
 
 # Warp groups let blocks pass at either edge of their tile, at both, or all but one: those of queries past the end.
 SKIPS = {"skips": True}
+HALVES = {"halves": True}
 IN_TWO_STAGES, IN_REGISTERS = {"query_stages": 2}, {"query_in_registers": True}
 TILED = {
     "wide blocks": (
@@ -43,5 +44,30 @@ TILED = {
     "passing, bias in tiles": (
         call((200, 304, 64, 64), (2, 1), 2, **bias(1, 2, 200, 304), **WINDOW, **RESIDUAL),
         AttentionSm90Knobs(192, 64, score_stages=1, cluster=2, **SKIPS),
+    ),
+    # Warp groups see half of the block at the diagonal, or the whole of it, or nothing of it; or have one block alone.
+    "halves, causal": (
+        call((520, 520, 64, 64), (2, 1), **CAUSAL, **RESIDUAL),
+        AttentionSm90Knobs(128, 128, **IN_TWO_STAGES, **HALVES),
+    ),
+    "halves, aligned": (
+        call((330, 485, 96, 32), (2, 1), **ALIGNED, **RESIDUAL),
+        AttentionSm90Knobs(128, 128, **IN_REGISTERS, **HALVES),
+    ),
+    "halves, one stage": (
+        call((300, 420, 32, 32), **WINDOW, **RESIDUAL),
+        AttentionSm90Knobs(128, 128, stages=1, **HALVES),
+    ),
+    "halves, lengths": (
+        call((300, 400, 32, 32), (2, 1), 3, lengths=True, **ALIGNED, **RESIDUAL),
+        AttentionSm90Knobs(128, 128, **IN_TWO_STAGES, **HALVES),
+    ),
+    "halves, passing": (
+        call((400, 464, 32, 32), (2, 1), **ALIGNED, **RESIDUAL),
+        AttentionSm90Knobs(192, 128, **IN_TWO_STAGES, **SKIPS, **HALVES),
+    ),
+    "halves, splits": (
+        call((140, 400, 32, 32), **CAUSAL, **RESIDUAL),
+        AttentionSm90Knobs(128, 128, splits=2, **IN_TWO_STAGES, **HALVES),
     ),
 }

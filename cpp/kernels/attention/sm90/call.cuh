@@ -116,6 +116,8 @@ struct AttentionSm90Defaults : AttentionMaskDefaults {
   static constexpr bool kSpanned = false;  // whether there are spans of the keys that each query sees, beside lists
   // Whether a warp group multiplies only what its own rows see, and lets other blocks of keys of its tile pass.
   static constexpr bool kSkips = false;
+  // Whether it multiplies half of its first block, where its own rows see no more of that.
+  static constexpr bool kHalves = false;
 };
 
 template <class Config>
@@ -263,13 +265,18 @@ struct OwnBlocks {
   static_assert(!kSkips || Config::kTileM - 64 <= (Config::kStages + 1) * Config::kTileN,
                 "the next tile is taken before a warp group lets go of those that it passes behind its own");
 
+  static constexpr bool kHalves = Config::kHalves;
+  static_assert(!kHalves || (Config::kTileM > 64 && Config::kHeads == 1 && is_same<typename Config::Mask, void>),
+                "rows of one warp group have one edge, which arithmetic knows");
+
   int first, end, before = 0, behind = 0;
+  bool half = false;  // whether its rows see no more than the first half of the block that ends at `end`, and others
 
   __device__ __forceinline__ OwnBlocks(const AttentionSm90<Config>& call, const AttentionTile<Config>& tile,
                                        int consumer)
       : first(tile.first_block), end(tile.first_block + (tile.blocks > 1 ? tile.blocks : 1)) {
+    const int query = tile.first_query + consumer * 64, last = tile.last_query(query, 64);
     if constexpr (kSkips) {
-      const int query = tile.first_query + consumer * 64, last = tile.last_query(query, 64);
       const int all_end = end, own_first = tile.first_key(call, query) / Config::kTileN;
       const int own_end = (tile.end_key(call, last) + Config::kTileN - 1) / Config::kTileN;
       const int begin = own_first > first ? own_first : first;
@@ -279,6 +286,9 @@ struct OwnBlocks {
       before = all_end - end;
       behind = sees ? begin - first : 0;
       first += behind;
+    }
+    if constexpr (kHalves) {
+      half = end - first > 1 && tile.end_key(call, last) <= (end - 1) * Config::kTileN + Config::kTileN / 2;
     }
   }
 };

@@ -22,6 +22,7 @@ VALUE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256)  # columns of a multiply of 
 # Registers of a thread for scores, weights and sums, by consumers; what is left takes addresses and rows' numbers.
 FETCH = 16  # what their queries take besides, while they are fetched
 REGISTERS = {1: 216, 2: 216, 3: 128}
+HALVED = 128  # keys of a block, of which 64 are a multiply's columns, and whole lines of a swizzled tile
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class AttentionSm90Knobs:
       blocks: of a multiprocessor at a time, of 64 rows each: one's softmax runs behind the other's multiplies.
       cluster: blocks with the same tile of as many elements of the batch, which share what the score function reads.
       skips: whether a warp group lets blocks of keys pass that its own rows don't see.
+      halves: whether it multiplies half of its first block of keys, where its own rows see no more of that.
     """
 
     tile_m: int = 128
@@ -55,6 +57,7 @@ class AttentionSm90Knobs:
     blocks: int = 1
     cluster: int = 1
     skips: bool = False
+    halves: bool = False
 
     def __post_init__(self) -> None:
         check_least(self, 1, "tile_m", "tile_n", "query_stages", "stages", "swizzle", "splits", "blocks")
@@ -138,6 +141,8 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return why
     if knobs.skips and mask_function(problem) is not None:
         return "a list of blocks of keys is a tile's, of which warp groups skip none"
+    if knobs.halves and (why := _halves_reason(problem, knobs)):
+        return why
     if by_feature(problem) and knobs.query_in_registers:
         return "queries of float32 take too many registers"
     if why := lines_reason(problem, knobs.tile_n, "keys"):
@@ -150,6 +155,19 @@ def knobs_reason(problem: Attention, knobs: AttentionSm90Knobs, shared_memory_li
         return f"a thread of {groups} warp groups would hold {held} numbers; expected at most {most}"
     if (needed := shared_memory(problem, knobs)) > (limit := shared_memory_of_block(knobs, shared_memory_limit)):
         return f"it would use {needed} bytes of shared memory, and a block has {limit}"
+    return None
+
+
+def _halves_reason(problem: Attention, knobs: AttentionSm90Knobs) -> str | None:
+    """Why warp groups can't multiply half of their first block of keys, or None."""
+    if problem.mask.band.right is None or mask_function(problem) is not None:
+        return "halves are of a block that a band's right edge alone cuts"
+    if score_function(problem) is not None or problem.dropout is not None:
+        return "a function of scores, or dropout, is of whole blocks"
+    if knobs.heads > 1 or knobs.consumers == 1:
+        return "several warp groups of one head's rows see halves of a block, and those of others see it whole"
+    if by_feature(problem) or knobs.tile_n != HALVED:
+        return f"halves are of blocks of {HALVED} keys, of 16 bits an element"
     return None
 
 

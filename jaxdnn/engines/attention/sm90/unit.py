@@ -34,6 +34,7 @@ DEFAULTS = (
         "ScoreStages": 0,
         "Cluster": 1,
         "Skips": False,
+        "Halves": False,
         "Spanned": False,
     },
 )
@@ -98,6 +99,7 @@ def attention_stage(
         "ScoreStages": knobs.score_stages,
         "Cluster": knobs.cluster,
         "Skips": knobs.skips,
+        "Halves": knobs.halves,
         "Heads": knobs.heads,
         "Blocks": knobs.blocks,
         "Spanned": lists is not None and lists.spanned,
@@ -156,9 +158,10 @@ def attention_stage(
 
 
 def multiplies(problem: Attention, knobs: AttentionSm90Knobs) -> list[tuple[str, int]]:
-    """The instructions of scores, and of sums of values."""
-    of_scores = ("_RS" if knobs.query_in_registers else "", knobs.tile_n)
-    return list(dict.fromkeys([of_scores, ("_RS", value_size(problem))]))
+    """The instructions of scores, of whole blocks and of halves, and of sums of values."""
+    widths = (knobs.tile_n, knobs.tile_n // 2) if knobs.halves else (knobs.tile_n,)
+    of_scores = [("_RS" if knobs.query_in_registers else "", width) for width in widths]
+    return list(dict.fromkeys([*of_scores, ("_RS", value_size(problem))]))
 
 
 def vector_size(problem: Attention, name: str) -> int:
