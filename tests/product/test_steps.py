@@ -1,7 +1,7 @@
 """The steps before and after a product's multiplication: the kernels' own text, run on the CPU."""
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +9,10 @@ import pytest
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from jaxdnn.engines.product import split_k
+from jaxdnn.engines.product.copies import copy_stage
 from jaxdnn.engines.product.element_epilogue import element_epilogue
+from jaxdnn.engines.product.problem import Matrix
 from jaxdnn.engines.product.reduce import reduce_stage
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
-from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Operand, Plan, Result, Scratch
 
@@ -67,28 +67,24 @@ def reduction(kind: str, register: str, extents: tuple[int, int, int]) -> Step:
     return Step(plan, (values,), getattr(np, kind)(values, axis=1), overwritten=(0, 1))
 
 
-class Copies(Unit):
-    """What the engine does before it multiplies."""
-
-    def multiply(self, *_: Any) -> None:
-        pass
-
-
-def copy(dtype: str, rows: int, columns: int, *, transposed: bool, batch: int = 1) -> Step:
-    """Of an operand whose rows run along M, and in the copy along K; or are not aligned."""
-    m, k = (columns, rows) if transposed else (rows, columns)
-    case = ProductCase(m, 16, k, dtype, a_transposed=transposed, batch=batch, shared="b")
-    unit = Copies(case.product(), Sm90Knobs(), 1)
-    launch = unit.launches[0]
-    arguments = tuple(Result(0) if one == Scratch(0) else one for one in launch.arguments)
-    array = case.arrays()[0]
-    copied = np.swapaxes(array, 1, 2) if transposed else array
-    return Step(
-        Plan(unit.text, "sm_90a", (replace(launch, arguments=arguments),)),
-        (array,),
-        copied,
-        -copied.shape[2] % (16 // array.itemsize),
-    )
+def copies(dtype: str, shapes: list[tuple[int, int, int]], *, transposed: bool) -> Step:
+    """Of matrices that are not aligned, or run along M, whose copies as rows along K, all of one length, lie one behind
+    the other.
+    """
+    size = np.dtype(dtype).itemsize
+    arrays, stated, copied, at = [], [], [], 0
+    for number, (batch, rows, columns) in enumerate(shapes):
+        array = np.random.default_rng(number).integers(-9, 9, (batch, rows, columns)).astype(dtype)
+        arrays.append(array)
+        copied.append(np.swapaxes(array, 1, 2) if transposed else array)
+        lines, length = copied[-1].shape[1:]
+        stride = math.ceil(length * size / 16) * 16 // size
+        source = Matrix(Operand(number), dtype, rows, columns, columns, rows * columns)
+        stated.append((source, Matrix(Result(0, at), dtype, lines, length, stride, lines * stride), transposed))
+        at += batch * lines * stride * size
+    (batch,) = {batch for batch, _, _ in shapes}
+    whole = np.concatenate([one.reshape(-1, one.shape[-1]) for one in copied])
+    return Step(copy_stage(stated, batch).plan("sm_90a"), tuple(arrays), whole, -whole.shape[1] % (16 // size))
 
 
 STEPS = {
@@ -106,9 +102,11 @@ STEPS = {
         for kind, register in (("sum", "double"), ("max", "float"), ("min", "jaxdnn::int32"))
         for extents in ((1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33), (2, 8303, 33))  # the last in uneven parts
     },
-    "copy of bytes": copy("int8", 150, 37, transposed=True, batch=2),
-    "copy of words": copy("float32", 37, 44, transposed=True),
-    "copy of rows": copy("float16", 70, 37, transposed=False, batch=2),
+    "copy of bytes": copies("int8", [(2, 150, 37)], transposed=True),
+    "copy of words": copies("float32", [(1, 37, 44)], transposed=True),
+    "copy of rows": copies("float16", [(2, 70, 37)], transposed=False),
+    "copies of rows": copies("float16", [(2, 70, 37), (2, 9, 37), (2, 130, 37)], transposed=False),
+    "copies of words": copies("float16", [(1, 38, 44), (1, 38, 200)], transposed=True),
 }
 
 

@@ -1,7 +1,7 @@
-// Copies a matrix into rows that TMA and the tensor cores take: aligned to 16 bytes, and transposed if it has to run
-// along K.
+// Copies matrices into rows that TMA and the tensor cores take: aligned to 16 bytes, and transposed if they have to run
+// along K. All operands of a product are copied by one launch.
 //
-//   grid             a block a tile, of 32 words x as many rows as 32 words hold elements
+//   grid             a block a tile, of 32 words x as many rows as 32 words hold elements; one matrix's after another's
 //   block            32 x 8 threads, each with 4 squares of kSide x kSide elements (one word of each of kSide rows),
 //                    which it transposes in registers; shared memory puts them where rows of the copy are written
 //
@@ -12,40 +12,48 @@
 
 namespace jaxdnn {
 
-/// Config has: kBytes (of an element: 1, 2 or 4), kTransposes, kWords (the rows of the source are whole, aligned
-/// words).
-template <class Config>
-struct ProductCopy {
-  static constexpr int kThreads = 256;
-  static constexpr int kSide = 4 / Config::kBytes;  // elements of a word
-  static constexpr int kTile = 32 * kSide;          // rows and columns of a tile
+/// One matrix of a batch of them. What says how to read and write it is a constant of the code.
+template <int kBytes>
+struct MatrixCopy {
+  static constexpr int kSide = 4 / kBytes;  // elements of a word
+  static constexpr int kTile = 32 * kSide;  // rows and columns of a tile
 
   const unsigned char* from = nullptr;
   unsigned char* to = nullptr;
   int rows = 0, columns = 0;               // of the source
   long long from_row = 0, from_batch = 0;  // bytes
   long long to_row = 0, to_batch = 0;      // bytes, of the copy; multiples of 16
-  unsigned row_tiles = 1, column_tiles = 1;
+  unsigned row_tiles = 1, column_tiles = 1, blocks = 1;
+  bool transposes = false;
+  bool words = false;  // the rows of the source are whole, aligned words
 
   /// The elements of row `row` from column `column` on, as one word.
   __device__ __forceinline__ unsigned word(const unsigned char* matrix, int row, int column) const {
     unsigned word = 0;
     if (row >= rows || column >= columns) return word;
-    const unsigned char* const address = matrix + row * from_row + static_cast<long long>(column) * Config::kBytes;
-    if constexpr (Config::kWords) {
+    const unsigned char* const address = matrix + row * from_row + static_cast<long long>(column) * kBytes;
+    if (words) {
       ptx::ld_global<4>(&word, address);
     } else {
 #pragma unroll
       for (int i = 0; i < kSide; ++i) {
         unsigned element = 0;
         if (column + i < columns) {
-          ptx::ld_global<Config::kBytes>(&element, address + Config::kBytes * i);
+          ptx::ld_global<kBytes>(&element, address + kBytes * i);
         }
-        word |= element << 8 * Config::kBytes * i;
+        word |= element << 8 * kBytes * i;
       }
     }
     return word;
   }
+};
+
+/// Config has: kBytes (of an element: 1, 2 or 4), kCopies.
+template <class Config>
+struct ProductCopy {
+  static constexpr int kThreads = 256;
+
+  MatrixCopy<Config::kBytes> copies[Config::kCopies];
 };
 
 /// Exchanges rows and columns of a square of elements, a word a row.
@@ -66,23 +74,22 @@ __device__ __forceinline__ void transpose_square(unsigned (&words)[4]) {
   words[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-template <class Config>
-__device__ __forceinline__ void product_copy(const ProductCopy<Config>& call) {
-  using Call = ProductCopy<Config>;
-  constexpr int kSide = Call::kSide;
+template <int kBytes>
+__device__ __forceinline__ void copy_tile(const MatrixCopy<kBytes>& copy, unsigned block) {
+  constexpr int kSide = MatrixCopy<kBytes>::kSide, kTile = MatrixCopy<kBytes>::kTile;
   const int x = threadIdx.x % 32, y = threadIdx.x / 32;
-  const unsigned matrix = blockIdx.x / (call.row_tiles * call.column_tiles);
-  const unsigned tile = blockIdx.x % (call.row_tiles * call.column_tiles);
-  const int row = tile / call.column_tiles * Call::kTile, column = tile % call.column_tiles * Call::kTile;
-  const unsigned char* const from = call.from + matrix * call.from_batch;
-  unsigned char* const to = call.to + matrix * call.to_batch;
+  const unsigned matrix = block / (copy.row_tiles * copy.column_tiles);
+  const unsigned tile = block % (copy.row_tiles * copy.column_tiles);
+  const int row = tile / copy.column_tiles * kTile, column = tile % copy.column_tiles * kTile;
+  const unsigned char* const from = copy.from + matrix * copy.from_batch;
+  unsigned char* const to = copy.to + matrix * copy.to_batch;
   unsigned words[4][kSide];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int j = 0; j < kSide; ++j) words[i][j] = call.word(from, row + (y + 8 * i) * kSide + j, column + x * kSide);
+    for (int j = 0; j < kSide; ++j) words[i][j] = copy.word(from, row + (y + 8 * i) * kSide + j, column + x * kSide);
   }
-  if constexpr (Config::kTransposes) {
+  if (copy.transposes) {
     __shared__ unsigned shared[kSide][32][33];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -91,30 +98,44 @@ __device__ __forceinline__ void product_copy(const ProductCopy<Config>& call) {
       for (int j = 0; j < kSide; ++j) shared[j][x][y + 8 * i] = words[i][j];
     }
     __syncthreads();
-    if (row + x * kSide >= call.rows) return;
+    if (row + x * kSide >= copy.rows) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
         const int line = column + (y + 8 * i) * kSide + j;
-        if (line >= call.columns) continue;
-        ptx::st_global<4>(to + line * call.to_row + static_cast<long long>(row + x * kSide) * Config::kBytes,
+        if (line >= copy.columns) continue;
+        ptx::st_global<4>(to + line * copy.to_row + static_cast<long long>(row + x * kSide) * kBytes,
                           &shared[j][y + 8 * i][x]);
       }
     }
   } else {
-    if (column + x * kSide >= call.columns) return;
+    if (column + x * kSide >= copy.columns) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
         const int line = row + (y + 8 * i) * kSide + j;
-        if (line >= call.rows) continue;
-        ptx::st_global<4>(to + line * call.to_row + static_cast<long long>(column + x * kSide) * Config::kBytes,
-                          &words[i][j]);
+        if (line >= copy.rows) continue;
+        ptx::st_global<4>(to + line * copy.to_row + static_cast<long long>(column + x * kSide) * kBytes, &words[i][j]);
       }
     }
   }
+}
+
+/// A block of this copy or of those behind it. No loop: what a copy is would be looked up in local memory.
+template <int kCopy, class Config>
+__device__ __forceinline__ void copy_from(const ProductCopy<Config>& call, unsigned block) {
+  const auto& copy = call.copies[kCopy];
+  if constexpr (kCopy + 1 < Config::kCopies) {
+    if (block >= copy.blocks) return copy_from<kCopy + 1>(call, block - copy.blocks);
+  }
+  copy_tile(copy, block);
+}
+
+template <class Config>
+__device__ __forceinline__ void product_copy(const ProductCopy<Config>& call) {
+  copy_from<0>(call, blockIdx.x);
 }
 
 }  // namespace jaxdnn

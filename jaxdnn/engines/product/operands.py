@@ -18,13 +18,13 @@ def transposes(product: Product, which: str) -> bool:
     return product.a.itemsize != 2 and not along_k
 
 
-def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]:
+def packed(product: Product) -> tuple[Product, list[tuple[Matrix, Matrix, bool]]]:
     """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie.
 
     Returns:
-      The product, and of each copy which operand it is of ("a" or "b"), that and itself.
+      The product, and of each copy what it is of, itself, and whether it is transposed.
     """
-    copies: list[tuple[str, Matrix, Matrix]] = []
+    copies: list[tuple[Matrix, Matrix, bool]] = []
 
     def loaded(matrix: Matrix, which: str) -> Matrix:
         transposed = transposes(product, which)
@@ -36,7 +36,7 @@ def packed(product: Product) -> tuple[Product, list[tuple[str, Matrix, Matrix]]]
         batched = product.batch > 1 and matrix.batch_stride != 0
         batch_stride = rows * row_stride if batched else 0
         copy = Matrix(Scratch(len(copies)), matrix.dtype, rows, columns, row_stride, batch_stride)
-        copies.append((which, matrix, copy))
+        copies.append((matrix, copy, transposed))
         return copy
 
     a = loaded(product.a, "a")

@@ -19,7 +19,8 @@ from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
-COPY = 5e-6  # and a copy, before which the product can't start
+COPY = 4.5e-6  # and a copy, before which the product can't start
+ANOTHER_COPY = 2e-6  # and one more, of the same launch [34]
 # Short products are not held by the power limit that the model of sm90's time was fitted under [20].
 SHORT, SHORT_SPEED = 40e-6, 1.3
 # Bytes of copies that stay in the L2 cache until they are read.
@@ -38,10 +39,11 @@ XLA_STORE_RATE = 2e12
 XLA_EPILOGUE = 1.25
 # Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32, at no cost [32].
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
-# Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20].
+# Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
 XLA_START = 2e-6
 XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
 XLA_IN_TURN = 60  # aligned stages that one block waits for: a longer K is split [20]
+XLA_ONE_TILE, XLA_PARTS = 128 * 128, 2  # elements of a result, of which a shorter K is split, too, and in how many [34]
 
 
 def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
@@ -86,8 +88,9 @@ def sm90_seconds(product: Product, aligned: float, copied: int) -> float:
         start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
-    copying = COPY * len(packed(product)[1]) + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE
-    return aligned + copying + storing
+    copies = len(packed(product)[1])
+    launched = COPY + ANOTHER_COPY * (copies - 1) if copies else 0.0
+    return aligned + launched + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE + storing
 
 
 def simt_seconds(product: Product, target: Target) -> float:
@@ -108,6 +111,8 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
     storing = scattered / XLA_STORE_RATE
     in_turn = min(stages, XLA_IN_TURN) if whole else stages
+    if product.m * product.n <= XLA_ONE_TILE:
+        in_turn /= XLA_PARTS
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
     if product.is_plain or xla_fuses(product):
         return max(computing + storing, waiting)
@@ -137,7 +142,7 @@ def unaligned_results(product: Product) -> list[Matrix]:
 def copied_bytes(product: Product) -> int:
     """Of operands that are copied before they are multiplied."""
     _, copies = packed(product)
-    return sum(size(source, product.batch if copy.batch_stride else 1) for _, source, copy in copies)
+    return sum(size(source, product.batch if copy.batch_stride else 1) for source, copy, _ in copies)
 
 
 def size(matrix: Matrix, batch: int) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 
 from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
+from jaxdnn.engines.product.copies import copy_stage
 from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
-from jaxdnn.engines.product.operands import packed, swapped, transposes
+from jaxdnn.engines.product.operands import packed, swapped
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
 from jaxdnn.engines.product.sm90.knobs import (
@@ -48,7 +49,6 @@ from jaxdnn.engines.unit import (
 from jaxdnn.plan import Counter, Launch, Scalar, Scratch, TensorMap
 from jaxdnn.pointwise import Functor, functor
 
-COPY_THREADS = 256  # of product/copy.cuh
 WARPS = 4  # of a consumer
 TILE_COUNTERS = 1024  # of core/tile_queue.cuh
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
@@ -90,10 +90,12 @@ class Unit:
         self.knobs, self.sm_count = knobs, sm_count
         self.headers: list[str] = []
         self.texts: list[str] = []
-        self.after: list[Stage] = []
+        self.steps: list[Stage] = []
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
-        self.product = self._copies(swapped(product) if knobs.swapped else product)
+        self.product, copies = packed(swapped(product) if knobs.swapped else product)
+        if copies:
+            self.then(copy_stage(copies, product.batch))
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
         self.columns = max(self.columns, kept_columns(self.product, knobs, self.tiles(self.product), sm_count))
         warps = self.blocks(self.product) * WARPS * knobs.consumers
@@ -113,9 +115,9 @@ class Unit:
 
     @property
     def text(self) -> str:
-        after = joined(self.after)
+        steps = joined(self.steps)
         own = "\nnamespace jaxdnn {\n\n" + "\n".join(self.texts) + "\n}  // namespace jaxdnn\n"
-        return includes((*self.headers, *after.headers)) + own + after.text
+        return includes((*self.headers, *steps.headers)) + own + steps.text
 
     def buffer(self, size: int) -> Scratch:
         """Scratch memory of `size` bytes."""
@@ -137,43 +139,9 @@ class Unit:
 
     def then(self, stage: Stage) -> None:
         """Adds a step that other engines have too."""
-        self.after.append(stage)
+        self.steps.append(stage)
         self.launches += stage.launches
         self.scratch += stage.scratch
-
-    # ------------------------------------------------------------ copies of operands
-
-    def _copies(self, product: Product) -> Product:
-        loaded, copies = packed(product)
-        for which in ("a", "b"):
-            own = [(source, copy) for name, source, copy in copies if name == which]
-            if not own:
-                continue
-            size = own[0][0].itemsize
-            lines = [line for source, _ in own for line in (source.row_stride, source.batch_stride, source.columns)]
-            words = not any(line * size % 4 for line in lines) and not any(one.buffer.offset % 4 for one, _ in own)
-            flags = {"Transposes": transposes(product, which), "Words": words}
-            self.texts.append(struct_text(f"Copy{which.upper()}", {}, {**flags, "Bytes": size}))
-            for source, copy in own:
-                self._copy(which, source, copy, product.batch if copy.batch_stride else 1)
-        return loaded
-
-    def _copy(self, which: str, source: Matrix, copy: Matrix, batch: int) -> None:
-        size = source.itemsize
-        buffer = self.buffer(batch * copy.rows * copy.row_stride * size)
-        assert copy.buffer == buffer, "the copies' scratch comes first, in order"
-        tile = 128 // size
-        row_tiles, column_tiles = ceil(source.rows / tile), ceil(source.columns / tile)
-        found = [
-            Parameter("const unsigned char*", "from", "from", source.buffer),
-            Parameter("unsigned char*", "to", "to", copy.buffer),
-            *numbers(rows=source.rows, columns=source.columns),
-            *numbers("long long", from_row=source.row_stride * size, from_batch=source.batch_stride * size),
-            *numbers("long long", to_row=copy.row_stride * size, to_batch=copy.batch_stride * size),
-            *numbers("unsigned", row_tiles=row_tiles, column_tiles=column_tiles),
-        ]
-        shape = {"grid": (row_tiles * column_tiles * batch, 1, 1), "block": (COPY_THREADS, 1, 1)}
-        self.launch("product_copy", f"_{which}", f"ProductCopy<Copy{which.upper()}>", found, str(COPY_THREADS), **shape)
 
     # ------------------------------------------------------------ the epilogue's operands and results
 
