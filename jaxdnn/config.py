@@ -99,8 +99,8 @@ class options:  # noqa: N801 - used as a function
     process, for calls outside of any block. An object that is used in none of these ways does nothing, and warns.
 
     Args:
-      engine: the only engine to use (`python -m jaxdnn doctor` lists the names); None lets the engine table decide. It
-        must be one of the platform that a call is compiled for.
+      engine: the only engine to use (`python -m jaxdnn doctor` lists the names), also where another one takes less
+        time; None lets the engine table decide. It must be one of the platform that a call is compiled for.
       knobs: a dict of that engine's knobs to set by name; the others keep the heuristic's value.
       deterministic: whether results must be bitwise equal from run to run; engines that don't promise it are passed
         over, but for the last resort, "xla", which has flags of its own for that.
@@ -110,7 +110,8 @@ class options:  # noqa: N801 - used as a function
       workspace_limit: the most scratch bytes that one call may use; configurations that need more are passed over, and
         an engine that has no other. On the CPU the process keeps up to 128 MiB of it for later calls.
       target: the GPU to compile for when none is here, or when exporting for another one: "sm_80", "sm_90", ...
-      fallback: False turns "no native engine serves this call" into an error that holds every engine's reason.
+      fallback: False leaves calls to native engines, also where XLA's kernels take less time, and turns "no native
+        engine serves this call" into an error that holds every engine's reason.
 
     Raises:
       TypeError: an option's name is unknown, or a knob is no number, bool or string.

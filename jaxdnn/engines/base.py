@@ -42,8 +42,14 @@ class ProblemEngine(Generic[P, K]):
         return "any" if self.problem is None else self.problem.family
 
     def reason(self, problem: P, target: Target) -> str | None:
-        """None if the engine serves this problem, else the reason why it does not, as a sentence for the user."""
+        """None if the engine can serve this problem, else the reason why it can't, as a sentence for the user."""
         raise NotImplementedError
+
+    def outdone(self, problem: P, target: Target) -> str | None:  # noqa: ARG002
+        """Why others serve a problem in less time that this engine can serve, or None. Nobody asks where the options
+        leave no other.
+        """
+        return None
 
     def configurations(self, problem: P, target: Target) -> Iterable[K]:
         """Knobs that work for a problem that is served, the heuristic's choice first; at least one."""

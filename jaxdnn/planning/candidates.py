@@ -57,8 +57,8 @@ def serves_everything(engine: Engine) -> bool:
     return engine.platform == "any"
 
 
-def reason_against(engine: Engine, request: Request) -> str | None:
-    """Why the engine can't serve this call, or None."""
+def reason_against(engine: Engine, request: Request, *, outdone: bool = True) -> str | None:
+    """Why the engine does not serve this call, or None: it can't, or is `outdone`."""
     if serves_everything(engine):
         return None
     if engine.platform != request.platform:
@@ -68,7 +68,10 @@ def reason_against(engine: Engine, request: Request) -> str | None:
     if request.spec.options.deterministic and "deterministic" not in engine.notes:
         return "its results may vary from run to run, which options(deterministic=False) allows"
     problem = request.problem
-    return problem if isinstance(problem, str) else engine.reason(problem, request.target)
+    if isinstance(problem, str):
+        return problem
+    reason = engine.reason(problem, request.target)
+    return engine.outdone(problem, request.target) if outdone and reason is None else reason
 
 
 def prepare(engine: Engine, configs: Iterable[Any], request: Request) -> tuple[Any, Plan | None] | str:

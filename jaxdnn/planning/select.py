@@ -89,29 +89,31 @@ def _measured(request: Request) -> Selection | None:
 
 
 def _first(request: Request) -> Selection:
-    """The first engine of the table that serves the call."""
+    """The first engine of the table that serves the call; where the options leave no other, one that is outdone."""
     options = request.spec.options
     rejected: list[tuple[str, str]] = []
-    for engine in engines_for(request.spec, request.problem):
-        outcome = _try(engine, request)
-        if isinstance(outcome, str):
-            rejected.append((engine.name, outcome))
-            continue
-        if serves_everything(engine) and not options.fallback and options.engine != engine.name:
-            break
-        return Selection(engine.name, *outcome, tuple(rejected))
+    for outdone in (True, False) if options.engine is None else (False,):
+        rejected.clear()
+        for engine in engines_for(request.spec, request.problem):
+            outcome = _try(engine, request, outdone)
+            if isinstance(outcome, str):
+                rejected.append((engine.name, outcome))
+                continue
+            if serves_everything(engine) and not options.fallback and options.engine != engine.name:
+                break
+            return Selection(engine.name, *outcome, tuple(rejected))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
     raise NoEngineError(
         f"{request.spec.title}: no native engine serves this call ({reasons}); with options(fallback=True) XLA runs it"
     )
 
 
-def _try(engine: Engine, request: Request) -> tuple[Any, Plan | None] | str:
+def _try(engine: Engine, request: Request, outdone: bool) -> tuple[Any, Plan | None] | str:
     """The engine's configuration and plan, ready to run, or why it does not serve."""
     options = request.spec.options
     if options.engine not in (None, engine.name) and not serves_everything(engine):
         return f'options(engine="{options.engine}") asks for another'
-    if reason := reason_against(engine, request):
+    if reason := reason_against(engine, request, outdone=outdone):
         return reason
     return _prepare(engine, options.knobs if options.engine == engine.name else (), request)
 

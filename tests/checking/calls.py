@@ -63,14 +63,15 @@ def expected_native_calls(case: Any, engine: str, *, differentiated: bool) -> in
     return sum(call.call.count for call in calls if call.engine != "xla")
 
 
-def refusal(engine: Any, call: Call, target: Any) -> str | None:
-    """Why the engine does not serve a call, or None."""
+def refusal(engine: Any, call: Call, target: Any, *, slow: bool = False) -> str | None:
+    """Why the engine does not serve a call, or None; if it may be `slow`, why it can't, whoever takes less time."""
     problem = call.problem
     if engine.problem and isinstance(problem, str):
         return problem
     if engine.problem and not isinstance(problem, engine.problem):
         return f"it serves another problem than {problem.family}"
-    return engine.reason(problem, target)
+    reason = engine.reason(problem, target)
+    return reason if slow or reason else engine.outdone(problem, target)
 
 
 def configurations(engine: Any, call: Call, target: Any) -> list[Any]:

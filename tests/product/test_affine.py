@@ -125,7 +125,7 @@ def test_kernels_compile(engine, name):
     case = scaled(name, engine)
     assert case is not None
     call = call_of(case, LARGE[engine][2])
-    reason = refusal(ENGINES[engine], call, H100)
+    reason = refusal(ENGINES[engine], call, H100, slow=True)
     assert reason is None, reason
     for knobs in itertools.islice(ENGINES[engine].configurations(call.problem, H100), 2):
         compile_checked(ENGINES[engine].build(knobs, call.problem, H100), knobs)

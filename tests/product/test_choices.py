@@ -1,4 +1,4 @@
-"""What the heuristics choose first, among the configurations of products whose times were measured on an H200."""
+"""What the heuristics choose first, among configurations of products that were timed on an H200 or an H100."""
 
 import csv
 import itertools
@@ -13,17 +13,21 @@ import jaxdnn
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from jaxdnn import device
+from jaxdnn.config import Options
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import with_knobs
+from jaxdnn.planning.select import select
 
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
-ACROSS = CONFIGURATIONS / "nvidia-h100-across.csv"  # of rows across lines of the L2 cache, in clusters of up to eight
-UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"  # microseconds of each engine's fastest configuration
+ON_H100 = CONFIGURATIONS / "nvidia-h100-product.csv"  # of rows across lines of the L2 cache, and of pairs of columns
+# Microseconds of each engine's fastest configuration.
+UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"  # a launch for each copy
+UNALIGNED_ON_H100 = CONFIGURATIONS / "nvidia-h100-unaligned.csv"  # one launch for all
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
 H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
@@ -54,7 +58,7 @@ def problem(m, n, k, batch, dtype, a_transposed, b_transposed, epilogue):
 def choice(product):
     """The engine that serves the product, and its first knobs."""
     for engine in (Skinny(), Sm90()):
-        if engine.reason(product, H200) is None:
+        if not (engine.reason(product, H200) or engine.outdone(product, H200)):
             knobs = next(iter(engine.configurations(product, H200)))
             names = {"tile_m": "tile"} if engine.name == "skinny" else {}
             return engine.name, *(str(getattr(knobs, names.get(name, name), "")) for name in KNOBS)
@@ -63,7 +67,12 @@ def choice(product):
 
 @pytest.mark.parametrize(
     ("configurations", "measured", "worst"),
-    [(MEASURED, "fitted", 1.15), (MEASURED, "left out", 1.15), (ACROSS, "fitted", 1.2)],
+    [
+        (MEASURED, "fitted", 1.15),
+        (MEASURED, "left out", 1.15),
+        (ON_H100, "fitted", 1.15),
+        (ON_H100, "across", 1.2),
+    ],
 )
 def test_first_choices_are_fast(configurations, measured, worst):
     """Within 5% of the fastest in the mean, and 15% at worst; where rows lie across lines 20%."""
@@ -134,11 +143,13 @@ def test_copies_are_made_where_they_pay():
     assert unaligned > 5
 
 
-def test_unaligned_products_go_where_they_are_fast():
-    """Within 3% of the fastest engine in the mean, and 40% at worst; and of plain JAX within 12% in nine of ten, by 8%
-    faster in the mean.
-    """
-    with UNALIGNED.open() as file:
+@pytest.mark.parametrize(
+    ("configurations", "mean", "worst", "of_plain"),
+    [(UNALIGNED, 1.03, 1.4, 0.92), (UNALIGNED_ON_H100, 1.04, 1.4, 0.96)],
+)
+def test_unaligned_products_go_where_they_are_fast(configurations, mean, worst, of_plain):
+    """Of the fastest engine; and of plain JAX within 12% in nine of ten, and faster in the mean."""
+    with configurations.open() as file:
         rows = list(csv.DictReader(file))
     ratios, plain = {}, []
     for row in rows:
@@ -149,9 +160,9 @@ def test_unaligned_products_go_where_they_are_fast():
         ratios[tuple(row.values())] = times[chosen] / min(times.values())
         plain.append(times[chosen] / float(row["plain_jax"]))
     assert {server(row) for row in rows} == {"sm90", "simt", "xla"}
-    assert statistics.fmean(ratios.values()) <= 1.03, ratios
-    assert max(ratios.values()) <= 1.4, max(ratios, key=ratios.__getitem__)
-    assert statistics.geometric_mean(plain) <= 0.92
+    assert statistics.fmean(ratios.values()) <= mean, ratios
+    assert max(ratios.values()) <= worst, max(ratios, key=ratios.__getitem__)
+    assert statistics.geometric_mean(plain) <= of_plain
     assert statistics.quantiles(plain, n=10)[-1] <= 1.12, sorted(plain)
 
 
@@ -162,7 +173,41 @@ def server(row):
     if row["epilogue"] == "swiglu":
         epilogue = {"epilogue": gated, "accumulators": 2}
     product = ProductCase(m, n, k, row["dtype"], batch=batch, precision=None, **epilogue).product()
-    return next((engine.name for engine in (Sm90(), Simt()) if engine.reason(product, H200) is None), "xla")
+    engines = (one.name for one in (Sm90(), Simt()) if not (one.reason(product, H200) or one.outdone(product, H200)))
+    return next(engines, "xla")
+
+
+@pytest.mark.parametrize(
+    ("product", "said"),
+    [
+        # Copies take most of the time; the multiplies do; there is little to copy.
+        (ProductCase(64, 48_436, 4096, "bfloat16"), "378.4 MiB, and storing unaligned results"),
+        (ProductCase(314, 9739, 3968, "bfloat16"), None),
+        (ProductCase(704, 32, 426, "bfloat16", batch=32), "would take longer"),
+        (ProductCase(704, 32, 426, "bfloat16", batch=16, shared="b"), "would take longer"),
+        (ProductCase(704, 32, 426, "bfloat16", batch=2, shared="b"), None),
+        # Nothing is fused, and all is small; or not.
+        (ProductCase(64, 48, 24, "bfloat16"), "begin in less time"),
+        (ProductCase(64, 48, 24, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 48)),)), None),
+        (ProductCase(64, 48, 136, "bfloat16"), None),
+        (ProductCase(4096, 512, 128, "bfloat16"), None),
+    ],
+)
+def test_others_that_take_less_time(product, said):
+    reason = Sm90().outdone(product.product(), H200)
+    assert reason is None if said is None else said in (reason or "")
+
+
+def test_what_is_outdone_serves_where_the_options_leave_no_other():
+    arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((64, 24), (24, 48))]
+    (call,) = find_calls(jaxdnn.matmul, *arrays)
+
+    def chosen(**options):
+        return select(call.spec.replace(options=Options(target="sm_90", **options)), call.signature, "cuda").engine
+
+    assert chosen() == "xla"
+    assert chosen(engine="sm90") == "sm90"
+    assert chosen(fallback=False) == "skinny"
 
 
 @pytest.mark.parametrize("sizes", [(125, 384, 3072), (64, 512, 4096)])
@@ -226,4 +271,4 @@ def test_a_k_of_one_stage_is_in_the_order_of_its_rows_where_b_stays(m, n, k, swi
 @pytest.mark.parametrize(("columns", "k", "few"), [(256, 802_816, True), (64, 16_384, True), (256, 8192, False)])
 def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
     product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
-    assert ("too few for a K" in (Skinny().reason(product, target) or "")) == few
+    assert ("too few for a K" in (Skinny().outdone(product, target) or "")) == few

@@ -52,7 +52,7 @@ def test_no_launch_has_more_than_it_may(engine):
         function, _, arrays = call_with(operands, results, 16 if engine.name == "skinny" else 256, BF16)
         calls = (find_calls if product else find_differentiated_calls)(function, *arrays)
         call = next(call for call in calls if engine.problem in call.spec.problems)
-        if reason := refusal(engine, call, H100):
+        if reason := refusal(engine, call, H100, slow=True):
             reasons.add(reason)
             continue
         for config in engine.configurations(call.problem, H100):

@@ -53,7 +53,7 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         form = _form(problem)
         if isinstance(form, str):
             return form
-        if reason := Sm90().problem_reason(form.product, target) or _form_reason(form):
+        if reason := Sm90().reason(form.product, target) or _form_reason(form):
             return reason
         # To few channels cuDNN's kernels take longer than copies do.
         if not isinstance(form, WindowLines) and (reason := copies_reason(form.product, target)):

@@ -15,6 +15,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.heuristic import MANY, candidates
 from jaxdnn.engines.product.simt.knobs import SimtKnobs
 from jaxdnn.engines.product.simt.unit import multiply
+from jaxdnn.engines.product.small import small_reason
 from jaxdnn.engines.product.split_k import identity_epilogue, split_stage
 from jaxdnn.engines.product.unaligned import unaligned_reason
 from jaxdnn.engines.unit import joined
@@ -29,17 +30,16 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
     problem = Product
     notes = ("deterministic", "exact float32, int32 and float64 arithmetic")
 
-    def reason(self, problem: Product, target: Target) -> str | None:
-        if reason := self.problem_reason(problem, target):
-            return reason
+    def outdone(self, problem: Product, target: Target) -> str | None:
         if problem.accumulator != "float32" or (problem.exact and problem.a.dtype == problem.b[0].dtype == "float32"):
             return None
         if problem.m * problem.n * problem.k * problem.batch >= MANY:
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
-        return unaligned_reason(problem, target, "simt") if target.compute_capability == 90 else None
+        if target.compute_capability != 90:
+            return None
+        return small_reason(problem, target) or unaligned_reason(problem, target, "simt")
 
-    def problem_reason(self, problem: Product, target: Target) -> str | None:
-        """Why the kernel can't serve the product, however long it would take, or None."""
+    def reason(self, problem: Product, target: Target) -> str | None:
         if reason := dtypes_reason(problem.accumulator, problem.a.dtype, problem.b[0].dtype, target):
             return reason
         if max(problem.m, problem.n, problem.k) >= LARGEST_SIZE:

@@ -13,6 +13,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.skinny.heuristic import candidates, others_reason
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
+from jaxdnn.engines.product.small import small_reason
 from jaxdnn.engines.product.tma import tma_reason
 from jaxdnn.engines.unit import joined
 from jaxdnn.plan import Plan
@@ -31,6 +32,11 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
     platform = "cuda"
     problem = Product
     notes = ("tensor cores", "deterministic")
+
+    def outdone(self, problem: Product, target: Target) -> str | None:
+        one = skinny(problem)
+        assert not isinstance(one, str), "the product is served"
+        return small_reason(problem, target) or others_reason(one, target)
 
     def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:
@@ -51,7 +57,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
             for matrix in matrices:
                 if reason := tma_reason(matrix, name):
                     return reason
-        return others_reason(one, target) or element_reason(problem, self.configurations(problem, target))
+        return element_reason(problem, self.configurations(problem, target))
 
     def configurations(self, problem: Product, target: Target) -> Iterable[SkinnyKnobs]:
         one = skinny(problem)

@@ -11,6 +11,7 @@ from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.product.sm90.unit import Unit
+from jaxdnn.engines.product.small import small_reason
 from jaxdnn.engines.product.unaligned import unaligned_reason
 from jaxdnn.plan import Plan
 from jaxdnn.pointwise.cuda import register_type
@@ -38,11 +39,10 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
     problem = Product
     notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
-    def reason(self, problem: Product, target: Target) -> str | None:
-        return self.problem_reason(problem, target) or unaligned_reason(problem, target, "sm90")
+    def outdone(self, problem: Product, target: Target) -> str | None:
+        return small_reason(problem, target) or unaligned_reason(problem, target, "sm90")
 
-    def problem_reason(self, problem: Product, target: Target) -> str | None:
-        """Why the kernel can't serve the product, however long it would take, or None."""
+    def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:
             return f"it needs compute capability 9.0, and {target.name} is {target.arch}"
         for b in problem.b:
@@ -67,12 +67,12 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         if max(problem.m, problem.n, problem.k, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
         _, copies = packed(problem)
-        tiles = [(problem.m, problem.n), *((source.rows, source.columns) for _, source, _ in copies)]
+        tiles = [(problem.m, problem.n), *((source.rows, source.columns) for source, _, _ in copies)]
         if any(ceil(rows / 64) * ceil(columns / 64) * problem.batch * 4 >= _MOST_TILES for rows, columns in tiles):
             return "there are more tiles than its 32-bit index counts"
-        for which, _, copy in copies:
+        for _, copy, _ in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
-                return f"a copy of {which} is longer than the 40 bits that TMA has for a stride"
+                return "a copy of an operand is longer than the 40 bits that TMA has for a stride"
         if reason := arguments_reason(problem.operands, problem.results):
             return reason
         if reason := affine_reason(problem.operands, (problem.batch, problem.m, problem.n)):

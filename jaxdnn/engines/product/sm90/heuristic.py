@@ -140,8 +140,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     if (cluster := knobs.cluster_m * knobs.cluster_n) > 2:
         if rows == 1 and product.k < LONG_K:
             return None  # its blocks wait for each other as long as they wait for what they share [33]
-    elif knobs.cluster_n > 1 and not is_across(product) and (accumulators == 1 or rows == 1):
-        return None  # there are wider tiles, which the L2 cache does not bound; all blocks share one row of tiles [29]
+    elif knobs.cluster_n > 1 and not is_across(product) and rows == 1:
+        return None  # all blocks share one row of tiles [29]
     if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
         return None
     brief = is_brief(product)
@@ -296,7 +296,7 @@ def seconds(
         tile = max(multiplying * TOGETHER[1] + storing, loading)
     elif knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
-        tile += CLUSTER_TURN if cluster > 1 and transcendental else 0.0
+        tile += CLUSTER_TURN if knobs.cluster_m > 1 and transcendental else 0.0
     else:
         tile = max(multiplying + storing, loading)
     if turns <= FEW_ROUNDS and cluster > 1:
