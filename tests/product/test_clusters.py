@@ -90,6 +90,6 @@ def test_others_are_not(sizes):
 
 
 def test_a_round_of_clusters_is_as_many_as_are_resident():
-    """32 of four would fill 128 multiprocessors, but two of them wait: 51 us of 39."""
+    """32 of four would fill 128 multiprocessors, but two of them wait: 51 us of 39. Transposed, 16 are enough."""
     knobs = next(iter(ENGINE.configurations(case(300, 200, 4096, batch=16).product(), H100)))
-    assert knobs.cluster_m * knobs.cluster_n == 1
+    assert knobs.swapped or knobs.cluster_m * knobs.cluster_n == 1

@@ -22,6 +22,8 @@ SHAPES = (
     # Of which a result has as many as there are multiprocessors, or a few less than a multiple of that [29].
     Sm90Knobs(tile_m=192, tile_n=192, cluster_m=1, consumers=3),
     Sm90Knobs(tile_m=192, tile_n=160, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_m=192, tile_n=192, consumers=3),
+    Sm90Knobs(tile_m=192, tile_n=160, consumers=3),
     # Large products of 8-bit floats [10].
     Sm90Knobs(tile_n=192, cluster_m=1, epilogue_stages=3),
     Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
@@ -64,4 +66,10 @@ ACROSS_SHAPES = tuple(
         Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
     )
     for cluster_m, cluster_n in ((1, 2), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+)
+SWAPPED_ACROSS_SHAPES = tuple(
+    replace(shape, cluster_m=2, cluster_n=cluster_n)
+    for shape in SWAPPED_SHAPES
+    if shape.tile_n >= 128
+    for cluster_n in (1, 2)
 )

@@ -27,8 +27,8 @@ FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and wi
 # "What a short K costs skinny".
 SHORT_K = 2048
 MANY_ROUNDS = 2
-# Bytes that are streamed, stages of K and columns, of which the other engines' tiles end sooner: likewise.
-FEW_BYTES, FEW_STAGES, FEW_COLUMNS = 2.5e6, 4, 8
+# Bytes that are streamed, and columns for each stage of K, of which the other engines' tiles end sooner: likewise.
+FEW_BYTES, FEW_COLUMNS = 2.5e6, 8
 # Of more splits of K the part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more
 # than a cluster's exchange: see "What a short K costs skinny".
 SPLITS_BANDWIDTH, SECOND_KERNEL = 0.8, 1.5e-6
@@ -41,8 +41,7 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
     if tiles > MANY_ROUNDS * target.sm_count and product.k * product.a.itemsize <= SHORT_K:
         return f"{tiles} tiles with a K of {product.k} take less time in blocks that work through many"
     streamed = one.rows * len(one.streamed) * product.k * product.a.itemsize * product.batch
-    few = streamed <= FEW_BYTES and product.k <= FEW_STAGES * one.depth
-    if few and one.columns > FEW_COLUMNS and product.a.itemsize == 2:
+    if product.a.itemsize == 2 and streamed <= FEW_BYTES and FEW_COLUMNS * product.k <= one.depth * one.columns:
         return f"over a K of {product.k}, tiles of other engines take less time for {one.columns} columns"
     most = one.tiles(SkinnyKnobs(tile=64)) * product.batch * MOST_SPLITS
     splits = SECOND_KERNEL + streamed / (SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH))

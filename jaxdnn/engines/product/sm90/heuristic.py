@@ -30,7 +30,15 @@ from jaxdnn.engines.product.sm90.knobs import (
     summed_columns,
     tensor_maps,
 )
-from jaxdnn.engines.product.sm90_shapes import ACROSS_SHAPES, ALONE, FEW_PAIRS, PAIRED, SHAPES, SWAPPED_SHAPES
+from jaxdnn.engines.product.sm90_shapes import (
+    ACROSS_SHAPES,
+    ALONE,
+    FEW_PAIRS,
+    PAIRED,
+    SHAPES,
+    SWAPPED_ACROSS_SHAPES,
+    SWAPPED_SHAPES,
+)
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 
 # The model of `seconds` [6].
@@ -106,8 +114,9 @@ def candidates(
     also clusters of many blocks, and those of the transposed product that promise to be as fast.
     """
     found: dict[Sm90Knobs, float] = {}
+    swapped_shapes = SWAPPED_SHAPES
     if matrices and is_across(product):
-        shapes = (*shapes, *ACROSS_SHAPES)
+        shapes, swapped_shapes = (*shapes, *ACROSS_SHAPES), (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
     for shape in shapes:
         for split in splits(product, shape, target.sm_count):
             knobs = fitted(product, replace(shape, split_k=split), target, staged)
@@ -115,7 +124,7 @@ def candidates(
                 found.setdefault(knobs, seconds(product, knobs, target.sm_count))
     if matrices and found and product.k > depth(product) and swap_reason(product) is None:
         transposed, most = swapped(product), PROMISING * min(found.values())
-        for shape in SWAPPED_SHAPES:
+        for shape in swapped_shapes:
             if seconds(product, shape, target.sm_count) > most:
                 continue
             knobs = fitted(transposed, replace(shape, swapped=False), target, staged)
