@@ -31,6 +31,10 @@ _WIDE = ("double", "int64", "uint64")  # C++ types that an epilogue may compute 
 _MOST_TILES = 2**31  # of 64 x 64, the smallest
 
 
+def _tiles(rows: int, columns: int) -> int:
+    return ceil(rows / 64) * ceil(columns / 64)
+
+
 class Sm90(ProblemEngine[Product, Sm90Knobs]):
     """Tiles of the result, each multiplied by the warp groups of a block from copies that a producer starts."""
 
@@ -67,8 +71,8 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         if max(problem.m, problem.n, problem.k, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
         _, copies = packed(problem)
-        tiles = [(problem.m, problem.n), *((source.rows, source.columns) for source, _, _ in copies)]
-        if any(ceil(rows / 64) * ceil(columns / 64) * problem.batch * 4 >= _MOST_TILES for rows, columns in tiles):
+        copied = sum(_tiles(source.rows, source.columns) for source, _, _ in copies)  # by one launch
+        if max(_tiles(problem.m, problem.n), copied) * problem.batch * 4 >= _MOST_TILES:
             return "there are more tiles than its 32-bit index counts"
         for _, copy, _ in copies:
             if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
