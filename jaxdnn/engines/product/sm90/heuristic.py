@@ -116,7 +116,9 @@ def candidates(
     found: dict[Sm90Knobs, float] = {}
     swapped_shapes = SWAPPED_SHAPES
     if matrices and is_across(product):
-        shapes, swapped_shapes = (*shapes, *ACROSS_SHAPES), (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
+        shapes = (*shapes, *ACROSS_SHAPES)
+        if product.a.itemsize == 2:  # of which they were timed [37]
+            swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
     for shape in shapes:
         for split in splits(product, shape, target.sm_count):
             knobs = fitted(product, replace(shape, split_k=split), target, staged)
