@@ -29,7 +29,7 @@ SHAPES = (
     Sm90Knobs(tile_m=192, tile_n=128, cluster_m=1, consumers=3),
     Sm90Knobs(tile_n=192),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
-    # Of two matrices b, whose rows of tiles may be odd [21].
+    # Whose rows of tiles may be odd, and which ask for the same rows of a at once [21, 36].
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1, cluster_n=2, schedule="pingpong"),
     # With few rows memory is the limit, and three stages are faster than four [11].
     Sm90Knobs(stages=3, cluster_m=1),

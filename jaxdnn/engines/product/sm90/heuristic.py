@@ -53,7 +53,8 @@ TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES = 62e9, 85e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33].
 ACROSS_LINES = {64: 1.25, 32: 1.6, 16: 2.0}
-# Seconds a tile that blocks of a cluster wait for each other, where their warp groups compute in turns [24].
+# Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
+# turns [24, 36].
 CLUSTER_TURN = 0.5e-6
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
 WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
