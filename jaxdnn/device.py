@@ -69,10 +69,11 @@ _NAMED = {
     120: Target("cuda", "sm_120", "RTX PRO 6000", 188, 99 * _KIB, 128 * _MIB, 1.79e12, present=False),
 }
 
-# Bytes per second by the device's name. Of the H200: a copy, measured, read and written bytes; else the datasheet's.
+# Bytes per second by the device's name. Of H200 and H100 those of a copy, measured, read and written; else the
+# datasheet's.
 _BANDWIDTH = {
     "H200": 4.28e12,
-    "H100": 3.35e12,
+    "H100": 2.96e12,
     "A100": 1.9e12,
     "B200": 8.0e12,
     "B300": 8.0e12,

@@ -35,15 +35,17 @@ FEW_STORE_RATE = 0.1e12
 # [14, 18, 20].
 XLA_ALIGNED = 8
 XLA_RATE = {True: 400e12, False: 200e12}
+# Of float32, flops a second, and seconds that these take besides, for more than so many elements [38].
+XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
 XLA_EPILOGUE = 1.25
-# Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32, at no cost [32].
+# Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32 [32].
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
 XLA_START = 2e-6
 XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
 XLA_IN_TURN = 60  # aligned stages that one block waits for: a longer K is split [20]
-XLA_ONE_TILE, XLA_PARTS = 128 * 128, 2  # elements of a result, of which a shorter K is split, too, and in how many [34]
+XLA_ONE_TILE, XLA_PARTS = 128 * 128, 3  # elements of a result, of which a shorter K is split, too, and in how many [34]
 
 
 def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
@@ -106,7 +108,10 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
     itemsize, operands = product.a.itemsize, (product.a, *product.b)
     whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
-    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)] * 2 / itemsize
+    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)]
+    start = 0.0
+    if itemsize == 4:
+        rate, start = XLA_FLOAT32_RATE, XLA_FLOAT32_START if product.m * product.n > XLA_FEW else 0.0
     stages = ceil(product.k * itemsize / DEPTH_BYTES)
     computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
     storing = scattered / XLA_STORE_RATE
@@ -114,10 +119,11 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     if product.m * product.n <= XLA_ONE_TILE:
         in_turn /= XLA_PARTS
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
+    seconds = start + max((1.0 if product.is_plain else XLA_EPILOGUE) * (computing + storing), waiting)
     if product.is_plain or xla_fuses(product):
-        return max(computing + storing, waiting)
+        return seconds
     stored = sum(size(result, product.batch) for result in product.stored)
-    return max(XLA_EPILOGUE * (computing + storing), waiting) + LAUNCH + 2 * stored / MEMORY_RATE
+    return seconds + LAUNCH + 2 * stored / MEMORY_RATE
 
 
 def xla_fuses(product: Product) -> bool:

@@ -10,23 +10,23 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct, knobs_reason
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
+SM_THREADS = 2048  # of a multiprocessor, at once
 MOST_SPLITS = 8  # the largest cluster that every device with clusters takes
 # The model of `seconds` [1].
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
-L2_BANDWIDTH = 8e12  # bytes a second from the L2 cache to the multiprocessors
-SM_BANDWIDTH = 110e9  # of which one multiprocessor takes at most so many
-MEMORY_BANDWIDTH = 66e9  # bytes a second from memory to one multiprocessor: 64 of them had all there is
-IN_FLIGHT = 4.3e6  # bytes that must have been asked for at any time, or bandwidth falls in proportion
-# With more than this for each multiprocessor, neighbours in memory are fetched too far apart [2].
-MOST_IN_FLIGHT = 92 * 1024
-START = 2.3e-6  # seconds before the first bytes, and after the last
-EXCHANGE = {1: 0.0, 2: 0.3e-6, 4: 1.0e-6, 8: 1.3e-6}  # seconds that a cluster takes to meet, with 16 columns
+L2_BANDWIDTH = 6e12  # bytes a second from the L2 cache to the multiprocessors
+SM_BANDWIDTH = 130e9  # of which one multiprocessor takes at most so many
+MEMORY_BANDWIDTH = 79e9  # bytes a second from memory to one multiprocessor
+LATENCY = 1e-6  # seconds of the bandwidth that must have been asked for at any time, or it falls in proportion
+AHEAD, FEWEST_STAGES, MOST_STAGES = 2, 4, 16  # as many times that, and at least so many stages, are asked for [2]
+START = 1.8e-6  # seconds before the first bytes, and after the last
+ROUND = 0.25e-6  # seconds a round of blocks, where there are more than one
+EXCHANGE = {1: 0.0, 2: 0.25e-6, 4: 0.5e-6, 8: 0.6e-6}  # seconds that a cluster takes to meet, with 16 columns
 TOGETHER = 4  # elements of a thread that are finished together
-FINISH = {False: 0.1e-6, True: 0.6e-6}  # seconds that they take, without and with accumulators of other blocks
-# Bytes of K whose copies take no longer than a block's start and end, and in how many rounds of blocks that shows: see
+FINISH = {False: 0.3e-6, True: 0.9e-6}  # seconds that they take, without and with accumulators of other blocks
+# Bytes of K for each column of a multiply, whose copies take no longer than a block's start and end: see
 # "What a short K costs skinny".
-SHORT_K = 2048
-MANY_ROUNDS = 2
+SHORT_K = 64
 # Bytes that are streamed, and columns for each stage of K, of which the other engines' tiles end sooner: likewise.
 FEW_BYTES, FEW_COLUMNS = 2.5e6, 8
 # Of more splits of K the part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more
@@ -38,7 +38,7 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
     """Why blocks that work through many tiles, or more splits of K, take less time than this kernel's, or None."""
     product = one.product
     tiles = one.tiles(SkinnyKnobs()) * product.batch
-    if tiles > MANY_ROUNDS * target.sm_count and product.k * product.a.itemsize <= SHORT_K:
+    if tiles > target.sm_count and product.k * product.a.itemsize <= SHORT_K * one.width:
         return f"{tiles} tiles with a K of {product.k} take less time in blocks that work through many"
     streamed = one.rows * len(one.streamed) * product.k * product.a.itemsize * product.batch
     if product.a.itemsize == 2 and streamed <= FEW_BYTES and FEW_COLUMNS * product.k <= one.depth * one.columns:
@@ -53,17 +53,15 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
 def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
     """Knobs that work for the product, by the time that is expected of them."""
     found: dict[SkinnyKnobs, float] = {}
-    for tile in (128, 256, 64):
+    for tile in (64, 128, 256):
         for split in (1, 2, 4, MOST_SPLITS):
             knobs = SkinnyKnobs(tile, 2, split)
             blocks = one.tiles(knobs) * one.product.batch * split
             parts = math.ceil(math.ceil(one.product.k / one.depth) / split)
-            if blocks < target.sm_count:
-                each = tile * len(one.streamed) * DEPTH_BYTES
-            else:
-                each = one.stage_bytes(knobs) * blocks / target.sm_count
-            stages = max(3, min(round(MOST_IN_FLIGHT / each), 12))
-            knobs = SkinnyKnobs(tile, max(2, min(stages, parts)), split)
+            of_stages = blocks * tile * len(one.streamed) * DEPTH_BYTES
+            ahead = AHEAD * LATENCY * (target.bandwidth or BANDWIDTH) / of_stages
+            most = min(parts, MOST_STAGES, target.shared_memory // (one.stage_bytes(knobs) + 16))
+            knobs = SkinnyKnobs(tile, max(2, min(max(FEWEST_STAGES, 1 + round(ahead)), most)), split)
             if knobs_reason(one, knobs, target) is None:
                 found[knobs] = seconds(one, knobs, target)
     return iter(sorted(found, key=found.__getitem__))
@@ -73,19 +71,20 @@ def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
     """An estimate of the time, for comparing knobs with each other."""
     rows = knobs.tile * len(one.streamed)
     blocks = one.tiles(knobs) * one.product.batch * knobs.split_k
-    resident = min(target.shared_memory // one.shared_memory(knobs), math.ceil(blocks / target.sm_count))
+    resident = min(
+        target.shared_memory // one.shared_memory(knobs),
+        SM_THREADS // one.threads(knobs),
+        math.ceil(blocks / target.sm_count),
+    )
     at_once = min(blocks, resident * target.sm_count)
     of_block = math.ceil(one.product.k / knobs.split_k) * one.stationary.itemsize * rows
     streamed, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
-    share = min(1.0, at_once * knobs.stages * rows * DEPTH_BYTES / IN_FLIGHT)
+    bandwidth = target.bandwidth or BANDWIDTH
+    share = min(1.0, at_once * (knobs.stages - 1) * rows * DEPTH_BYTES / (LATENCY * bandwidth))
     busy = min(at_once, target.sm_count)
-    from_memory = streamed / min((target.bandwidth or BANDWIDTH) * share, busy * MEMORY_BANDWIDTH)
+    from_memory = streamed / min(bandwidth * share, busy * MEMORY_BANDWIDTH)
     from_cache = both / min(L2_BANDWIDTH, busy * SM_BANDWIDTH)
-    finished = one.columns * knobs.tile / (knobs.split_k * 2 * rows * TOGETHER)
+    exchanging = EXCHANGE[knobs.split_k] * max(1.0, one.columns / 16)
+    finishing = FINISH[knobs.split_k > 1] * math.ceil(one.columns * knobs.tile / (knobs.split_k * 2 * rows * TOGETHER))
     rounds = math.ceil(blocks / at_once)
-    return (
-        START
-        + rounds * max(from_memory, from_cache)
-        + EXCHANGE[knobs.split_k] * max(1.0, one.columns / 16)
-        + FINISH[knobs.split_k > 1] * math.ceil(finished)
-    )
+    return START + rounds * (max(from_memory, from_cache) + exchanging + finishing + (ROUND if rounds > 1 else 0.0))

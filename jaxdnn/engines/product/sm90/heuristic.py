@@ -48,8 +48,9 @@ RATE = 700e12  # flops a second of 16-bit operands
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES = 62e9, 85e9
+# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; and of
+# lines that lie across others [39].
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ACROSS_L2_RATE = 78e9, 85e9, 64e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33].
 ACROSS_LINES = {64: 1.25, 32: 1.6, 16: 2.0}
@@ -245,13 +246,15 @@ def in_row_order(product: Product) -> bool:
     return product.k <= depth(product) and size <= L2_BYTES // 4 and not product.reduced
 
 
-def across_lines(matrix: Matrix) -> float:
+def across_lines(matrix: Matrix, apart: int = 0) -> float:
     """How much longer it takes to load 128 bytes of each row of a matrix, less what there is not of a row's last ones:
-    they may lie across lines of the L2 cache.
+    they may lie across lines of the L2 cache, because of how long rows are, or of tiles that begin so many elements
+    apart.
     """
     row = matrix.columns * matrix.itemsize
     filled = row / (ceil(row / DEPTH_BYTES) * DEPTH_BYTES)
-    return max(1.0, filled * ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0))
+    aligned = gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize, apart * matrix.itemsize)
+    return max(1.0, filled * ACROSS_LINES.get(aligned, 1.0))
 
 
 def is_across(product: Product) -> bool:
@@ -287,7 +290,7 @@ def seconds(
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
     turns = ceil(rounds(product, knobs, sm_count))
-    across = across_lines(product.a), across_lines(product.b[0])
+    across = across_lines(product.a), across_lines(product.b[0], 0 if product.b_transposed else knobs.tile_n)
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
     shared_a, shared_b = (
@@ -295,7 +298,7 @@ def seconds(
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
     )
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
+    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else ACROSS_L2_RATE if max(across) > 1 else TOGETHER_L2_RATE
     latent = turns <= FEW_ROUNDS and cluster <= 2
     loading = loaded_bytes / (together if latent else L2_RATE)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
