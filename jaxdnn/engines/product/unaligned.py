@@ -57,7 +57,7 @@ def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "
     aligned = multiplying(product, target)
     times = {"xla": LAUNCH + xla_seconds(product, aligned, scattered), "simt": simt_seconds(product, target)}
     if engine == "sm90":
-        times["sm90"] = sm90_seconds(product, aligned, copied)
+        times["sm90"] = sm90_seconds(product, aligned, copied, target.bandwidth or MEMORY_RATE)
     fastest = min(times, key=times.__getitem__)
     if times[fastest] == times[engine]:
         return None
@@ -83,7 +83,7 @@ def copies_reason(product: Product, target: Target) -> str | None:
     return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
 
-def sm90_seconds(product: Product, aligned: float, copied: int) -> float:
+def sm90_seconds(product: Product, aligned: float, copied: int, bandwidth: float) -> float:
     """An estimate of the time with copies, of a product that takes so long when all is aligned."""
     storing = 0.0
     for result in unaligned_results(product):
@@ -92,7 +92,7 @@ def sm90_seconds(product: Product, aligned: float, copied: int) -> float:
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
     copies = len(packed(product)[1])
     launched = COPY + ANOTHER_COPY * (copies - 1) if copies else 0.0
-    return aligned + launched + (1 if copied <= RESIDENT else 2) * copied / MEMORY_RATE + storing
+    return aligned + launched + (1 if copied <= RESIDENT else 2) * copied / bandwidth + storing
 
 
 def simt_seconds(product: Product, target: Target) -> float:

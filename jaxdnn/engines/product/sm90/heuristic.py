@@ -48,9 +48,9 @@ RATE = 700e12  # flops a second of 16-bit operands
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; and of
-# lines that lie across others [39].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ACROSS_L2_RATE = 78e9, 85e9, 64e9
+# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; of plain
+# matrices, and of those whose lines lie across others [39].
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 64e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33].
 ACROSS_LINES = {64: 1.25, 32: 1.6, 16: 2.0}
@@ -125,16 +125,16 @@ def candidates(
         for split in splits(product, shape, target.sm_count):
             knobs = fitted(product, replace(shape, split_k=split), target, staged)
             if knobs is not None:
-                found.setdefault(knobs, seconds(product, knobs, target.sm_count))
+                found.setdefault(knobs, seconds(product, knobs, target.sm_count, matrices=matrices))
     if matrices and found and product.k > depth(product) and swap_reason(product) is None:
         transposed, most = swapped(product), PROMISING * min(found.values())
         for shape in swapped_shapes:
-            if seconds(product, shape, target.sm_count) > most:
+            if seconds(product, shape, target.sm_count, matrices=True) > most:
                 continue
             knobs = fitted(transposed, replace(shape, swapped=False), target, staged)
             if knobs is not None:
                 knobs = replace(knobs, swapped=True)
-                found[knobs] = seconds(product, knobs, target.sm_count)
+                found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16].
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
 
@@ -269,9 +269,11 @@ def seconds(
     *,
     multiplied: float = 1.0,
     copies: tuple[float, float] = (1.0, 1.0),
+    matrices: bool = False,
 ) -> float:
     """An estimate of the time, for comparing knobs with each other. `multiplied` is the part of K that is no padding;
-    `copies` are how many there are of each operand, for as many bytes as a line of DEPTH_BYTES has.
+    `copies` are how many there are of each operand, for as many bytes as a line of DEPTH_BYTES has; `matrices` says
+    that operands lie in memory as a product has them, so that what TMA asks for is known.
     """
     product = swapped(product) if knobs.swapped else product
     accumulators, size = len(product.b), product.a.itemsize
@@ -290,7 +292,8 @@ def seconds(
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
     turns = ceil(rounds(product, knobs, sm_count))
-    across = across_lines(product.a), across_lines(product.b[0], 0 if product.b_transposed else knobs.tile_n)
+    apart = knobs.tile_n if matrices and not product.b_transposed else 0
+    across = across_lines(product.a), across_lines(product.b[0], apart)
     # Of a cluster at the end of the result some blocks load for nobody.
     sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
     shared_a, shared_b = (
@@ -298,7 +301,9 @@ def seconds(
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
     )
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else ACROSS_L2_RATE if max(across) > 1 else TOGETHER_L2_RATE
+    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
+    if matrices and size > 1:
+        together = ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE
     latent = turns <= FEW_ROUNDS and cluster <= 2
     loading = loaded_bytes / (together if latent else L2_RATE)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
