@@ -35,7 +35,7 @@ H200, H100 = (replace(device._NAMED[90], name=name, bandwidth=device._BANDWIDTH[
 
 
 def times(measured, configurations=MEASURED):
-    """Of each product that the model was fitted to, was left out of that, or was drawn: the times by engine and knobs."""
+    """Of each product that the model was fitted to, was left out of that, or was drawn: times by engine and knobs."""
     with configurations.open() as file:
         rows = [row for row in csv.DictReader(file) if row["measured"] == measured]
     for product, group in itertools.groupby(rows, key=lambda row: tuple(row[name] for name in PRODUCT)):
