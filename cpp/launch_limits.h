@@ -7,6 +7,6 @@ namespace jaxdnn {
 
 // They let a launch keep its parameters on the stack.
 inline constexpr size_t kMaxArguments = 128;
-inline constexpr size_t kMaxTensorMaps = 16;
+inline constexpr size_t kMaxTensorMaps = 17;
 
 }  // namespace jaxdnn

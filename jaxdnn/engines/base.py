@@ -8,7 +8,7 @@ from jaxdnn.plan import Plan
 
 # What a launch may have at most: `kMaxArguments` and `kMaxTensorMaps` in cpp/launch_limits.h.
 MAX_ARGUMENTS = 128
-MAX_TENSOR_MAPS = 16
+MAX_TENSOR_MAPS = 17
 
 
 class Problem:

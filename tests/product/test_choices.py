@@ -171,10 +171,10 @@ def test_copies_are_made_where_they_pay():
 
 
 @pytest.mark.parametrize(
-    ("configurations", "mean", "worst", "of_plain"),
-    [(UNALIGNED, 1.03, 1.4, 0.92), (UNALIGNED_ON_H100, 1.04, 1.4, 0.96)],
+    ("configurations", "target", "mean", "worst", "of_plain"),
+    [(UNALIGNED, H200, 1.03, 1.4, 0.92), (UNALIGNED_ON_H100, H100, 1.04, 1.4, 0.96)],
 )
-def test_unaligned_products_go_where_they_are_fast(configurations, mean, worst, of_plain):
+def test_unaligned_products_go_where_they_are_fast(configurations, target, mean, worst, of_plain):
     """Of the fastest engine; and of plain JAX within 12% in nine of ten, and faster in the mean."""
     with configurations.open() as file:
         rows = list(csv.DictReader(file))
@@ -182,25 +182,27 @@ def test_unaligned_products_go_where_they_are_fast(configurations, mean, worst, 
     for row in rows:
         times = {engine: float(row[engine]) for engine in ("sm90", "simt") if row[engine]}
         times["xla"] = float(row["xla"] or row["plain_jax"])
-        chosen = server(row)
+        chosen = server(row, target)
         assert chosen in times, f"{row}: nobody measured {chosen}"
         ratios[tuple(row.values())] = times[chosen] / min(times.values())
         plain.append(times[chosen] / float(row["plain_jax"]))
-    assert {server(row) for row in rows} == {"sm90", "simt", "xla"}
+    assert {server(row, target) for row in rows} == {"sm90", "simt", "xla"}
     assert statistics.fmean(ratios.values()) <= mean, ratios
     assert max(ratios.values()) <= worst, max(ratios, key=ratios.__getitem__)
     assert statistics.geometric_mean(plain) <= of_plain
     assert statistics.quantiles(plain, n=10)[-1] <= 1.12, sorted(plain)
 
 
-def server(row):
+def server(row, target=H200):
     """The engine that serves an unaligned product."""
     m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
     epilogue = {"epilogue": gelu, "operands": ((row["dtype"], (1, 1, n)),)} if row["epilogue"] == "gelu" else {}
     if row["epilogue"] == "swiglu":
         epilogue = {"epilogue": gated, "accumulators": 2}
     product = ProductCase(m, n, k, row["dtype"], batch=batch, precision=None, **epilogue).product()
-    engines = (one.name for one in (Sm90(), Simt()) if not (one.reason(product, H200) or one.outdone(product, H200)))
+    engines = (
+        one.name for one in (Sm90(), Simt()) if not (one.reason(product, target) or one.outdone(product, target))
+    )
     return next(engines, "xla")
 
 
@@ -208,7 +210,8 @@ def server(row):
     ("product", "said"),
     [
         # Copies take most of the time; the multiplies do; there is little to copy.
-        (ProductCase(64, 48_436, 4096, "bfloat16"), "378.4 MiB, and storing unaligned results"),
+        (ProductCase(64, 48_436, 4096, "bfloat16", a_transposed=True), "378.4 MiB, and storing unaligned results"),
+        (ProductCase(72, 41_393, 3584, "bfloat16"), None),  # which is loaded as it lies
         (ProductCase(314, 9739, 3968, "bfloat16"), None),
         (ProductCase(704, 32, 426, "bfloat16", batch=32), "would take longer"),
         (ProductCase(704, 32, 426, "bfloat16", batch=16, shared="b"), "would take longer"),

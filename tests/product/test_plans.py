@@ -125,18 +125,21 @@ def check_map(tensor, buffers):
 def check_copies(launch, plan, buffers):
     """Reads operands to their end and no further, by words if all rows begin and end with one, and each one once."""
     size = int(re.search(r"kBytes = (\d+)", re.search(r"struct CopyConfig {(.*?)};", plan.unit, re.DOTALL)[1])[1])
-    copies = [launch.arguments[i : i + 11] for i in range(0, len(launch.arguments), 11)]
+    copies = [launch.arguments[i : i + 12] for i in range(0, len(launch.arguments), 12)]
     blocks = 0
     for i, (source, target, *scalars) in enumerate(copies):
-        rows, columns, from_row, from_batch, to_row, to_batch, *tiles, own = (one.value for one in scalars)
+        rows, columns, from_row, from_batch, to_row, to_batch, *tiles, own, to_columns = (one.value for one in scalars)
         batch, rest = divmod(own, math.prod(tiles))
         assert rest == 0
         assert batch == 1 or from_batch
         read = source.offset + (batch - 1) * from_batch + (rows - 1) * from_row + columns * size
         assert read == buffers[replace(source, offset=0)]
         lines = (source.offset, from_row, from_batch, columns * size)
-        assert (f"copies[{i}].words = 1" in plan.unit) == all(line % 4 == 0 for line in lines)
+        in_order = f"copies[{i}].views = 1;" in plan.unit
+        assert (f"copies[{i}].words = 1" in plan.unit) == (in_order and all(line % 4 == 0 for line in lines))
         lines, line = (columns, rows) if f"copies[{i}].transposes = 1" in plan.unit else (rows, columns)
+        assert line == to_columns if in_order else line <= to_columns
+        line = to_columns
         assert line * size <= to_row < line * size + (128 if line * size >= 1024 else 16)
         assert buffers[target] == batch * lines * to_row
         assert batch == 1 or to_batch == lines * to_row
@@ -287,8 +290,8 @@ def test_a_size_beyond_an_index_has_a_reason(name, engine):
 @pytest.mark.parametrize(("k", "row"), [(1021, 1024), (9008 - 7, 9024), (101, 104)])
 def test_copies_of_long_rows_are_whole_lines(k, row):
     """Which take less time to load; those of short rows are no longer than they have to be."""
-    ((_, copy, _),) = packed(case(64, 64, k, "bfloat16").product())[1]
-    assert copy.row_stride == row
+    (copy,) = packed(case(64, 64, k, "bfloat16").product())[1]
+    assert copy.matrix.row_stride == row
 
 
 @pytest.mark.parametrize(

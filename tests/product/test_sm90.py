@@ -201,11 +201,14 @@ def test_operands_that_do_not_run_along_k_are_transposed():
     assert "transposes = 1" in plan.unit
 
 
-def test_operands_that_tma_refuses_are_copied():
+@pytest.mark.parametrize(("views", "scratch"), [(1, (3 * 33 * 72 * 2, 3 * 72 * 48 * 2)), (4, (3 * 33 * 256 * 2,))])
+def test_operands_that_tma_refuses_are_copied(views, scratch):
+    """Both, or a alone, whose K is in the order of the views of b."""
     product = CASES["small"].product()
-    plan = ENGINE.build(next(ENGINE.configurations(product, H100)), product, H100)
+    knobs = next(one for one in ENGINE.configurations(product, H100) if one.views == views)
+    plan = ENGINE.build(knobs, product, H100)
     assert [launch.kernel for launch in plan.launches] == ["product_copy", "product_sm90"]
-    assert plan.scratch == (3 * 33 * 72 * 2, 3 * 72 * 48 * 2)
+    assert plan.scratch == scratch
     assert "transposes = 1" not in plan.unit
 
 

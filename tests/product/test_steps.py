@@ -11,6 +11,7 @@ from checking.product.calls import ProductCase
 from jaxdnn.engines.product import split_k
 from jaxdnn.engines.product.copies import copy_stage
 from jaxdnn.engines.product.element_epilogue import element_epilogue
+from jaxdnn.engines.product.operands import Copy
 from jaxdnn.engines.product.problem import Matrix
 from jaxdnn.engines.product.reduce import reduce_stage
 from jaxdnn.engines.unit import joined
@@ -80,7 +81,7 @@ def copies(dtype: str, shapes: list[tuple[int, int, int]], *, transposed: bool) 
         lines, length = copied[-1].shape[1:]
         stride = math.ceil(length * size / 16) * 16 // size
         source = Matrix(Operand(number), dtype, rows, columns, columns, rows * columns)
-        stated.append((source, Matrix(Result(0, at), dtype, lines, length, stride, lines * stride), transposed))
+        stated.append(Copy(source, Matrix(Result(0, at), dtype, lines, length, stride, lines * stride), transposed))
         at += batch * lines * stride * size
     (batch,) = {batch for batch, _, _ in shapes}
     whole = np.concatenate([one.reshape(-1, one.shape[-1]) for one in copied])

@@ -46,7 +46,7 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, kSwapped, Found...>
              StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found..., Subtile<First, kColumns, kSwapped>>> {};
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kSwapped, kOwnLines.
+/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kSwapped, kOwnLines, kViews.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -69,6 +69,7 @@ struct TileEpilogue {
   unsigned stages;    // shared address of this warp's
   unsigned barriers;  // likewise
   OwnLines own = {};  // where what is reduced over rows has such
+  int edge = 0;       // the column from which on what a tile has is another's, where there are views
   StagePosition<kStages> position = {};
   Partials<Results, Config::kTileN / Config::kAccumulators, Config::kOwnLines> partials;
 
@@ -296,7 +297,7 @@ struct TileEpilogue {
           const int index = i + threadIdx.x % 32, line = index / kPieces, byte = index % kPieces * kBytes;
           const int to = Rows::kStraight ? row + line : ptx::shfl_sync_idx(of_lane, line);
           const int first = column + byte / kSize;
-          if (to >= rows || first >= columns) continue;
+          if (to >= rows || first >= columns || (Config::kViews > 1 && first >= edge)) continue;
           unsigned words[(kBytes + 3) / 4];
           ptx::ld_shared<kBytes>(words, place<kSubtile>(position.stage) + Own::offset(line, byte / 16) + byte % 16);
           ptx::st_global<kBytes>(matrix + others.offset(to, first, columns), words);

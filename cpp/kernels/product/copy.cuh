@@ -1,5 +1,6 @@
 // Copies matrices into rows that TMA and the tensor cores take: aligned to 16 bytes, and transposed if they have to run
-// along K. All operands of a product are copied by one launch.
+// along K. All operands of a product are copied by one launch. Where the other operand is loaded by views, K is in
+// their order, and has zeros where a view ends (core/views.cuh).
 //
 //   grid             a block a tile, of 32 words x as many rows as 32 words hold elements; one matrix's after another's
 //   block            32 x 8 threads, each with 4 squares of kSide x kSide elements (one word of each of kSide rows),
@@ -26,11 +27,21 @@ struct MatrixCopy {
   unsigned row_tiles = 1, column_tiles = 1, blocks = 1;
   bool transposes = false;
   bool words = false;  // the rows of the source are whole, aligned words
+  int views = 1;       // in whose order the columns are (core/views.cuh)
+  int view_step = 0;   // from a view's rows to the next one's, modulo `views`
+  int to_columns = 0;  // of the copy, if it is not transposed
 
-  /// The elements of row `row` from column `column` on, as one word.
+  /// The source's column that is the copy's column `column`.
+  __device__ __forceinline__ int of_view(int column) const {
+    if (views == 1) return column;
+    const int of_one = to_columns / views, view = column / of_one;
+    return column % of_one * views + (views - 1 - view) * view_step % views;
+  }
+
+  /// The elements of row `row` from the copy's column `column` on, as one word; the source's where it is transposed.
   __device__ __forceinline__ unsigned word(const unsigned char* matrix, int row, int column) const {
     unsigned word = 0;
-    if (row >= rows || column >= columns) return word;
+    if (row >= rows || (views == 1 && column >= columns)) return word;
     const unsigned char* const address = matrix + row * from_row + static_cast<long long>(column) * kBytes;
     if (words) {
       ptx::ld_global<4>(&word, address);
@@ -38,8 +49,9 @@ struct MatrixCopy {
 #pragma unroll
       for (int i = 0; i < kSide; ++i) {
         unsigned element = 0;
-        if (column + i < columns) {
-          ptx::ld_global<kBytes>(&element, address + kBytes * i);
+        const int from_column = of_view(column + i);
+        if (from_column < columns) {
+          ptx::ld_global<kBytes>(&element, address + kBytes * (from_column - column));
         }
         word |= element << 8 * kBytes * i;
       }
@@ -110,7 +122,7 @@ __device__ __forceinline__ void copy_tile(const MatrixCopy<kBytes>& copy, unsign
       }
     }
   } else {
-    if (column + x * kSide >= copy.columns) return;
+    if (column + x * kSide >= copy.to_columns) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll

@@ -43,6 +43,7 @@
 #include "core/tile.cuh"
 #include "core/tile_queue.cuh"
 #include "core/turns.cuh"
+#include "core/views.cuh"
 #include "ptx/memory.cuh"
 
 namespace jaxdnn {
@@ -63,6 +64,7 @@ struct ProductSm90Defaults {
   static constexpr int kSteps = 4;              // of a stage that are multiplied
   static constexpr int kGroups = 1;             // of columns, each of its own part of a stage's K
   static constexpr int kLine = 128;             // bytes of A's that lie together; and of B's, if K-major
+  static constexpr int kViews = 1;              // of each B, whose rows TMA refuses (core/views.cuh)
   static constexpr int kStoreColumns = 32;      // of a subtile of results
   static constexpr int kTileM = 128, kTileN = 256, kStages = 4, kClusterM = 2, kClusterN = 1, kConsumers = 2;
   static constexpr int kStagger = 0, kPromotion = 0, kEpilogueStages = 2;
@@ -88,9 +90,14 @@ struct MatrixLoads {
     const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
     const int k = k_first + index * ATile::kDepth;
     ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched);
+    constexpr int kViews = Call::Config::kViews;
+    const int view = kViews > 1 ? index / call.view_stages : 0, b_k = k - view * call.view_stages * ATile::kDepth;
 #pragma unroll
     for (int i = 0; i < Call::kAccumulators; ++i) {
-      BTile::load(call.b[i], stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, k, column,
+      const TensorMap* b = call.b[i * kViews];
+#pragma unroll
+      for (int j = 1; j < kViews; ++j) b = view == j ? call.b[i * kViews + j] : b;
+      BTile::load(b, stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, b_k, column,
                   batch * call.b_batched);
     }
   }
@@ -149,17 +156,19 @@ struct ProductSm90 {
   using Loads = MatrixLoads<ProductSm90>;
 
   const TensorMap* a = nullptr;
-  const TensorMap* b[Config::kAccumulators] = {};
+  const TensorMap* b[Config::kAccumulators * Config::kViews] = {};
   OperandAddress operands[TileEpilogue<Config>::kOperands];
   ResultAddress results[TileEpilogue<Config>::kResults];
   int m = 0, n = 0, k = 0, batches = 1;
   int a_batched = 1, b_batched = 1;  // 0 when one matrix serves the whole batch
   int swizzle = 8;                   // rows of clusters' tiles in a band (core/scheduler.cuh)
   int counter = -1;                  // of the tiles that are taken; none where they are dealt
+  int view_stages = 0;               // of each view
   int splits = 1;                    // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
   static constexpr int kAccumulators = Config::kAccumulators;
-  static constexpr int kWidth = Config::kTileN / kAccumulators;  // columns of a result's tile
+  static constexpr int kWidth = Config::kTileN / kAccumulators;                       // columns of a result's tile
+  static constexpr int kApart = Config::kViews > 1 ? kWidth - kViewOverlap : kWidth;  // from a tile to the next
   static constexpr int kThreads = 128 * (Config::kConsumers + 1);
   static constexpr int kProducerThreads = 1;  // that start copies: one, or a warp
   using Cluster = ClusterCoordinate<Config::kClusterM, Config::kClusterN>;
@@ -215,7 +224,7 @@ struct ProductBlock {
       : call(call),
         pipeline(shared, shared + Call::kBarriersAt),
         order{clusters(call.tiled_rows(), Config::kTileM * Config::kClusterM),
-              clusters(call.n, Call::kWidth * Config::kClusterN), static_cast<unsigned>(call.swizzle)},
+              clusters(call.n, Call::kApart * Config::kClusterN), static_cast<unsigned>(call.swizzle)},
         queue{shared + Call::kQueueAt, tile_counter(call.counter), order.rows * order.columns * call.tiled_matrices()} {
     const int depth = Call::Stage::kDepth * call.splits;
     most_stages = (call.k + depth - 1) / depth;
@@ -242,14 +251,14 @@ struct ProductBlock {
   }
 
   __device__ __forceinline__ int column(const TilePosition& tile) const {
-    return (tile.column * Config::kClusterN + pipeline.cluster.column) * Call::kWidth;
+    return (tile.column * Config::kClusterN + pipeline.cluster.column) * Call::kApart;
   }
 
   /// Starts the copies of all stages of all tiles; by one thread, or a warp.
   __device__ __forceinline__ void load() const {
     ptx::prefetch_tensormap(call.a);
 #pragma unroll
-    for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(call.b[i]);
+    for (int i = 0; i < Config::kAccumulators * Config::kViews; ++i) ptx::prefetch_tensormap(call.b[i]);
     StageWriter<typename Call::Pipeline, Call::kProducerThreads> stages{pipeline};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
       if (stages.first()) queue.ask();
@@ -355,6 +364,7 @@ struct ProductConsumer {
       finish_tile(accumulators, promotion);
 
       const TilePosition tile = block.order[walk.index];
+      if constexpr (Config::kViews > 1) epilogue.edge = block.column(tile) + Call::kApart;
       epilogue.apply(accumulators, block.row(tile) + first_row + warp * 16, block.column(tile),
                      block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
@@ -384,13 +394,23 @@ struct ProductConsumer {
                                                 const TileEpilogue<Config>& epilogue, unsigned index) {
     const TilePosition tile = block.order[index];
     const int depth_blocks = block.depth_blocks(tile), first = block.first_stage(tile);
+    int view_left = block.call.view_stages;
+    bool released = true;
     for (int i = 0; i < depth_blocks; ++i) {
       stages.wait();
       operands.multiply(accumulators, stages.position.stage, first + i, i > promotion.starts);
       if (i == 0) prefetch(epilogue, index);
       ptx::wgmma_wait_group<1>();
-      if (i > promotion.starts) stages.release_previous();
+      if (Config::kViews > 1 ? !released : i > promotion.starts) stages.release_previous();
       stages.advance();
+      if constexpr (Config::kViews > 1) {
+        released = --view_left == 0 && i + 1 < depth_blocks;
+        if (released) {
+          finish_stage(accumulators);
+          next_view(accumulators);
+          view_left = block.call.view_stages;
+        }
+      }
       if (promotion.due(i + 1, depth_blocks)) {
         ptx::wgmma_wait_group<0>();
         stages.release_previous();
@@ -401,11 +421,28 @@ struct ProductConsumer {
 
   /// Waits for the last multiplies of a tile.
   __device__ __forceinline__ void finish_tile(Accumulators& accumulators, Promoted& promotion) const {
+    finish_stage(accumulators);
+    promotion.finish(accumulators[0]);
+  }
+
+  /// Waits for all multiplies that were started.
+  __device__ __forceinline__ void finish_stage(Accumulators& accumulators) const {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(accumulators[rows]);
     stages.release_previous();
-    promotion.finish(accumulators[0]);
+  }
+
+  /// Moves the accumulators to where the next view of B lies.
+  __device__ __forceinline__ void next_view(Accumulators& accumulators) const {
+    constexpr int kOne = kRegisters / Config::kAccumulators;
+#pragma unroll
+    for (int rows = 0; rows < kBlocks; ++rows) {
+#pragma unroll
+      for (int i = 0; i < Config::kAccumulators; ++i) {
+        move_left<kViewOverlap / Config::kViews, kOne>(accumulators[rows] + i * kOne);
+      }
+    }
   }
 
   /// Leaves what is reduced of `tile`, and those before, unless the next one is of the same columns and matrix.

@@ -21,6 +21,12 @@ __device__ __forceinline__ int shfl_sync_idx(int value, int lane) {
   return result;
 }
 
+__device__ __forceinline__ float shfl_sync_idx(float value, int lane) {
+  float result;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(result) : "f"(value), "r"(lane));
+  return result;
+}
+
 /// In which lanes the predicate holds, a bit each.
 __device__ __forceinline__ unsigned vote_sync_ballot(bool predicate) {
   unsigned lanes;

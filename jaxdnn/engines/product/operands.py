@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
+from jaxdnn.engines.product.views import view_k, view_step
 from jaxdnn.plan import Scratch
 
 # Bytes, from which on a copy's rows are whole lines of 128 bytes, which take less time to load: an eighth more at most.
@@ -18,32 +20,48 @@ def transposes(product: Product, which: str) -> bool:
     return product.a.itemsize != 2 and not along_k
 
 
-def packed(product: Product) -> tuple[Product, list[tuple[Matrix, Matrix, bool]]]:
-    """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie.
+class Copy(NamedTuple):
+    """A copy of an operand, in scratch memory.
 
-    Returns:
-      The product, and of each copy what it is of, itself, and whether it is transposed.
+    Attributes:
+      source, matrix: what it is of, and itself.
+      transposed: whether its rows are the source's columns.
+      views, view_step: of the other operand, in whose order its columns are (cpp/kernels/core/views.cuh).
     """
-    copies: list[tuple[Matrix, Matrix, bool]] = []
+
+    source: Matrix
+    matrix: Matrix
+    transposed: bool
+    views: int = 1
+    view_step: int = 0
+
+
+def packed(product: Product, views: int = 1) -> tuple[Product, list[Copy]]:
+    """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie; or of a
+    alone, if it loads so many views of b: k is what these have in whole stages. And the copies.
+    """
+    copies: list[Copy] = []
+    k = view_k(product, views)
 
     def loaded(matrix: Matrix, which: str) -> Matrix:
         transposed = transposes(product, which)
-        if not transposed and tma_reason(matrix, which) is None:
+        if which == "b" if views > 1 else not transposed and tma_reason(matrix, which) is None:
             return matrix
         rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
+        columns = columns if views == 1 else k
         aligned = (DEPTH_BYTES if columns * matrix.itemsize >= _LONG_ROW else 16) // matrix.itemsize
         row_stride = ceil(columns / aligned) * aligned
         batched = product.batch > 1 and matrix.batch_stride != 0
         batch_stride = rows * row_stride if batched else 0
         copy = Matrix(Scratch(len(copies)), matrix.dtype, rows, columns, row_stride, batch_stride)
-        copies.append((matrix, copy, transposed))
+        copies.append(Copy(matrix, copy, transposed, views, view_step(product.b[0], views)))
         return copy
 
     a = loaded(product.a, "a")
     b = tuple(loaded(matrix, "b") for matrix in product.b)
     along_m = product.a_transposed and not transposes(product, "a")
     along_k = product.b_transposed or transposes(product, "b")
-    return replace(product, a=a, b=b, a_transposed=along_m, b_transposed=along_k), copies
+    return replace(product, k=k, a=a, b=b, a_transposed=along_m, b_transposed=along_k), copies
 
 
 def swapped(product: Product) -> Product:

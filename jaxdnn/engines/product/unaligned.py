@@ -10,8 +10,9 @@ from math import ceil, gcd, inf
 from typing import Literal
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product.copies import copied_bytes, copy_seconds
 from jaxdnn.engines.product.element_reason import element_reason
-from jaxdnn.engines.product.operands import packed
+from jaxdnn.engines.product.operands import Copy, packed
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt import heuristic as simt
 from jaxdnn.engines.product.sm90 import heuristic as sm90
@@ -19,12 +20,8 @@ from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
-COPY = 4.5e-6  # and a copy, before which the product can't start
-ANOTHER_COPY = 2e-6  # and one more, of the same launch [34]
 # Short products are not held by the power limit that the model of sm90's time was fitted under [20].
 SHORT, SHORT_SPEED = 40e-6, 1.3
-# Bytes of copies that stay in the L2 cache until they are read.
-RESIDENT = 25e6
 MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they are compared with XLA's kernels
 # Seconds, and then bytes a second, that results take without TMA, by the bytes that their rows are aligned to: straight
 # from registers, or row by row; few take less [18, 20, 23].
@@ -38,7 +35,8 @@ XLA_RATE = {True: 400e12, False: 200e12}
 # Of float32, flops a second, and seconds that these take besides, for more than so many elements [38].
 XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
-XLA_EPILOGUE = 1.25
+XLA_EPILOGUE = {2: 1.35, 4: 1.25}  # by the bytes of an element
+XLA_TILE = 128  # rows and columns that these multiply at least
 # Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32 [32].
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
@@ -50,19 +48,20 @@ XLA_ONE_TILE, XLA_PARTS = 128 * 128, 3  # elements of a result, of which a short
 
 def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
     """Why others than the engine serve a product that is not aligned in less time, or None."""
-    copied = copied_bytes(product)
     scattered = sum(size(result, product.batch) for result in unaligned_results(product))
-    if copied + scattered == 0 or product.a.itemsize < 2:
+    _, copies = packed(product)
+    if not (copies or scattered) or product.a.itemsize < 2:
         return None
     aligned = multiplying(product, target)
     times = {"xla": LAUNCH + xla_seconds(product, aligned, scattered), "simt": simt_seconds(product, target)}
     if engine == "sm90":
-        times["sm90"] = sm90_seconds(product, aligned, copied, target.bandwidth or MEMORY_RATE)
+        times["sm90"], copies = sm90_seconds(product, target, aligned)
     fastest = min(times, key=times.__getitem__)
     if times[fastest] == times[engine]:
         return None
     if fastest == "simt":
         return "copies of its operands would take longer than the kernel for any GPU, which takes them as they lie"
+    copied = copied_bytes(copies, product.batch)
     sizes = f"operands, {copied / 2**20:.1f} MiB, and storing unaligned results, {scattered / 2**20:.1f} MiB"
     return f"aligned copies of its {sizes}, would take longer than XLA's kernels without"
 
@@ -72,7 +71,7 @@ def copies_reason(product: Product, target: Target) -> str | None:
 
     A coarser estimate than `unaligned_reason`'s: of many bytes that are copied, and not of results.
     """
-    copied = copied_bytes(product)
+    copied = copied_bytes(packed(product)[1], product.batch)
     if copied < MANY_COPIED or product.a.itemsize != 2:
         return None
     knobs = next(sm90.candidates(product, target))
@@ -83,16 +82,17 @@ def copies_reason(product: Product, target: Target) -> str | None:
     return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
 
-def sm90_seconds(product: Product, aligned: float, copied: int, bandwidth: float) -> float:
-    """An estimate of the time with copies, of a product that takes so long when all is aligned."""
+def sm90_seconds(product: Product, target: Target, aligned: float) -> tuple[float, list[Copy]]:
+    """An estimate of the time with copies, of a product that takes so long when all is aligned; and the copies."""
     storing = 0.0
     for result in unaligned_results(product):
         start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
-    copies = len(packed(product)[1])
-    launched = COPY + ANOTHER_COPY * (copies - 1) if copies else 0.0
-    return aligned + launched + (1 if copied <= RESIDENT else 2) * copied / bandwidth + storing
+    views = next(sm90.candidates(product, target, matrices=True)).views
+    _, copies = packed(product, views)
+    multiplied = aligned if views == 1 else multiplying(product, target, matrices=True)
+    return multiplied + copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE) + storing, copies
 
 
 def simt_seconds(product: Product, target: Target) -> float:
@@ -105,7 +105,8 @@ def simt_seconds(product: Product, target: Target) -> float:
 
 def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     """An estimate of the time of XLA's kernels, which are no faster than ours when all is aligned."""
-    flops = 2 * product.m * product.n * product.k * product.batch * len(product.b)
+    tiles = ceil(product.m / XLA_TILE) * ceil(product.n / XLA_TILE)
+    flops = 2 * tiles * XLA_TILE**2 * product.k * product.batch * len(product.b)
     itemsize, operands = product.a.itemsize, (product.a, *product.b)
     whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
     rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)]
@@ -119,7 +120,7 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     if product.m * product.n <= XLA_ONE_TILE:
         in_turn /= XLA_PARTS
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
-    seconds = start + max((1.0 if product.is_plain else XLA_EPILOGUE) * (computing + storing), waiting)
+    seconds = start + max((1.0 if product.is_plain else XLA_EPILOGUE[itemsize]) * (computing + storing), waiting)
     if product.is_plain or xla_fuses(product):
         return seconds
     stored = sum(size(result, product.batch) for result in product.stored)
@@ -133,22 +134,16 @@ def xla_fuses(product: Product) -> bool:
     return product.a.dtype == "float32" and rows and one and XLA_FUSED.issuperset(product.program.operations)
 
 
-def multiplying(product: Product, target: Target) -> float:
-    """What the kernel for Hopper takes when all is aligned."""
-    knobs = next(sm90.candidates(product, target), None)
-    seconds = inf if knobs is None else sm90.seconds(product, knobs, target.sm_count)
+def multiplying(product: Product, target: Target, *, matrices: bool = False) -> float:
+    """What the kernel for Hopper takes when all is aligned, or as `matrices` lie."""
+    knobs = next(sm90.candidates(product, target, matrices=matrices), None)
+    seconds = inf if knobs is None else sm90.seconds(product, knobs, target.sm_count, matrices=matrices)
     return max(seconds / SHORT_SPEED, moved(product) / MEMORY_RATE) if seconds < SHORT else seconds
 
 
 def unaligned_results(product: Product) -> list[Matrix]:
     """Those that TMA can't store."""
     return [result for result in product.stored if tma_reason(result, "a result")]
-
-
-def copied_bytes(product: Product) -> int:
-    """Of operands that are copied before they are multiplied."""
-    _, copies = packed(product)
-    return sum(size(source, product.batch if copy.batch_stride else 1) for source, copy, _ in copies)
 
 
 def size(matrix: Matrix, batch: int) -> int:

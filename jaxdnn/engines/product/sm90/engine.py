@@ -71,11 +71,11 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         if max(problem.m, problem.n, problem.k, problem.batch) >= 2**31 - 1024:
             return "a dimension is longer than its 32-bit index"
         _, copies = packed(problem)
-        copied = sum(_tiles(source.rows, source.columns) for source, _, _ in copies)  # by one launch
+        copied = sum(_tiles(copy.source.rows, copy.source.columns) for copy in copies)  # by one launch
         if max(_tiles(problem.m, problem.n), copied) * problem.batch * 4 >= _MOST_TILES:
             return "there are more tiles than its 32-bit index counts"
-        for _, copy, _ in copies:
-            if copy.row_stride * copy.itemsize * copy.rows >= 2**40:
+        for copy in copies:
+            if copy.matrix.row_stride * copy.matrix.itemsize * copy.matrix.rows >= 2**40:
                 return "a copy of an operand is longer than the 40 bits that TMA has for a stride"
         if reason := arguments_reason(problem.operands, problem.results):
             return reason

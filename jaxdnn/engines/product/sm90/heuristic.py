@@ -13,7 +13,8 @@ import numpy as np
 from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.accumulators import ARITHMETIC, accumulator_limit
-from jaxdnn.engines.product.operands import swap_reason, swapped, transposes
+from jaxdnn.engines.product.copies import copy_seconds
+from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transposes
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.knobs import (
     L2_BYTES,
@@ -40,6 +41,7 @@ from jaxdnn.engines.product.sm90_shapes import (
     SWAPPED_SHAPES,
 )
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
+from jaxdnn.engines.product.views import MOVE, row_views, view_k
 
 # The model of `seconds` [6].
 RATE = 700e12  # flops a second of 16-bit operands
@@ -117,15 +119,19 @@ def candidates(
     """
     found: dict[Sm90Knobs, float] = {}
     swapped_shapes = SWAPPED_SHAPES
-    if matrices and is_across(product):
-        shapes = (*shapes, *ACROSS_SHAPES)
-        if product.a.itemsize == 2:  # of which they were timed [37]
-            swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
-    for shape in shapes:
-        for split in splits(product, shape, target.sm_count):
-            knobs = fitted(product, replace(shape, split_k=split), target, staged)
-            if knobs is not None:
-                found.setdefault(knobs, seconds(product, knobs, target.sm_count, matrices=matrices))
+    across = ACROSS_SHAPES if matrices and is_across(product) else ()
+    if across and product.a.itemsize == 2:  # of which they were timed [37]
+        swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
+    # Copies of b, or views of it and a copy of a.
+    for views in sorted({1, row_views(product)}) if matrices else (1,):
+        copies = packed(product, views)[1] if matrices else ()
+        copying = copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE)
+        for shape in (*shapes, *(across if views == 1 else ACROSS_SHAPES)):
+            for split in splits(product, shape, target.sm_count) if views == 1 else (1,):
+                knobs = fitted(product, replace(shape, split_k=split, views=views), target, staged)
+                if knobs is not None:
+                    time = copying + seconds(product, knobs, target.sm_count, matrices=matrices)
+                    found.setdefault(knobs, time)
     if matrices and found and product.k > depth(product) and swap_reason(product) is None:
         transposed, most = swapped(product), PROMISING * min(found.values())
         for shape in swapped_shapes:
@@ -153,14 +159,14 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     if (cluster := knobs.cluster_m * knobs.cluster_n) > 2:
         if rows == 1 and product.k < LONG_K:
             return None  # its blocks wait for each other as long as they wait for what they share [33]
-    elif knobs.cluster_n > 1 and not is_across(product) and rows == 1:
+    elif knobs.cluster_n > 1 and knobs.views == 1 and not is_across(product) and rows == 1:
         return None  # all blocks share one row of tiles [29]
     if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
         return None
     brief = is_brief(product)
     if brief and knobs.schedule == "pingpong":
         knobs = replace(knobs, cluster_m=1)  # they are loaded in half the time, and pairs wait for each other [25]
-    if knobs == (PAIRED if brief or (rows % 2 and rows < 2 * FEW_PAIRS) else ALONE):
+    if replace(knobs, views=1) == (PAIRED if brief or (rows % 2 and rows < 2 * FEW_PAIRS) else ALONE):
         return None
     if knobs.split_k > 1 and cluster > 1:
         return None  # K is split where blocks are idle, and the producer has no registers left for both
@@ -218,7 +224,8 @@ def promotes(product: Product) -> bool:
 
 def storing(product: Product, knobs: Sm90Knobs, staged: Literal["tma", "rows"] = "tma") -> Store:
     """How results leave."""
-    return "direct" if tensor_maps(product, knobs) > MAX_TENSOR_MAPS else stores(product, knobs, staged)[0]
+    store = stores(product, knobs, staged)[0]
+    return "direct" if tensor_maps(product, replace(knobs, store=store)) > MAX_TENSOR_MAPS else store
 
 
 def fetched(product: Product, knobs: Sm90Knobs) -> Literal["tma", "direct"]:
@@ -279,7 +286,7 @@ def seconds(
     accumulators, size = len(product.b), product.a.itemsize
     width, loaded = knobs.tile_n * accumulators, loaded_lines(product, knobs) * accumulators
     cluster = knobs.cluster_m * knobs.cluster_n
-    length = ceil(product.k / knobs.split_k)
+    length = ceil(view_k(product, knobs.views) / knobs.split_k)
     own = width // knobs.groups  # of what a line of a's meets
     # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
     multiplies = 2 * knobs.tile_m * own * length * multiplied / (RATE * 2 / size / sm_count)
@@ -289,13 +296,16 @@ def seconds(
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
+    multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
     turns = ceil(rounds(product, knobs, sm_count))
-    apart = knobs.tile_n if matrices and not product.b_transposed else 0
+    apart = knobs.columns if matrices and not product.b_transposed else 0
     across = across_lines(product.a), across_lines(product.b[0], apart)
+    if knobs.views > 1:  # a is a copy, in whole lines; b's lie anywhere
+        across = 1.0, max(ACROSS_LINES.values())
     # Of a cluster at the end of the result some blocks load for nobody.
-    sharing = (ceil(product.n / knobs.tile_n), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
+    sharing = (ceil(product.n / knobs.columns), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
     shared_a, shared_b = (
         ((1 - MULTICAST) + (MULTICAST + longer - 1) * ceil(tiles / n) / tiles) * copied
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)

@@ -10,6 +10,7 @@ from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transp
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, STEPS, stage_depth, tma_reason
+from jaxdnn.engines.product.views import OVERLAP, row_views
 
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
@@ -46,6 +47,7 @@ class Sm90Knobs:
       fetch: of the epilogue's operands of the result's own shape. "tma": those that can be are tiles, loaded where
         results leave from. "direct": straight to registers.
       swapped: whether the transposed product is computed: tile_m are columns of the result, and tile_n rows.
+      views: how many there are of each matrix b whose rows are as far apart as TMA refuses; 1: it is copied.
     """
 
     tile_m: int = 128
@@ -64,6 +66,7 @@ class Sm90Knobs:
     epilogue_stages: int = 2
     fetch: Literal["tma", "direct"] = "direct"
     swapped: bool = False
+    views: int = 1
 
     def __post_init__(self) -> None:
         positive = (
@@ -77,6 +80,7 @@ class Sm90Knobs:
             "split_k",
             "groups",
             "epilogue_stages",
+            "views",
         )
         check_least(self, 1, *positive)
         if self.consumer_rows not in (64, 128):
@@ -111,6 +115,11 @@ class Sm90Knobs:
     @property
     def consumer_rows(self) -> int:
         return self.tile_m if self.schedule == "pingpong" else self.tile_m // self.consumers
+
+    @property
+    def columns(self) -> int:
+        """From a tile of the result to the next."""
+        return self.tile_n - (OVERLAP if self.views > 1 else 0)
 
     @property
     def threads(self) -> int:
@@ -168,7 +177,9 @@ def knobs_reason(
         if reason := swap_reason(product) or next(filter(None, others), None):
             return f"swapped is True; {reason}"
         product = swapped(product)
-    product, _ = packed(product)
+    if knobs.views > 1 and (reason := views_reason(product, knobs)):
+        return f"views is {knobs.views}; {reason}"
+    product, _ = packed(product, knobs.views)
     if knobs.store not in (expected := stores(product, knobs, staged)):
         found = store_reason(product, knobs) or f"store is {knobs.store!r}"
         return f"{found}; expected store = {' or '.join(map(repr, expected))}"
@@ -205,6 +216,17 @@ def knobs_reason(
     stage = tile_stage(product, knobs) if stage is None else stage
     if (needed := shared_memory(product, knobs, stage)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return None
+
+
+def views_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+    """Why b can't be loaded by so many views, or None."""
+    if knobs.views != (expected := row_views(product)):
+        return f"its rows have {expected}"
+    if (maps := operand_maps(product, knobs)) > MAX_TENSOR_MAPS:
+        return f"they would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}"
+    if knobs.store != "rows" or knobs.split_k > 1 or product.reduced:
+        return "expected store = 'rows', one split and no reduction: the last columns of a tile are the next one's"
     return None
 
 
@@ -257,9 +279,15 @@ def evicts_first(product: Product, knobs: Sm90Knobs) -> bool:
 
 
 def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
-    """Tensor maps of the multiplying kernel, where TMA stores its results."""
+    """Tensor maps of the multiplying kernel."""
     tiles = len(tile_operands(product)) if knobs.fetch == "tma" else 0
-    return 1 + len(product.b) + len(stored_sizes(product, knobs)) + tiles
+    stored = len(stored_sizes(product, knobs)) if knobs.store == "tma" else 0
+    return operand_maps(product, knobs) + stored + tiles
+
+
+def operand_maps(product: Product, knobs: Sm90Knobs) -> int:
+    """Tensor maps of a and b."""
+    return 1 + len(product.b) * knobs.views
 
 
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
@@ -290,7 +318,7 @@ def summed_columns(product: Product, knobs: Sm90Knobs) -> int:
     """How many clusters' tiles lie side by side, if each cluster keeps to one of these columns, of which it has sums;
     or 1. Of many columns, tiles that are worked through together would share too little.
     """
-    columns = ceil(product.n / (knobs.tile_n * knobs.cluster_n))
+    columns = ceil(product.n / (knobs.columns * knobs.cluster_n))
     summed = knobs.split_k == 1 and any(1 in result.axes for result in product.reduced)
     return columns if summed and columns <= FEW_COLUMNS else 1
 
@@ -306,4 +334,4 @@ def kept_columns(product: Product, knobs: Sm90Knobs, tiles: int, sm_count: int) 
 def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
     """Clusters' tiles of one matrix."""
     rows = ceil(product.m / (knobs.tile_m * knobs.cluster_m))
-    return rows * ceil(product.n / (knobs.tile_n * knobs.cluster_n))
+    return rows * ceil(product.n / (knobs.columns * knobs.cluster_n))

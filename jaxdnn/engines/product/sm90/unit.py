@@ -34,6 +34,7 @@ from jaxdnn.engines.product.sm90.knobs import (
 from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, SWIZZLE, operand_map, tensor_map
+from jaxdnn.engines.product.views import view_maps
 from jaxdnn.engines.unit import (
     Constant,
     Parameter,
@@ -93,7 +94,7 @@ class Unit:
         self.steps: list[Stage] = []
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
-        self.product, copies = packed(swapped(product) if knobs.swapped else product)
+        self.product, copies = packed(swapped(product) if knobs.swapped else product, knobs.views)
         if copies:
             self.then(copy_stage(copies, product.batch))
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
@@ -244,6 +245,8 @@ class Unit:
         found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, swizzle=knobs.swizzle)
         if knobs.split_k > 1:
             found += numbers(splits=knobs.split_k)
+        if knobs.views > 1:
+            found += numbers(view_stages=self.fewest_stages(product) // knobs.views)
         if product.batch > 1:
             a_batched, b_batched = (int(matrix.batch_stride != 0) for matrix in (product.a, product.b[0]))
             found += numbers(a_batched=a_batched, b_batched=b_batched)
@@ -291,7 +294,11 @@ class Unit:
         """The tensor maps of a and b."""
         knobs, batch = self.knobs, product.batch
         a = operand_map(product.a, batch, product.a_transposed, knobs.tile_m, sharers=knobs.cluster_n)
-        b = [operand_map(b, batch, not product.b_transposed, knobs.tile_n, sharers=knobs.cluster_m) for b in product.b]
+        along, shape = not product.b_transposed, {"extent": knobs.tile_n, "sharers": knobs.cluster_m}
+        if knobs.views > 1:
+            b = [one for b in product.b for one in view_maps(b, batch, knobs.views, **shape)]
+        else:
+            b = [operand_map(b, batch, along, **shape) for b in product.b]
         return [map_parameter("a", "a", a)] + [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(b)]
 
     # ------------------------------------------------------------ a second step

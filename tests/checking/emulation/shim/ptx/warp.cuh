@@ -14,6 +14,8 @@ inline int shfl_sync_idx(int value) { return emulation::exchange(value)[0]; }
 
 inline int shfl_sync_idx(int value, int lane) { return emulation::exchange(value)[lane]; }
 
+inline float shfl_sync_idx(float value, int lane) { return emulation::exchange(value)[lane]; }
+
 inline unsigned vote_sync_ballot(bool predicate) {
   const bool* const all = emulation::exchange(predicate);
   unsigned lanes = 0;
