@@ -35,8 +35,8 @@ XLA_RATE = {True: 400e12, False: 200e12}
 # Of float32, flops a second, and seconds that these take besides, for more than so many elements [38].
 XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
-XLA_EPILOGUE = {2: 1.35, 4: 1.25}  # by the bytes of an element
-XLA_TILE = 128  # rows and columns that these multiply at least
+XLA_EPILOGUE, XLA_EPILOGUE_OF_16_BITS = 1.25, 1.35
+XLA_TILE = 128  # rows and columns that they multiply at least, of one matrix
 # Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32 [32].
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
@@ -105,13 +105,15 @@ def simt_seconds(product: Product, target: Target) -> float:
 
 def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     """An estimate of the time of XLA's kernels, which are no faster than ours when all is aligned."""
-    tiles = ceil(product.m / XLA_TILE) * ceil(product.n / XLA_TILE)
-    flops = 2 * tiles * XLA_TILE**2 * product.k * product.batch * len(product.b)
+    rows, columns = product.m, product.n
+    if product.batch == 1:  # many have smaller ones
+        rows, columns = (ceil(size / XLA_TILE) * XLA_TILE for size in (rows, columns))
+    flops = 2 * rows * columns * product.k * product.batch * len(product.b)
     itemsize, operands = product.a.itemsize, (product.a, *product.b)
     whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
-    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)]
+    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)] * 2 / itemsize
     start = 0.0
-    if itemsize == 4:
+    if product.a.dtype == "float32":
         rate, start = XLA_FLOAT32_RATE, XLA_FLOAT32_START if product.m * product.n > XLA_FEW else 0.0
     stages = ceil(product.k * itemsize / DEPTH_BYTES)
     computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
@@ -120,7 +122,8 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     if product.m * product.n <= XLA_ONE_TILE:
         in_turn /= XLA_PARTS
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
-    seconds = start + max((1.0 if product.is_plain else XLA_EPILOGUE[itemsize]) * (computing + storing), waiting)
+    epilogue = 1.0 if product.is_plain else XLA_EPILOGUE_OF_16_BITS if itemsize == 2 else XLA_EPILOGUE
+    seconds = start + max(epilogue * (computing + storing), waiting)
     if product.is_plain or xla_fuses(product):
         return seconds
     stored = sum(size(result, product.batch) for result in product.stored)
