@@ -103,12 +103,12 @@ def test_results(name):
 @pytest.mark.parametrize(
     ("product", "knobs", "said"),
     [
-        (case(75, 264, 64), {"views": 8}, "its rows have 1"),
-        (case(75, 265, 64), {"views": 4}, "its rows have 8"),
-        (case(75, 265, 64, b_transposed=True), {"views": 8}, "its rows have 1"),
-        (case(75, 265, 64, a_transposed=True), {"views": 8}, "its rows have 1"),
-        (case(75, 265, 64, "float32"), {"views": 4}, "its rows have 1"),
-        (case(75, 265, 4), {"views": 8}, "its rows have 1"),
+        (case(75, 264, 64), {"views": 8}, "expected 1, of rows"),
+        (case(75, 265, 64), {"views": 4}, "expected 8, of rows"),
+        (case(75, 265, 64, b_transposed=True), {"views": 8}, "expected 1, of rows"),
+        (case(75, 265, 64, a_transposed=True), {"views": 8}, "expected 1, of rows"),
+        (case(75, 265, 64, "float32"), {"views": 4}, "expected 1, of rows"),
+        (case(75, 265, 4), {"views": 8}, "expected 1, of rows"),
         (case(75, 265, 512), {"views": 8, "split_k": 2}, "expected store = 'rows', one split and no reduction"),
         (case(75, 265, 64), {"views": 8, "store": "direct"}, "expected store = 'rows'"),
         (case(75, 265, 64, epilogue=largest), {"views": 8}, "no reduction"),

@@ -11,10 +11,9 @@ from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers
 from jaxdnn.plan import Launch
 
 THREADS = 256  # of product/copy.cuh
-COPY = 4.5e-6  # seconds that a copy takes, before which the product can't start
-ANOTHER_COPY = (
-    2e-6  # and one more, of the same launch ([34] of the notes on sm90 in benchmarks/results/product_kernels.md)
-)
+# Seconds that a copy takes, before which the product can't start, and one more of the same launch: [34] of the notes on
+# sm90 in benchmarks/results/product_kernels.md.
+COPY, ANOTHER_COPY = 4.5e-6, 2e-6
 RESIDENT = 8e6  # bytes of copies that stay in the L2 cache until they are read
 TILE_BYTES = 128  # of a row of a tile, which has as many rows as that has elements
 

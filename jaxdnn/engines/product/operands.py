@@ -45,7 +45,8 @@ def packed(product: Product, views: int = 1) -> tuple[Product, list[Copy]]:
 
     def loaded(matrix: Matrix, which: str) -> Matrix:
         transposed = transposes(product, which)
-        if which == "b" if views > 1 else not transposed and tma_reason(matrix, which) is None:
+        as_it_lies = which == "b" if views > 1 else not transposed and tma_reason(matrix, which) is None
+        if as_it_lies:
             return matrix
         rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
         columns = columns if views == 1 else k

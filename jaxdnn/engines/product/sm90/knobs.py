@@ -222,7 +222,7 @@ def knobs_reason(
 def views_reason(product: Product, knobs: Sm90Knobs) -> str | None:
     """Why b can't be loaded by so many views, or None."""
     if knobs.views != (expected := row_views(product)):
-        return f"its rows have {expected}"
+        return f"expected {expected}, of rows of b so far apart"
     if (maps := operand_maps(product, knobs)) > MAX_TENSOR_MAPS:
         return f"they would take {maps} tensor maps, and a launch has {MAX_TENSOR_MAPS}"
     if knobs.store != "rows" or knobs.split_k > 1 or product.reduced:
