@@ -5,14 +5,13 @@ on a GPU, and which products are given large ones.
 from dataclasses import replace
 
 import jax
-import numpy as np
 import pytest
 
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
-from checking.product.calls import ProductCase, result_types, run
+from checking.product.calls import ProductCase
 from checking.product.cases import gelu
-from checking.product.tolerance import check
+from checking.product.results import check_emulated, check_plan
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
@@ -53,10 +52,7 @@ def emulated(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_its_text_computes_what_is_right(name, emulated):
-    one, _ = PRODUCTS[name]
-    results = [np.zeros(result.shape, result.dtype) for result in result_types(one.product())]
-    emulated.run(list(PRODUCTS).index(name), one.arrays(), results)
-    check(one, results)
+    check_emulated(emulated, list(PRODUCTS).index(name), PRODUCTS[name][0])
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -69,10 +65,7 @@ def test_it_compiles(name):
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_results(name):
     one, knobs = PRODUCTS[name]
-    plan = ENGINE.build(knobs, one.product(), replace(device.gpus()[0], sm_count=16))
-    results, again = (run(plan, one.product(), one.arrays()) for _ in range(2))
-    check(one, results)
-    assert all(first.tobytes() == second.tobytes() for first, second in zip(results, again, strict=True))
+    check_plan(ENGINE.build(knobs, one.product(), replace(device.gpus()[0], sm_count=16)), one)
 
 
 @pytest.mark.parametrize("sizes", [(1472, 1584, 15336), (3584, 4392, 3864), (400, 9000, 3000)])

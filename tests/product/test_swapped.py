@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
-from checking.product.calls import ProductCase, result_types, run
+from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu, residual
-from checking.product.tolerance import check
+from checking.product.results import check_emulated, check_plan
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
@@ -85,9 +84,7 @@ def emulated(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_its_text_computes_what_is_right(name, emulated):
-    results = [np.zeros(one.shape, one.dtype) for one in result_types(product_of(name))]
-    emulated.run(list(PRODUCTS).index(name), PRODUCTS[name][0].arrays(), results)
-    check(PRODUCTS[name][0], results)
+    check_emulated(emulated, list(PRODUCTS).index(name), PRODUCTS[name][0])
 
 
 @pytest.mark.parametrize("name", PRODUCTS | FLOATS_OF_8_BITS)
@@ -100,10 +97,7 @@ def test_it_compiles(name):
 @pytest.mark.parametrize("name", PRODUCTS | FLOATS_OF_8_BITS)
 def test_results(name):
     one, knobs = (PRODUCTS | FLOATS_OF_8_BITS)[name]
-    plan = ENGINE.build(knobs, product_of(name), replace(device.gpus()[0], sm_count=2))
-    results, again = (run(plan, product_of(name), one.arrays()) for _ in range(2))
-    check(one, results)
-    assert all(first.tobytes() == second.tobytes() for first, second in zip(results, again, strict=True))
+    check_plan(ENGINE.build(knobs, product_of(name), replace(device.gpus()[0], sm_count=2)), one)
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,11 @@ def sm90_seconds(product: Product, target: Target, aligned: float) -> tuple[floa
         start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
-    views = next(sm90.candidates(product, target, matrices=True)).views
-    _, copies = packed(product, views)
-    multiplied = aligned if views == 1 else multiplying(product, target, matrices=True)
+    knobs = next(sm90.candidates(product, target, matrices=True))
+    _, copies = packed(product, knobs.views)
+    multiplied = aligned
+    if knobs.views > 1:
+        multiplied = hastened(product, sm90.seconds(product, knobs, target.sm_count, matrices=True))
     return multiplied + copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE) + storing, copies
 
 
@@ -137,10 +139,14 @@ def xla_fuses(product: Product) -> bool:
     return product.a.dtype == "float32" and rows and one and XLA_FUSED.issuperset(product.program.operations)
 
 
-def multiplying(product: Product, target: Target, *, matrices: bool = False) -> float:
-    """What the kernel for Hopper takes when all is aligned, or as `matrices` lie."""
-    knobs = next(sm90.candidates(product, target, matrices=matrices), None)
-    seconds = inf if knobs is None else sm90.seconds(product, knobs, target.sm_count, matrices=matrices)
+def multiplying(product: Product, target: Target) -> float:
+    """What the kernel for Hopper takes when all is aligned."""
+    knobs = next(sm90.candidates(product, target), None)
+    return inf if knobs is None else hastened(product, sm90.seconds(product, knobs, target.sm_count))
+
+
+def hastened(product: Product, seconds: float) -> float:
+    """What the kernel takes of which its model says so many seconds, if it is not held by the power limit."""
     return max(seconds / SHORT_SPEED, moved(product) / MEMORY_RATE) if seconds < SHORT else seconds
 
 
