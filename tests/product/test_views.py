@@ -20,6 +20,7 @@ from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.product.views import OVERLAP, row_views
+from jaxdnn.plan import Operand
 
 ENGINE, H100 = Sm90(), device._NAMED[90]
 GPU = jax.default_backend() == "gpu"
@@ -114,6 +115,15 @@ def test_results(name):
 )
 def test_what_has_no_views(product, knobs, said):
     assert said in (knobs_reason(product.product(), replace(KNOBS, **knobs), H100.shared_memory) or "")
+
+
+@pytest.mark.parametrize("fields", [{"row_stride": 267}, {"buffer": Operand(2, 2)}, {"row_stride": 265 + 2**37}])
+def test_views_of_both_are_alike(fields):
+    """They begin at 16 bytes, and their rows are as far from a multiple of that, and no farther apart than 40 bits."""
+    product = case(75, 265, 64, accumulators=2, epilogue=gated).product()
+    first, second = product.b
+    assert row_views(product) == 8
+    assert row_views(replace(product, b=(first, replace(second, **fields)))) == 1
 
 
 def test_overlaps_are_the_kernels():
