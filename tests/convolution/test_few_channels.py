@@ -162,6 +162,14 @@ def test_reasons(problem, said):
     assert said in (ENGINE.reason(problem, H100) or "")
 
 
+def test_blocks_have_no_patches():
+    """Whose columns read rows of the filter of their own, which the kernel by patches doesn't know of."""
+    problem = PROBLEMS["blocks, places that meet no window, image"].problem
+    offered = list(ENGINE.configurations(problem, H100))
+    assert offered
+    assert not any(getattr(knobs, "patch", 0) for knobs in offered)
+
+
 def test_blocks_are_not_split():
     with pytest.raises(ValueError, match="each line of a block is another result"):
         ENGINE.build(Sm90Knobs(tile_n=16, split_k=2, cluster_m=1, store="rows"), only(SMALL["blocks"], "image"), H100)

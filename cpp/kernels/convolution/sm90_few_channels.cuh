@@ -96,23 +96,6 @@ __device__ __forceinline__ unsigned load_pair(unsigned address) {
   }
 }
 
-/// The columns of B in a stage, of `kDepth` of K.
-template <class Config, int kDepth>
-using RowsOfB =
-    OperandTile<typename Config::B, (Config::kTileN + kChunk - 1) / kChunk * kChunk, true, 1, false, 128, 1, kDepth>;
-
-/// Multiplies of 64 rows in registers by `BTile`, 16 of K for each of `a`.
-template <class BTile, int kRegisters, int kSteps>
-__device__ __forceinline__ void multiply_registers(float (&accumulators)[kRegisters], const unsigned (&a)[kSteps][4],
-                                                   unsigned long long b, bool accumulate) {
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    ptx::WgmmaRs<2 * kRegisters>::template mma_async<BTile::kType, true>(accumulators, a[i], b + BTile::step(i),
-                                                                         accumulate || i > 0);
-  }
-}
-
 /// The stage of an output's tile.
 template <class Config>
 struct WindowStage {
@@ -122,7 +105,7 @@ struct WindowStage {
   static constexpr bool kWords = Config::kPlaceStep % 2 == 0 && Lines::kFirst % 2 == 0;  // pairs are
   // A step is two groups, so an odd one is followed by a line of zeros.
   static constexpr int kFilterLines = Config::kLines + kGroups % 2;
-  using BTile = RowsOfB<Config, kFilterLines * Lines::kPadded>;
+  using BTile = RowsOfB<typename Config::B, Config::kTileN, kFilterLines * Lines::kPadded>;
   static constexpr int kBytes = BTile::kBytes + Config::kTileM / Lines::kPlaces * Lines::kBytes;
   static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
 
@@ -202,7 +185,7 @@ template <class Config>
 struct PlacesStage {
   using Lines = Segment<Config>;
   static constexpr int kSegments = Config::kSegments, kDepth = kSegments * Lines::kPlaces;
-  using BTile = RowsOfB<Config, kDepth>;
+  using BTile = RowsOfB<typename Config::B, Config::kTileN, kDepth>;
   static constexpr int kBytes = BTile::kBytes + kSegments * Lines::kBytes;
   static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
   static constexpr int kRows = Config::kTileM / Config::kConsumers;  // of a warp group

@@ -163,4 +163,20 @@ __device__ __forceinline__ void multiply_tiles(Accumulator (&accumulators)[kBloc
   }
 }
 
+/// A tile of kColumns of B, whose rows run along N: `kDepth` of K.
+template <class T, int kColumns, int kDepth>
+using RowsOfB = OperandTile<T, (kColumns + kChunk - 1) / kChunk * kChunk, true, 1, false, 128, 1, kDepth>;
+
+/// Multiplies of 64 rows in registers by `BTile`, 16 of K for each of `a`.
+template <class BTile, int kRegisters, int kSteps>
+__device__ __forceinline__ void multiply_registers(float (&accumulators)[kRegisters], const unsigned (&a)[kSteps][4],
+                                                   unsigned long long b, bool accumulate) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    ptx::WgmmaRs<2 * kRegisters>::template mma_async<BTile::kType, true>(accumulators, a[i], b + BTile::step(i),
+                                                                         accumulate || i > 0);
+  }
+}
+
 }  // namespace jaxdnn

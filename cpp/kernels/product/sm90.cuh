@@ -39,6 +39,7 @@
 #include "core/epilogue.cuh"
 #include "core/group_tile.cuh"
 #include "core/pipeline_tma.cuh"
+#include "core/promotion.cuh"
 #include "core/scheduler.cuh"
 #include "core/tile.cuh"
 #include "core/tile_queue.cuh"
@@ -197,6 +198,16 @@ struct ProductSm90 {
   /// Of a tile of this matrix, if one takes `most`.
   __device__ __forceinline__ int stages(int, int most) const { return most; }
 
+  /// Of a stage of the tile that begins at this row.
+  __device__ __forceinline__ unsigned stage_bytes(int) const { return Stage::kBytes; }
+
+  /// Before the first copy.
+  __device__ __forceinline__ void prefetch_maps() const {
+    ptx::prefetch_tensormap(a);
+#pragma unroll
+    for (int i = 0; i < Config::kAccumulators * Config::kViews; ++i) ptx::prefetch_tensormap(b[i]);
+  }
+
   /// By one thread, where it has barriers of its own: makes them.
   __device__ __forceinline__ void init(unsigned) const {}
 
@@ -256,9 +267,7 @@ struct ProductBlock {
 
   /// Starts the copies of all stages of all tiles; by one thread, or a warp.
   __device__ __forceinline__ void load() const {
-    ptx::prefetch_tensormap(call.a);
-#pragma unroll
-    for (int i = 0; i < Config::kAccumulators * Config::kViews; ++i) ptx::prefetch_tensormap(call.b[i]);
+    call.prefetch_maps();
     StageWriter<typename Call::Pipeline, Call::kProducerThreads> stages{pipeline};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
       if (stages.first()) queue.ask();
@@ -267,45 +276,10 @@ struct ProductBlock {
       typename Call::Loads loads(call, pipeline.cluster, row(tile), column(tile), tile.batch / call.splits,
                                  first_stage(tile));
       for (int block = 0; block < depth_blocks; ++block) {
-        stages.fill([&](unsigned stage, unsigned full) { loads.load(block, stage, full); });
+        stages.fill([&](unsigned stage, unsigned full) { loads.load(block, stage, full); },
+                    call.stage_bytes(row(tile)));
       }
     }
-  }
-};
-
-/// The accumulators of a tile in float32, to which those of the tensor cores are added every `kEvery` stages (0:
-/// never).
-template <int kEvery, int kConsumers, class Accumulator, int kRegisters>
-struct Promotion {
-  Accumulator promoted[kRegisters] = {};
-  int starts = 0;  // the first block of K in the tensor cores' accumulators
-  int next;        // the first block after
-
-  /// Each consumer promotes at another time.
-  __device__ __forceinline__ explicit Promotion(int consumer) : next(kEvery - consumer * kEvery / kConsumers) {}
-
-  /// Whether the accumulators of the blocks before `block` are to be promoted now; after the last block, `finish` does
-  /// it.
-  __device__ __forceinline__ bool due(int block, int depth_blocks) const {
-    return kEvery > 0 && block == next && next < depth_blocks;
-  }
-
-  __device__ __forceinline__ void promote(Accumulator (&accumulators)[kRegisters]) {
-    add(promoted, accumulators);
-    starts = next;
-    next += kEvery;
-  }
-
-  /// Leaves the whole accumulators in `accumulators`.
-  __device__ __forceinline__ void finish(Accumulator (&accumulators)[kRegisters]) {
-    if constexpr (kEvery > 0) add(accumulators, promoted);
-  }
-
- private:
-  static __device__ __forceinline__ void add(Accumulator (&to)[kRegisters], Accumulator (&from)[kRegisters]) {
-    ptx::warpgroup_fence_operand(from);
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) to[i] += from[i];
   }
 };
 

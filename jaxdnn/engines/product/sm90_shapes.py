@@ -48,6 +48,9 @@ SHAPES = (
     Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
 )
 
+# Of columns that 256 would cut badly, over a long K, whose multiplies are what takes time [43].
+LONG_SHAPES = (Sm90Knobs(tile_n=224), Sm90Knobs(tile_n=224, cluster_m=1))
+
 # Of the transposed product: as many rows of the result, few or many, as a tile's columns can be, in steps of 16.
 SWAPPED_SHAPES = tuple(
     Sm90Knobs(tile_m=tile_m, tile_n=tile_n, stages=8, cluster_m=1, consumers=consumers, swapped=True)

@@ -1,6 +1,7 @@
 """Products on Hopper's tensor cores (cpp/kernels/product/sm90.cuh)."""
 
 from collections.abc import Iterator
+from itertools import chain
 from math import ceil
 
 from jaxdnn.device import Target
@@ -10,6 +11,11 @@ from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product, arguments_reason
 from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
+from jaxdnn.engines.product.sm90.short_k.heuristic import candidates as short_k_candidates
+from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
+from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason as short_k_knobs_reason
+from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
+from jaxdnn.engines.product.sm90.short_k.unit import ShortKUnit
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.product.small import small_reason
 from jaxdnn.engines.product.unaligned import unaligned_reason
@@ -86,10 +92,15 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         return None
 
     def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
-        return candidates(problem, target, matrices=True)
+        by_lines = candidates(problem, target, matrices=True)
+        if whole_rows_reason(problem):
+            return by_lines
+        by_rows = short_k_candidates(problem, target)
+        return chain(by_lines, by_rows) if lines_reason(problem) else chain(by_rows, by_lines)
 
     def build(self, config: Sm90Knobs, problem: Product, target: Target) -> Plan:
-        if reason := knobs_reason(problem, config, target.shared_memory):
+        fits = short_k_knobs_reason if config.whole_rows else knobs_reason
+        if reason := fits(problem, config, target.shared_memory):
             raise ValueError(f"{self.name}: {config} does not fit: {reason}")
-        unit = Unit(problem, config, target.sm_count)
+        unit = (ShortKUnit if config.whole_rows else Unit)(problem, config, target.sm_count)
         return Plan(unit.text, "sm_90a", tuple(unit.launches), tuple(unit.scratch))

@@ -35,6 +35,7 @@ from jaxdnn.engines.product.sm90_shapes import (
     ACROSS_SHAPES,
     ALONE,
     FEW_PAIRS,
+    LONG_SHAPES,
     PAIRED,
     SHAPES,
     SWAPPED_ACROSS_SHAPES,
@@ -122,11 +123,12 @@ def candidates(
     across = ACROSS_SHAPES if matrices and is_across(product) else ()
     if across and product.a.itemsize == 2:  # of which they were timed [37]
         swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
+    long = LONG_SHAPES if matrices and product.k >= LONG_K and product.a.itemsize == 2 else ()
     # Copies of b, or views of it and a copy of a.
     for views in sorted({1, row_views(product)}) if matrices else (1,):
         copies = packed(product, views)[1] if matrices else ()
         copying = copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE)
-        for shape in (*shapes, *(across if views == 1 else ACROSS_SHAPES)):
+        for shape in (*shapes, *long, *(across if views == 1 else ACROSS_SHAPES)):
             for split in splits(product, shape, target.sm_count) if views == 1 else (1,):
                 knobs = fitted(product, replace(shape, split_k=split, views=views), target, staged)
                 if knobs is not None:

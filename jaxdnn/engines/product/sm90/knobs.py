@@ -48,6 +48,7 @@ class Sm90Knobs:
         results leave from. "direct": straight to registers.
       swapped: whether the transposed product is computed: tile_m are columns of the result, and tile_n rows.
       views: how many there are of each matrix b whose rows are as far apart as TMA refuses; 1: it is copied.
+      whole_rows: whether a stage has all of a short K, and a's rows as they lie (cpp/kernels/product/short_k.cuh).
     """
 
     tile_m: int = 128
@@ -67,6 +68,7 @@ class Sm90Knobs:
     fetch: Literal["tma", "direct"] = "direct"
     swapped: bool = False
     views: int = 1
+    whole_rows: bool = False
 
     def __post_init__(self) -> None:
         positive = (
@@ -108,7 +110,8 @@ class Sm90Knobs:
     @property
     def constants(self) -> dict[str, int]:
         """What the kernel is compiled with, by the names that its `Config` has."""
-        others = ("schedule", "store", "fetch", "swizzle", "split_k")  # flags, and what is known when it is launched
+        # Flags, and what is known when it is launched.
+        others = ("schedule", "store", "fetch", "swizzle", "split_k", "whole_rows")
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in others}
         return {name.title().replace("_", ""): value for name, value in named.items()}
 
@@ -170,6 +173,8 @@ def knobs_reason(
     """Why the knobs don't fit the product, or None. `staged` is how results leave that pass through shared memory, and
     `stage` how many bytes a stage has that holds other than tiles; `groups` of columns have their own part of K.
     """
+    if knobs.whole_rows:
+        return "whole_rows is True; expected a product over a short K"
     if knobs.groups != groups:
         return f"groups is {knobs.groups}; expected {groups}"
     if knobs.swapped:

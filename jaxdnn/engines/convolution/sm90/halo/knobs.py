@@ -108,6 +108,8 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
         return "a filter's gradient sums over the places that patches have"
     if product.a.itemsize != 2:
         return f"its patches are of 16-bit floats, and the image is {product.a.dtype}"
+    if gemm.filter_rows is not None:
+        return "each column of a block of an image's places has rows of the filter of its own"
     if gemm.merged > STEPS:
         return f"a group has {gemm.channels // gemm.merged} channels, which are less than a multiply's"
     if gemm.groups > 1 and gemm.channels * product.a.itemsize % LINES[-1]:

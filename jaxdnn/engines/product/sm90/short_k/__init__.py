@@ -1,0 +1,1 @@
+"""Products over a short K."""

@@ -1,0 +1,74 @@
+"""Which knobs to try for a product over a short K, best first; and where tiles of lines are faster.
+
+Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from jaxdnn.device import Target
+from jaxdnn.engines.product.accumulators import accumulator_limit
+from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.sm90.knobs import L2_BYTES, Sm90Knobs, accumulator_registers, cluster_tiles, stores
+from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason, staged
+from jaxdnn.engines.product.tma import DEPTH_BYTES
+
+# The most rows first [41]: a tile is little work, and what comes between two of them counts.
+_SHAPES = (
+    Sm90Knobs(tile_m=384, stages=8, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_m=256, stages=8, cluster_m=1),
+    Sm90Knobs(tile_m=192, stages=8, cluster_m=1, consumers=3),
+    Sm90Knobs(tile_m=128, stages=8, cluster_m=1, schedule="pingpong"),
+    Sm90Knobs(tile_m=128, stages=8, cluster_m=1),
+    Sm90Knobs(tile_m=64, stages=8, cluster_m=1, schedule="pingpong"),
+)
+_WIDTHS = (32, 64, 96, 128)  # of tiles whose warps store lines of at least 64 bytes
+_NARROW = 64  # columns of a tile, up to which half of the multiprocessors may be idle
+_FEWEST_TILES = {True: 0.5, False: 1.5}  # of a multiprocessor, of what is narrow, and of what is not
+_MOST_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
+
+
+def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
+    """Knobs that work for the product: as many columns as it has, and then as many rows as leave no block idle."""
+    width = next((width for width in _WIDTHS if product.n <= width), _WIDTHS[-1])
+    rows = min(384, ceil(product.m / 64) * 64)
+    cut = product.n > _WIDTHS[-1] and product.n * 2 % 32 and product.m * product.n * product.batch * 2 > L2_BYTES
+    found = [
+        replace(shape, tile_n=tile_n, whole_rows=True)
+        for tile_n in sorted(_WIDTHS, key=lambda tile_n: (tile_n != width, -tile_n))
+        for shape in _SHAPES
+    ]
+
+    def last(knobs: Sm90Knobs) -> bool:
+        few = cluster_tiles(product, knobs) * product.batch < _FEWEST_TILES[width <= _NARROW] * target.sm_count
+        return knobs.tile_m > rows or (few and knobs.tile_m > 64)
+
+    if cut:  # neighbours' lines have to meet in the L2 cache [42]
+        found.sort(key=lambda knobs: (knobs.tile_m, knobs.tile_n, knobs.schedule) != (128, 64, "cooperative"))
+    for knobs in sorted(found, key=last):
+        fitted = _fitted(product, knobs, target)
+        if fitted is not None:
+            yield fitted
+
+
+def lines_reason(product: Product) -> str | None:
+    """Why tiles of lines take less time, or None."""
+    if product.k > _MOST_K:
+        return f"k is {product.k}; up to {_MOST_K} whole rows take less time than their lines"
+    if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0:
+        return "rows of a are whole lines, or halves, which TMA loads as fast"
+    return None
+
+
+def _fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:
+    """The knobs with as many stages as there is room for."""
+    knobs = replace(knobs, store=stores(product, knobs, staged(product))[0])
+    if accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
+        return None
+    for stages in range(knobs.stages, 1, -1):
+        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
+            choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages)
+            if knobs_reason(product, choice, target.shared_memory) is None:
+                return choice
+    return None

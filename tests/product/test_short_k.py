@@ -1,0 +1,237 @@
+"""Products over a short K, of rows that lie one behind the other: which are, what serves them, and that their code
+computes what is right, on the CPU and on a GPU.
+"""
+
+import csv
+import functools
+import itertools
+import re
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checking.compiler_log import compile_checked
+from checking.emulation.plans import Emulated
+from checking.product.calls import ProductCase
+from checking.product.cases import gelu
+from checking.product.results import check_emulated, check_plan
+from jaxdnn import device
+from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
+from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
+from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
+from jaxdnn.engines.product.small import small_reason
+from jaxdnn.plan import TensorMap
+
+ENGINE, H100 = Sm90(), device._NAMED[90]
+GPU = jax.default_backend() == "gpu"
+MEASURED = Path(__file__).parents[2] / "benchmarks/results/configurations/nvidia-h200-short_k.csv"
+KNOBS = Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, store="rows", whole_rows=True)
+IN_TURNS = replace(KNOBS, schedule="pingpong")
+NARROW = Sm90Knobs(tile_m=384, tile_n=32, stages=3, cluster_m=1, consumers=3, store="rows", whole_rows=True)
+
+
+def two(acc, bias):
+    return acc + bias, acc.astype(jnp.float32)
+
+
+def sums(acc, bias):
+    return acc + bias, jnp.sum(acc, axis=(0, 1)), jnp.max(acc, axis=2)
+
+
+def case(m, n, k, dtype="bfloat16", **fields):
+    return ProductCase(m, n, k, dtype, precision="default", **fields)
+
+
+# Rows are a half step longer than whole ones of 16 elements, or not; and the last tile's rows are few, or all there.
+PRODUCTS = {
+    "one half step": (case(150, 40, 8), KNOBS),
+    "one step": (case(150, 40, 16), KNOBS),
+    "five and a half": (case(200, 40, 88), IN_TURNS),
+    "ten": (case(131, 56, 160), replace(IN_TURNS, tile_m=64)),
+    "sixteen": (case(130, 24, 256), replace(KNOBS, tile_m=64, tile_n=32, consumers=1)),
+    "float16": (case(385, 24, 40, "float16"), NARROW),
+    "eight columns": (case(400, 8, 24), NARROW),
+    "whole lines of results": (case(200, 128, 72), replace(IN_TURNS, store="tma")),
+    "three in turns": (case(500, 40, 72), replace(IN_TURNS, consumers=3)),
+    "several columns of tiles": (case(200, 200, 72), replace(KNOBS, tile_n=96)),
+    "straight from registers": (case(200, 72, 40), replace(KNOBS, store="direct")),
+    "gelu": (case(150, 136, 72, epilogue=gelu, operands=(("bfloat16", (1, 1, 136)),)), IN_TURNS),
+    "residual": (case(150, 40, 72, batch=2, epilogue=gelu, operands=(("bfloat16", (2, 150, 40)),)), KNOBS),
+    "two results": (case(150, 40, 72, epilogue=two, operands=(("bfloat16", (1, 1, 40)),)), KNOBS),
+    "reductions": (case(150, 40, 72, batch=3, epilogue=sums, operands=(("bfloat16", (1, 1, 40)),)), KNOBS),
+    "batch": (case(137, 40, 72, batch=3), KNOBS),
+    "batch, in turns": (case(137, 40, 72, batch=3), IN_TURNS),
+    "batch, one a": (case(137, 40, 72, batch=3, shared="a"), KNOBS),
+    "batch, one b": (case(137, 40, 72, batch=3, shared="b"), KNOBS),
+    "few rows": (case(5, 40, 72, batch=3), KNOBS),
+}  # fmt: skip
+
+
+@functools.cache
+def product_of(name):
+    return PRODUCTS[name][0].product()
+
+
+def plan_of(name, target):
+    return ENGINE.build(PRODUCTS[name][1], product_of(name), replace(target, sm_count=4))
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    return Emulated([plan_of(name, H100) for name in PRODUCTS], tmp_path_factory.mktemp("short_k"))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_its_text_computes_what_is_right(name, emulated):
+    check_emulated(emulated, list(PRODUCTS).index(name), PRODUCTS[name][0])
+
+
+@pytest.mark.parametrize("k", [24, 72])
+def test_what_is_not_finite_stays_in_its_row(k, tmp_path):
+    """A row ends in the middle of a step: neither the next one's elements are multiplied, nor its own by zeros."""
+    one = case(150, 40, k)
+    a, b = one.arrays()
+    a[:, 1::3] = np.nan
+    a[:, 2::3, -1] = np.inf
+    results = [np.zeros((1, 150, 40), a.dtype)]
+    Emulated([ENGINE.build(KNOBS, one.product(), H100)], tmp_path).run(0, [a, b], results)
+    found, exact_a, exact_b = (array.astype(np.float64) for array in (results[0], a, b))
+    assert np.isnan(found[:, 1::3]).all()
+    np.testing.assert_array_equal(found[:, 2::3], np.broadcast_to(np.inf * exact_b[:, -1:], found[:, 2::3].shape))
+    want = np.einsum("bmk,bkn->bmn", exact_a[:, ::3], exact_b)
+    np.testing.assert_allclose(found[:, ::3], want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_it_compiles(name):
+    compile_checked(plan_of(name, H100), PRODUCTS[name][1])
+
+
+@pytest.mark.parametrize("size", [(2000, 24, 40), (20000, 80, 104), (20000, 300, 24), (3000, 200, 152)])
+def test_configurations_compile(size):
+    product = case(*size).product()
+    for knobs in itertools.islice(ENGINE.configurations(product, H100), 6):
+        compile_checked(ENGINE.build(knobs, product, H100), knobs)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_results(name):
+    check_plan(plan_of(name, device.gpus()[0]), PRODUCTS[name][0])
+
+
+def test_a_plan_is_what_it_is():
+    """A's rows are copied from where they lie, and b's are filled up with zeros to whole steps."""
+    plan = ENGINE.build(replace(KNOBS, stages=4), case(416, 40, 72, batch=7).product(), H100)
+    (launch,) = plan.launches
+    assert (launch.grid, launch.block, launch.cluster) == ((28, 1, 1), (384, 1, 1), (1, 1, 1))
+    (b,) = (argument for argument in launch.arguments if isinstance(argument, TensorMap))
+    assert (b.dimensions, b.box) == ((40, 72, 7), (64, 80, 1))
+    assert "kRowElements = 72" in plan.unit
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (case(200, 40, 72, "float32"), "a is float32; expected 16-bit floats"),
+        (case(200, 40, 72, a_transposed=True), "one of these is transposed"),
+        (case(200, 40, 72, b_transposed=True), "one of these is transposed"),
+        (case(200, 40, 72, accumulators=2, epilogue=lambda a, b: a * b), "and there are two"),
+        (case(200, 40, 76), "k is 76; expected a multiple of 8"),
+        (case(200, 40, 264), "k is 264; expected a multiple of 8 of at most 256"),
+        (case(200, 40, 72, batch=2, padding=16), "rows of a are 88 elements apart; expected k, 72"),
+        (case(200, 42, 72), "the row stride of b is 84 bytes"),
+    ],
+)
+def test_what_has_no_whole_rows(one, said):
+    product = one.product()
+    assert said in (whole_rows_reason(product) or "")
+    assert not any(knobs.whole_rows for knobs in ENGINE.configurations(product, H100))
+    with pytest.raises(ValueError, match="whole_rows is True; .*" + re.escape(said)):
+        ENGINE.build(KNOBS, product, H100)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"cluster_m": 2}, "expected no cluster, one split"),
+        ({"split_k": 2}, "expected no cluster, one split"),
+        ({"stagger": 1}, "no stagger"),
+        ({"tile_n": 48}, "tile_n is 48; expected one of"),
+        ({"store": "tma"}, "expected store = 'rows'"),
+        ({"stages": 12}, "bytes of shared memory"),
+        ({"tile_m": 384, "tile_n": 128, "consumers": 3}, "registers of accumulators and rows"),
+    ],
+)
+def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
+    product = case(200, 40, 72).product()
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ENGINE.build(replace(KNOBS, **knobs), product, H100)
+
+
+@pytest.mark.parametrize(
+    ("one", "whole"),
+    [
+        (case(40000, 40, 72), True),
+        (case(40000, 24, 16, batch=2), True),
+        (case(40000, 40, 64), False),
+        (case(40000, 40, 96), False),
+        (case(40000, 40, 200), False),
+    ],
+)
+def test_lines_are_cut_where_rows_are_whole(one, whole):
+    product = one.product()
+    assert whole == (lines_reason(product) is None)
+    offered = list(ENGINE.configurations(product, H100))
+    assert offered[0].whole_rows == whole
+    assert {knobs.whole_rows for knobs in offered} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (case(2000, 40, 72), "begin in less time"),
+        (case(40000, 8, 72), "less time for 8 columns"),
+        (case(40000, 16, 72), None),
+        (case(40000, 8, 136), None),
+        (case(40000, 8, 72, epilogue=gelu, operands=(("bfloat16", (1, 1, 8)),)), None),
+    ],
+)
+def test_what_xla_serves(one, said):
+    found = small_reason(one.product())
+    assert found is None if said is None else said in found
+
+
+def measured():
+    """Of each product: microseconds by how a is loaded, and tile; of lines, that which the model chose."""
+    with MEASURED.open() as file:
+        rows = list(csv.DictReader(file))
+    for size, group in itertools.groupby(
+        rows, key=lambda row: tuple(int(row[name]) for name in ("m", "n", "k", "batch"))
+    ):
+        names = ("a", "tile_m", "tile_n", "schedule", "consumers")
+        yield size, {tuple(row[name] for name in names): float(row["microseconds"]) for row in group}
+
+
+def test_the_choice_is_fast():
+    """Results that are more than the L2 cache holds, of rows that are no whole sectors, take very different times."""
+    ratios, before = [], []
+    for (m, n, k, batch), times in measured():
+        product = case(m, n, k, out="bfloat16", batch=batch).product()
+        lines = times["lines", "", "", "", ""]
+        knobs = next(iter(ENGINE.configurations(product, H100)))
+        key = ("whole rows", *map(str, (knobs.tile_m, knobs.tile_n, knobs.schedule, knobs.consumers)))
+        found = times[key] if knobs.whole_rows else lines
+        ratios.append(found / min(times.values()))
+        before.append(lines / found)
+    assert len(ratios) > 40
+    assert statistics.geometric_mean(ratios) < 1.07
+    assert max(ratios) < 1.7
+    assert statistics.geometric_mean(before) > 1.2
+    assert min(before) > 0.85
