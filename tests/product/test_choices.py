@@ -118,6 +118,13 @@ def test_few_rows_are_streamed_fast():
     assert statistics.geometric_mean(plain) <= 0.8
 
 
+@pytest.mark.parametrize(("sizes", "tile_n"), [((1856, 24576, 1600), 192), ((448, 8192, 2048), 256)])
+def test_wide_tiles_of_bytes_have_one_round(sizes, tile_n):
+    """Of blocks that share nothing."""
+    _, _, found, *_ = choice(problem(*sizes, 1, "float8_e4m3fn", "0", "1", "fast"))
+    assert int(found) == tile_n
+
+
 @pytest.mark.parametrize(
     ("sizes", "tile"),
     [

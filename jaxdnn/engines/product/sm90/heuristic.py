@@ -66,6 +66,7 @@ MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks do
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
+WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
@@ -302,6 +303,8 @@ def seconds(
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
     turns = ceil(rounds(product, knobs, sm_count))
+    if matrices and size == 1 and width == 4 * CHUNK and cluster == 1 and turns > 1:
+        multiplying *= WIDE_BYTES
     apart = knobs.columns if matrices and not product.b_transposed else 0
     across = across_lines(product.a), across_lines(product.b[0], apart)
     if knobs.views > 1:  # a is a copy, in whole lines; b's lie anywhere
