@@ -208,6 +208,12 @@ def test_what_xla_serves(one, said):
     assert found is None if said is None else said in found
 
 
+@pytest.mark.parametrize(("m", "tile_m"), [(60, 64), (130, 192), (400, 384)])
+def test_a_tile_has_no_more_rows_than_a_matrix_fills(m, tile_m):
+    first = next(iter(ENGINE.configurations(case(m, 24, 40, batch=3000).product(), H100)))
+    assert (first.tile_m, first.tile_n, first.whole_rows) == (tile_m, 32, True)
+
+
 def measured():
     """Of each product: microseconds by how a is loaded, and tile; of lines, that which the model chose."""
     with MEASURED.open() as file:
