@@ -3,6 +3,7 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
@@ -76,3 +77,14 @@ SWAPPED_ACROSS_SHAPES = tuple(
     if shape.tile_n >= 128
     for cluster_n in (1, 2)
 )
+
+
+def deepest(knobs: Sm90Knobs, reason: Callable[[Sm90Knobs], str | None]) -> Sm90Knobs | None:
+    """The knobs with as many of their stages as there is room for, by `reason`; or None."""
+    for stages in range(knobs.stages, 1, -1):
+        stagger = min(knobs.stagger, stages - 1)
+        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
+            choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=stagger)
+            if reason(choice) is None:
+                return choice
+    return None

@@ -1,5 +1,7 @@
 """What the Tensor Memory Accelerator (TMA) asks of matrices, and the maps that it reads and writes them by."""
 
+from math import ceil
+
 from jaxdnn.engines.product.problem import Matrix
 from jaxdnn.plan import TensorMap
 
@@ -7,6 +9,7 @@ from jaxdnn.plan import TensorMap
 DEPTH_BYTES = 128
 STEPS = 4  # multiplies along K of a stage
 CHUNK = 64
+_STAGE_ALIGNMENT = 1024  # bytes, of tiles that TMA swizzles
 
 # Values of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 _BYTES = 0
@@ -26,6 +29,11 @@ def tma_reason(matrix: Matrix, what: str) -> str | None:
         if stride * matrix.itemsize >= 2**40:
             return f"the {name} stride of {what} is {stride * matrix.itemsize} bytes, and TMA has 40 bits for it"
     return None
+
+
+def stage_bytes(size: int) -> int:
+    """Of a stage that holds so many bytes, up to where the next one begins."""
+    return ceil(size / _STAGE_ALIGNMENT) * _STAGE_ALIGNMENT
 
 
 def stage_depth(matrix: Matrix) -> int:

@@ -1,7 +1,6 @@
 """Products on Hopper's tensor cores (cpp/kernels/product/sm90.cuh)."""
 
 from collections.abc import Iterator
-from itertools import chain
 from math import ceil
 
 from jaxdnn.device import Target
@@ -92,11 +91,13 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
         return None
 
     def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
-        by_lines = candidates(problem, target, matrices=True)
-        if whole_rows_reason(problem):
-            return by_lines
-        by_rows = short_k_candidates(problem, target)
-        return chain(by_lines, by_rows) if lines_reason(problem) else chain(by_rows, by_lines)
+        whole = whole_rows_reason(problem) is None
+        first = whole and lines_reason(problem) is None
+        if first:
+            yield from short_k_candidates(problem, target)
+        yield from candidates(problem, target, matrices=True)
+        if whole and not first:
+            yield from short_k_candidates(problem, target)
 
     def build(self, config: Sm90Knobs, problem: Product, target: Target) -> Plan:
         fits = short_k_knobs_reason if config.whole_rows else knobs_reason

@@ -40,6 +40,7 @@ from jaxdnn.engines.product.sm90_shapes import (
     SHAPES,
     SWAPPED_ACROSS_SHAPES,
     SWAPPED_SHAPES,
+    deepest,
 )
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 from jaxdnn.engines.product.views import MOVE, row_views, view_k
@@ -195,12 +196,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         stagger = 0
     if in_row_order(product) or summed_columns(product, knobs) > 1:
         knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28], or a block's sums are of one column
-    for stages in range(knobs.stages, 1, -1):
-        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
-            choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=min(stagger, stages - 1))
-            if knobs_reason(product, choice, target.shared_memory, staged, groups=knobs.groups) is None:
-                return choice
-    return None
+    knobs = replace(knobs, stagger=min(stagger, knobs.stages - 1))
+    return deepest(knobs, lambda one: knobs_reason(product, one, target.shared_memory, staged, groups=one.groups))
 
 
 def moved(product: Product) -> int:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import ceil
 
 from jaxdnn.device import Target
-from jaxdnn.engines.convolution.sm90.few_channels.knobs import WIDTHS, knobs_reason
+from jaxdnn.engines.convolution.sm90.few_channels.knobs import knobs_reason
 from jaxdnn.engines.convolution.window_lines import WindowLines
 from jaxdnn.engines.product.accumulators import accumulator_limit
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, accumulator_registers, stores
+from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, accumulator_registers, stores
 
 # Three warp groups: while one loads its registers and another stores, the third multiplies.
 _OUTPUT = (
@@ -31,7 +31,7 @@ _FEW_STAGES = 4  # of a split
 def candidates(lines: WindowLines, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs that work for the convolution: those of fewest columns past the last one first, and of these the widest."""
     columns = lines.product.n
-    for width in sorted(WIDTHS, key=lambda width: (ceil(columns / width) * width, -width)):
+    for width in sorted(REGISTER_WIDTHS, key=lambda width: (ceil(columns / width) * width, -width)):
         for shape in _FILTER if lines.to_filter else _OUTPUT:
             knobs = _fitted(lines, replace(shape, tile_n=width, split_k=_split(lines, width, target)), target)
             if knobs is not None:

@@ -5,14 +5,13 @@ from math import ceil
 from jaxdnn.engines.convolution.sm90.knobs import launch_reason
 from jaxdnn.engines.convolution.window_lines import SEGMENT, WindowLines
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, loaded_columns
+from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, loaded_columns
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+from jaxdnn.engines.product.tma import stage_bytes
 
-WIDTHS = (32, 64, 80, 96, 112, 128)  # columns of a multiply by registers that ptx/wgmma.cuh has
 _MOST_BOX = 256  # elements of a box's dimension
 _MOST_STEPS = 16  # of an output's K, of which all are in registers at once
 _MOST_ROWS = 256  # of a filter's tile, whose accumulators leave room for what they are multiplied by
-_ALIGNMENT = 1024  # of a stage, bytes
 _MOST_PLACES = 2**31 - 1024
 
 
@@ -39,7 +38,7 @@ def stage(lines: WindowLines, product: Product, knobs: Sm90Knobs) -> int:
     depth = lines.depth if lines.to_filter else lines.filter_lines * lines.padded
     segments = lines.depth // SEGMENT if lines.to_filter else knobs.tile_m // SEGMENT
     size = loaded_columns(product, knobs) * depth * product.a.itemsize + segments * lines.segment_bytes
-    return ceil(size / _ALIGNMENT) * _ALIGNMENT
+    return stage_bytes(size)
 
 
 def knobs_reason(lines: WindowLines, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
@@ -47,8 +46,8 @@ def knobs_reason(lines: WindowLines, knobs: Sm90Knobs, shared_memory_limit: int)
     product = lines.product
     if knobs.schedule == "pingpong" or knobs.cluster_m * knobs.cluster_n > 1:
         return "its blocks load alone, and its warp groups share tiles; expected a cooperative schedule and no cluster"
-    if knobs.tile_n not in WIDTHS:
-        return f"tile_n is {knobs.tile_n}; expected one of {WIDTHS}"
+    if knobs.tile_n not in REGISTER_WIDTHS:
+        return f"tile_n is {knobs.tile_n}; expected one of {REGISTER_WIDTHS}"
     if lines.to_filter and knobs.tile_m < lines.rows:
         return f"tile_m is {knobs.tile_m}; expected all of a filter's {lines.rows} rows"
     if knobs.split_k > ceil(product.k / lines.depth):

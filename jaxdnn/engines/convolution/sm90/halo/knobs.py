@@ -12,7 +12,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.sm90.knobs import loaded_columns, shared_memory
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
-from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS
+from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, stage_bytes
 
 BLOCK = 8  # places of a block's side
 BLOCK_ROWS = BLOCK * BLOCK
@@ -20,7 +20,6 @@ LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels in a stage
 _DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
 _MOST_ROWS = 2**31 - 1024
-_ALIGNMENT = 1024  # of a stage, bytes
 _BOX_ALIGNMENT = 128  # of a patch
 _BARRIERS = 16  # bytes of a stage's
 _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phases=(Phase(1, 0, 0),))
@@ -98,7 +97,7 @@ def columns_of_tiles(product: Product, knobs: ConvolutionKnobs) -> int:
 
 
 def _aligned(size: int) -> int:
-    return ceil(size / _ALIGNMENT) * _ALIGNMENT
+    return stage_bytes(size)
 
 
 def patches_reason(gemm: ImplicitGemm) -> str | None:

@@ -12,7 +12,7 @@ from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.product.sm90.knobs import TILE_WIDTHS
 from jaxdnn.engines.product.split_k import Diagonal
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, tma_reason
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, stage_bytes, tma_reason
 
 LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels that a block has
 OUTPUT_LINES: tuple[int, ...] = (1, 2, 4)  # of a tile, in the 64 rows of a multiply
@@ -23,7 +23,6 @@ _MOST_CONSUMERS = 3
 _MOST_ACCUMULATORS = {1: 128, 2: 128, 3: 96}  # registers of a thread, with so many warp groups that multiply
 _MOST_BOX = 256  # places of TMA's boxes, along each dimension
 _MOST_BLOCKS = 2**31 - 1
-_ALIGNMENT = 1024  # of a stage, bytes
 _TMA_ALIGNMENT = 16  # of what TMA loads, bytes
 _BARRIERS = 16  # bytes of a stage's
 _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phases=(Phase(1, 0, 0),))
@@ -186,7 +185,7 @@ class WgradPatches:
 
     def stage_room(self, knobs: WgradKnobs) -> int:
         """Bytes of a stage up to the next one, and of its barriers."""
-        return ceil(self.stage(knobs) / _ALIGNMENT) * _ALIGNMENT + _BARRIERS
+        return stage_bytes(self.stage(knobs)) + _BARRIERS
 
 
 def wgrad_patches_reason(gemm: ImplicitGemm) -> str | None:

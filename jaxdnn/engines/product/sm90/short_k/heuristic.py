@@ -12,6 +12,7 @@ from jaxdnn.engines.product.accumulators import accumulator_limit
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import L2_BYTES, Sm90Knobs, accumulator_registers, cluster_tiles, stores
 from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason, staged
+from jaxdnn.engines.product.sm90_shapes import deepest
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 # The most rows first [41]: a tile is little work, and what comes between two of them counts.
@@ -26,7 +27,7 @@ _SHAPES = (
 _WIDTHS = (32, 64, 96, 128)  # of tiles whose warps store lines of at least 64 bytes
 _NARROW = 64  # columns of a tile, up to which half of the multiprocessors may be idle
 _FEWEST_TILES = {True: 0.5, False: 1.5}  # of a multiprocessor, of what is narrow, and of what is not
-_MOST_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
+_SHORT_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
 
 
 def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
@@ -54,8 +55,8 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
 
 def lines_reason(product: Product) -> str | None:
     """Why tiles of lines take less time, or None."""
-    if product.k > _MOST_K:
-        return f"k is {product.k}; up to {_MOST_K} whole rows take less time than their lines"
+    if product.k > _SHORT_K:
+        return f"k is {product.k}; up to {_SHORT_K} whole rows take less time than their lines"
     if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0:
         return "rows of a are whole lines, or halves, which TMA loads as fast"
     return None
@@ -66,9 +67,4 @@ def _fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | N
     knobs = replace(knobs, store=stores(product, knobs, staged(product))[0])
     if accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
         return None
-    for stages in range(knobs.stages, 1, -1):
-        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
-            choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages)
-            if knobs_reason(product, choice, target.shared_memory) is None:
-                return choice
-    return None
+    return deepest(knobs, lambda one: knobs_reason(product, one, target.shared_memory))

@@ -5,15 +5,13 @@ from math import ceil
 from typing import Literal
 
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, loaded_columns
+from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, loaded_columns
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
-from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
+from jaxdnn.engines.product.tma import DEPTH_BYTES, stage_bytes, tma_reason
 
-WIDTHS = (32, 64, 80, 96, 112, 128)  # columns of a multiply by registers that ptx/wgmma.cuh has
 _MOST_K = 256  # of which all steps are in registers at once
 _PIECE = 8  # elements, 16 bytes
 _STEP = 16  # elements of K
-_ALIGNMENT = 1024  # of a stage, bytes
 _MOST_HELD = {1: 192, 2: 192, 3: 128}  # registers of a thread, of accumulators and rows, by warp groups
 
 
@@ -43,7 +41,7 @@ def depth(product: Product) -> int:
 def stage(product: Product, knobs: Sm90Knobs) -> int:
     """Bytes of a stage, up to where the next one begins."""
     size = (loaded_columns(product, knobs) * depth(product) + knobs.tile_m * product.k) * product.a.itemsize
-    return ceil(size / _ALIGNMENT) * _ALIGNMENT
+    return stage_bytes(size)
 
 
 def staged(product: Product) -> Literal["tma", "rows"]:
@@ -57,8 +55,8 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
         return f"whole_rows is True; {reason}"
     if knobs.cluster_m * knobs.cluster_n > 1 or knobs.split_k > 1 or knobs.stagger or knobs.swapped:
         return "its blocks load alone, and all of K at once; expected no cluster, one split, no stagger and not swapped"
-    if knobs.tile_n not in WIDTHS:
-        return f"tile_n is {knobs.tile_n}; expected one of {WIDTHS}"
+    if knobs.tile_n not in REGISTER_WIDTHS:
+        return f"tile_n is {knobs.tile_n}; expected one of {REGISTER_WIDTHS}"
     blocks = knobs.consumer_rows // 64
     held = blocks * (knobs.tile_n // 2 + depth(product) // _STEP * 4)
     if held > (most := _MOST_HELD[knobs.consumers]):
