@@ -321,8 +321,6 @@ struct ConvolutionSm90 : ProductSm90<Config, TapStage<Config>> {
   static constexpr int kParts = Config::kMMajorA ? 1 : kDepthBytes / Config::kLine;  // taps, or chunks, of a stage
   // A place in the image and in the window takes the producer more registers than a place in a matrix.
   static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters =
-      ((Config::kConsumers + 1) * ConvolutionSm90::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
 
   ConvolutionAxis<Config::kPhases> axes[kSpatial];  // the innermost first
   int phases = 1;                                   // of all dimensions

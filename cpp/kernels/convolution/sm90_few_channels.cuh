@@ -302,8 +302,6 @@ struct ConvolutionSm90FewChannels
   using Loads = Select<Config::kMMajorA, PlacesLoads<Self>, WindowLoads<Self>>;
   static constexpr int kSpatial = 3;
   static constexpr int kProducerThreads = 32, kProducerRegisters = 40;  // registers as of ConvolutionSm90
-  static constexpr int kConsumerRegisters =
-      ((Config::kConsumers + 1) * Self::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
   static_assert(!Config::kPingpong && Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
 
   ConvolutionAxis<1> axes[kSpatial];  // the innermost first, of which places are whole segments

@@ -269,8 +269,6 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   using Filters = typename Self::Stage::Filters;
   static constexpr int kSpatial = 3;
   static constexpr int kProducerThreads = 32, kProducerRegisters = 40;  // registers as of ConvolutionSm90
-  static constexpr int kConsumerRegisters =
-      ((Config::kConsumers + 1) * Self::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
   static constexpr int kFiltersAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
   static constexpr int kFilterBarriersAt = kFiltersAt + Config::kFilterStages * Filters::kStageStride;
   static constexpr int kSharedBytes = kFilterBarriersAt + Filters::kBarrierBytes;

@@ -85,8 +85,6 @@ struct ProductShortK : ProductSm90<Config, WholeRowsStage<Config>> {
   using Stage = WholeRowsStage<Config>;
   using Loads = WholeRowsLoads<ProductShortK>;
   static constexpr int kProducerRegisters = 40;  // as of convolutions: it reckons addresses
-  static constexpr int kConsumerRegisters =
-      ((Config::kConsumers + 1) * ProductShortK::kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
   static_assert(Config::kClusterM * Config::kClusterN == 1 && Config::kAccumulators == 1, "blocks work alone");
 
   const typename Config::A* rows = nullptr;

@@ -184,8 +184,10 @@ struct ProductSm90 {
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
   static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 24;
-  static constexpr int kConsumerRegisters =
-      ((Config::kConsumers + 1) * kShare - kProducerRegisters) / Config::kConsumers / 8 * 8;
+  /// Of a consumer's, where one of the producer's has so many.
+  static constexpr int consumer_registers(int producer) {
+    return ((Config::kConsumers + 1) * kShare - producer) / Config::kConsumers / 8 * 8;
+  }
   static constexpr int kRows =
       Config::kPingpong ? Config::kTileM : Config::kTileM / Config::kConsumers;  // of a consumer
   static_assert(kRows % 64 == 0, "a warp group multiplies 64 rows at a time");
@@ -463,7 +465,9 @@ __device__ __forceinline__ void product_sm90(const Call& call) {
     if (takes) block.queue.take_others(taken);
     if (threadIdx.x == producer + 64) call.load_others(block);
   } else {
-    if constexpr (Config::kConsumers > 1) ptx::setmaxnreg_inc<Call::kConsumerRegisters>();
+    if constexpr (Config::kConsumers > 1) {
+      ptx::setmaxnreg_inc<Call::consumer_registers(Call::kProducerRegisters)>();
+    }
     ProductConsumer<Call>(block, group).consume();
   }
   block.pipeline.close();
