@@ -30,8 +30,8 @@ struct WholeRowsStage {
   static constexpr bool kHalfStep = kElements % 16 != 0;  // is the last one
   using BTile = RowsOfB<typename Config::B, Config::kTileN, kDepth>;
   static constexpr int kBytes = BTile::kBytes + Config::kTileM * kRowBytes;
-  static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
   static_assert(kElements % 8 == 0, "a row is pieces of 16 bytes");
+  static_assert(kBytes % 1024 == 0, "the next stage begins with a swizzled tile");
 
   unsigned long long b;
   unsigned rows, pieces;  // where the lane's row of the warp's first 16 is; and from it to its piece of a step
@@ -47,7 +47,7 @@ struct WholeRowsStage {
                                            bool) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const unsigned row = rows + stage * kStride + block * 64 * kRowBytes;
+      const unsigned row = rows + stage * kBytes + block * 64 * kRowBytes;
       unsigned a[kSteps][4];
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -55,7 +55,7 @@ struct WholeRowsStage {
         ptx::ldmatrix_x4<false>(a[step], row + step * 32 + (half ? 0 : pieces));
         if (half) a[step][2] = a[step][3] = 0;
       }
-      multiply_registers<BTile>(accumulators[block], a, b + stage_offset(stage, kStride), false);
+      multiply_registers<BTile>(accumulators[block], a, b + stage_offset(stage, kBytes), false);
     }
     ptx::wgmma_commit_group();
   }

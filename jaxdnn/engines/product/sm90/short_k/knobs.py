@@ -7,7 +7,7 @@ from typing import Literal
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, loaded_columns
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
-from jaxdnn.engines.product.tma import DEPTH_BYTES, stage_bytes, tma_reason
+from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 _MOST_K = 256  # of which all steps are in registers at once
 _PIECE = 8  # elements, 16 bytes
@@ -39,9 +39,8 @@ def depth(product: Product) -> int:
 
 
 def stage(product: Product, knobs: Sm90Knobs) -> int:
-    """Bytes of a stage, up to where the next one begins."""
-    size = (loaded_columns(product, knobs) * depth(product) + knobs.tile_m * product.k) * product.a.itemsize
-    return stage_bytes(size)
+    """Bytes of a stage."""
+    return (loaded_columns(product, knobs) * depth(product) + knobs.tile_m * product.k) * product.a.itemsize
 
 
 def staged(product: Product) -> Literal["tma", "rows"]:
