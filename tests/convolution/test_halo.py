@@ -90,6 +90,7 @@ FORCED = {
         patches(tile_m=64, tile_n=96, stages=4, patch=64, filter_stages=18, **IN_TURNS),
     ],
     "windows of 2, flipped, output": [patches(tile_m=256, tile_n=64, stages=2, patch=64, epilogue_stages=1)],
+    "three dimensions, dilated, output": [patches(tile_m=64, tile_n=16, stages=2, patch=64, consumers=1)],
     "three dimensions, image": [patches(tile_m=192, tile_n=64, stages=2, consumers=3, patch=32, filter_stages=3)],
     # Several columns of tiles, and more rows of them than blocks.
     "groups of 32, output": [

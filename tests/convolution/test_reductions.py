@@ -61,6 +61,7 @@ PINGPONG = {"schedule": "pingpong"}
 PROBLEMS = {
     "blocks with absent places": (reduced((3, 11, 9, 64), (3, 3, 64, 72)), None, [
         patches(), patches(swizzle=2), patches(tile_m=192, consumers=3), patches(tile_m=64, tile_n=96, consumers=1),
+        patches(along_lines=True), patches(along_lines=True, swizzle=2, store="direct"),
     ]),
     # As many rows in blocks as there are places, in another order.
     "whole blocks": (reduced((5, 8, 16, 32), (3, 3, 32, 72), F16), None, [patches(swizzle=2, store="direct")]),
@@ -68,11 +69,14 @@ PROBLEMS = {
         patches(swizzle=2), patches(tile_m=256),
         patches(tile_m=64, tile_n=96, stages=3, filter_stages=18, resident=True, **PINGPONG),
         patches(tile_m=64, tile_n=96, stages=4, filter_stages=18, resident=True, consumers=3, **PINGPONG),
+        patches(tile_m=64, tile_n=96, filter_stages=18, resident=True, along_lines=True, **PINGPONG),
     ]),
     "three dimensions": (reduced((2, 3, 9, 6, 64), (3, 2, 3, 64, 32)), None, [patches()]),
     "blocks, mapped": (reduced((2, 9, 10, 32), (3, 3, 32, 72)), (0, 0), [patches(swizzle=2)]),
     # Three blocks, of which a tile has two: the next one is of another convolution.
-    "blocks past the images, mapped": (reduced((3, 7, 6, 32), (3, 3, 32, 72)), (0, 0), [patches(swizzle=2)]),
+    "blocks past the images, mapped": (reduced((3, 7, 6, 32), (3, 3, 32, 72)), (0, 0), [
+        patches(swizzle=2), patches(along_lines=True),
+    ]),
     "statistics past the images, mapped": (statistics((3, 8, 8, 32), (3, 3, 32, 64)), (0, 0), [
         patches(tile_n=64, filter_stages=5),
     ]),

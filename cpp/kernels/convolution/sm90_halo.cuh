@@ -1,14 +1,16 @@
 // Convolutions of stride 1 on Hopper's tensor cores, of which the image's part of a tile is loaded once for all taps of
 // a window, and not once for each. All but that is product/sm90.cuh.
 //
-//   an output       rows are blocks of 8 x 8 of its places, in line after line of blocks; columns are its channels. A
-//                   stage of K is kLine bytes of channels, at all taps of a plane of the window:
-//                       A            of each block a patch: the places of the image that its windows cover
+//   an output       rows are blocks of 8 x 8 of its places, in line after line of blocks (convolution/halo/blocks.cuh);
+//                   or places, line after line, where there are fewer of these (convolution/halo/lines.cuh). Columns
+//                   are its channels. A stage of K is kLine bytes of channels, at all taps of a plane of the window:
+//                       A            of each block a patch: the places of the image that its windows cover; or one of
+//                                    all of a tile's places
 //                       B's tiles    the filter's matrix [c, k] of each tap, in a ring of their own
 //   an image        likewise: its gradient is an output of the output's gradient
 //
-//   a patch         lines of kWidth places, each kLine bytes of channels, swizzled by the bits of shared addresses.
-//                   At a tap the 64 rows of A begin so many places later, and their groups of 8 are a line apart:
+//   a patch         lines of places, each kLine bytes of channels, swizzled by the bits of shared addresses.
+//                   At a tap the 64 rows of A begin so many places later, and a block's groups of 8 are a line apart:
 //
 //                       . . . . . . . . . .       a window of 3 x 3: 10 lines of 10 places.
 //                       . . 0 0 0 0 0 0 0 0       At tap (1, 2) row 0 of A is place (1, 2) of the patch,
@@ -21,91 +23,38 @@
 // A window's dilation makes patches wider, and taps further apart. What lies outside of the image is zero.
 //
 //   warps           as in product/sm90.cuh: ping-pong where the filter stays, else cooperative. The producer's first
-//                   warp loads patches, a lane for each of the blocks, and a thread of its third warp the filter, so
-//                   that neither waits for the other's ring
+//                   warp loads patches, a lane for each of the blocks, or lines, and a thread of its third warp the
+//                   filter, so that neither waits for the other's ring
 //   filter          tiles pass through kFilterStages; or all that there are stay in shared memory (kResident), and are
 //                   loaded once. A consumer lets go of a tap's when the multiplies of the next one have begun
 //   barriers        as in product/sm90.cuh; and of the filter's ring full 1 arrival, empty 4 x kConsumers
 //   shared memory   | stages: patch 0, patch 1, ... | what a product has | the filter's stages | their barriers |
-//   results         a warp's rows are two lines of a block, a box that TMA stores; it leaves out what is past the end
-//                   of a line, or of an image. So does what is reduced (core/epilogue_reductions.cuh)
+//   results         a warp's rows are two lines of a block, or parts of lines, boxes that TMA stores; it leaves out
+//                   what is past the end of a line, or of an image. So does what is reduced
+//                   (core/epilogue_reductions.cuh)
 //
 // Bytes: image, filter and output, once each, from memory; from L2 a block's patch is 1.6 times its places at a window
-// of 3 x 3, where im2col loads 9 times as many. Flops: 2 a place, tap, c and k; places past the end of a line of blocks
-// are multiplied too. Each multiply reads 64 rows and all columns in shared memory: with 64 columns for as long as it
-// takes, with 128 for three quarters of that.
+// of 3 x 3, where im2col loads 9 times as many. Flops: 2 a place, tap, c and k; places past the end of a line of
+// blocks, and between lines, are multiplied too. Each multiply reads 64 rows and all columns in shared memory: with 64
+// columns for as long as it takes, with 128 for three quarters of that.
 #pragma once
 
-#include "convolution/sm90.cuh"
+#include "convolution/halo/blocks.cuh"
+#include "convolution/halo/lines.cuh"
 
 namespace jaxdnn {
 
-constexpr int kBlockSide = 8, kBlockRows = kBlockSide * kBlockSide;
-
-/// What the windows of a block cover. Config has kTapsX and kTapsY of a plane of the window, and kStepX and kStepY,
-/// places from one tap to the next.
-template <class Config>
-struct Patch {
-  static constexpr int kTaps = Config::kTapsX * Config::kTapsY;
-  static constexpr int kEven = 128 / Config::kLine;  // boxes begin at multiples of 128 bytes
-  static constexpr int kWidth = (kBlockSide + (Config::kTapsX - 1) * Config::kStepX + kEven - 1) / kEven * kEven;
-  static constexpr int kHeight = kBlockSide + (Config::kTapsY - 1) * Config::kStepY;
-  static constexpr int kBytes = kWidth * kHeight * Config::kLine;
-
-  /// Where the first place meets the filter's tap number `tap`, from the patch's beginning on.
-  static constexpr int shift(int tap) {
-    const int x = tap % Config::kTapsX, y = tap / Config::kTapsX;
-    const int column = (Config::kFlippedX ? Config::kTapsX - 1 - x : x) * Config::kStepX;
-    const int line = (Config::kFlippedY ? Config::kTapsY - 1 - y : y) * Config::kStepY;
-    return (line * kWidth + column) * Config::kLine;
-  }
-
-  /// The descriptor of a block's rows at shared address `patch`.
-  static __device__ __forceinline__ unsigned long long descriptor(unsigned patch) {
-    return lines_descriptor<Config::kLine>(patch, kWidth * Config::kLine);
-  }
-};
-
-/// Where a block is.
-struct BlockPlace {
-  int first[3], image;  // the first place of each dimension
-
-  template <class Axis>
-  __device__ __forceinline__ BlockPlace(const Axis (&axes)[3], int index) {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      const int quotient = static_cast<int>(axes[i].divisor.quotient(index));
-      first[i] = (index - quotient * axes[i].places) * axes[i].period;
-      index = quotient;
-    }
-    image = index;
-  }
-};
-
-/// Where in the image and the filter a stage of K begins.
-template <class Call>
-struct HaloDepth {
-  int channel;  // of a group
-  int plane;    // of the window
-
-  __device__ __forceinline__ HaloDepth(const Call& call, int index) {
-    const int line = index / call.axes[2].filter;
-    plane = index - line * call.axes[2].filter;
-    channel = line * Call::Stage::kLineElements;
-  }
-};
-
-/// A stage: the patches of a tile's blocks.
+/// A stage: a tile's patches.
 template <class Config>
 struct HaloStage {
-  using Rows = Patch<Config>;
+  using Rows = Select<(Config::kPitch > 0), LinesPatch<Config>, BlockPatches<Config>>;
   static constexpr int kLineElements = Config::kLine / static_cast<int>(sizeof(typename Config::A));
   static constexpr int kLoaded = Config::kNMajorB ? (Config::kTileN + kChunk - 1) / kChunk * kChunk : Config::kTileN;
   using BTile = OperandTile<typename Config::B, kLoaded, Config::kNMajorB, 1, false,
                             Config::kNMajorB ? 128 : Config::kLine, Config::kGroups, kLineElements>;  // of a tap
   using Filters = TmaPipeline<Config::kFilterStages, BTile::kBytes>;
   static constexpr int kDepth = Rows::kTaps * kLineElements;
-  static constexpr int kBytes = Config::kTileM / kBlockRows * Rows::kBytes;
+  static constexpr int kBytes = Rows::kBytes;
   static constexpr int kStride = (kBytes + 1023) / 1024 * 1024;
 
   Filters filters;
@@ -117,7 +66,7 @@ struct HaloStage {
   template <class Call>
   __device__ __forceinline__ HaloStage(const Call& call, unsigned stages, int first_row)
       : filters(call.filters(stages)),
-        a(Rows::descriptor(stages + first_row / kBlockRows * Rows::kBytes)),
+        a(Rows::descriptor(stages + Rows::rows(first_row / 64))),
         b(BTile::descriptor(filters.stages)) {}
 
   /// Starts the multiplies of the stage in place `stage` of the ring, which is number `index` of K. Each of groups is
@@ -145,7 +94,7 @@ struct HaloStage {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
           auto& own = reinterpret_cast<Accumulator(&)[kOwn]>(accumulators[block][step / BTile::kGroupSteps * kOwn]);
-          const unsigned of_a = (block * Rows::kBytes + Rows::shift(tap) + step * 32) / 16;
+          const unsigned of_a = (Rows::rows(block) + Rows::shift(tap) + step * 32) / 16;
           const unsigned of_b = stage_offset(place, Filters::kStageStride) + BTile::step(step);
           ptx::Wgmma<2 * kOwn>::template mma_async<wgmma_type<typename Config::A>(), BTile::kType, false,
                                                    BTile::kRunsAlongExtent>(
@@ -161,34 +110,6 @@ struct HaloStage {
       }
     }
     if constexpr (Config::kResident) ptx::wgmma_commit_group();
-  }
-};
-
-/// The copies of a tile's patches; by the lanes of a warp.
-template <class Call>
-struct HaloLoads {
-  using Stage = typename Call::Stage;
-  static constexpr int kBlocks = Call::Config::kTileM / kBlockRows;
-
-  const Call& call;
-  BlockPlace block;  // the lane's own
-  int first_channel, first_image;
-
-  __device__ __forceinline__ HaloLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
-                                       int)
-      : call(call),
-        block(call.axes, row / kBlockRows + threadIdx.x % 32),
-        first_channel(column / call.group_columns * call.channels),
-        first_image(batch * call.image_batch) {}
-
-  __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
-    const int lane = threadIdx.x % 32;
-    if (lane >= kBlocks) return;
-    const HaloDepth<Call> depth(call, index);
-    const auto& [x, y, z] = call.axes;
-    ptx::cp_async_bulk_tensor_load(stage + lane * Stage::Rows::kBytes, call.a, full, first_channel + depth.channel,
-                                   block.first[0] + x.start, block.first[1] + y.start,
-                                   block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
   }
 };
 
@@ -216,56 +137,15 @@ __device__ __forceinline__ void load_filter(const Call& call, Writer& tiles, int
   }
 }
 
-/// Rows of tiles are places of blocks.
-template <class Call>
-struct BlockRows : ScatteredRows {
-  static constexpr bool kBoxes = Call::Config::kPieceBytes == 0;
-
-  const Call& call;
-
-  __device__ __forceinline__ int operator()(int row) const {
-    const auto& [width, height, depth] = call.axes;
-    const BlockPlace block(call.axes, row / kBlockRows);
-    const int x = block.first[0] + row % kBlockSide, y = block.first[1] + row % kBlockRows / kBlockSide;
-    if (x >= width.result || y >= height.result) return PhaseRows<Call>::kNoRow;
-    return ((block.image * depth.result + block.first[2]) * height.result + y) * width.result + x;
-  }
-
-  /// Whether there are all places of two lines of a block.
-  __device__ __forceinline__ bool has_box(int row) const {
-    const BlockPlace block(call.axes, row / kBlockRows);
-    return block.image < call.images && block.first[0] + kBlockSide <= call.axes[0].result &&
-           line(block, row) + 2 <= call.axes[1].result;
-  }
-
-  /// Two lines of a block, of which TMA leaves out what is past the end of a line, or of an image.
-  template <bool kEvictFirst>
-  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
-    const BlockPlace block(call.axes, row / kBlockRows);
-    if (block.image >= call.images) return;
-    ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, column, block.first[0], line(block, row), block.first[2],
-                                                 batch * call.images + block.image);
-  }
-  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
-                                       int row, int batch) const {
-    const BlockPlace block(call.axes, row / kBlockRows);
-    ptx::cp_async_bulk_tensor_load(destination, map, barrier, column, block.first[0], line(block, row), block.first[2],
-                                   batch * call.images + block.image);
-  }
-
- private:
-  static __device__ __forceinline__ int line(const BlockPlace& block, int row) {
-    return block.first[1] + row % kBlockRows / kBlockSide;
-  }
-};
-
-/// Config has kResident, whether the filter stays in shared memory, kFilterStages, of its ring, and kFlippedX and
-/// kFlippedY, whether windows meet it from its end on, besides what a product's and a `Patch`'s have.
+/// Config has kResident, whether the filter stays in shared memory, kFilterStages, of its ring, and kPitch, 0 where
+/// rows are of blocks, besides what a product's, a `PlaneTaps` and a `LinesPatch` have.
 template <class Config>
 struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   using Self = ConvolutionSm90Halo;
   using Product = ProductSm90<Config, HaloStage<Config>>;
-  using Loads = HaloLoads<Self>;
+  static constexpr bool kAlongLines = Config::kPitch > 0;
+  using Loads = Select<kAlongLines, LineLoads<Self>, BlockLoads<Self>>;
+  using Rows = Select<kAlongLines, LineRows<Self>, BlockRows<Self>>;
   using Filters = typename Self::Stage::Filters;
   static constexpr int kSpatial = 3;
   static constexpr int kProducerThreads = 32, kProducerRegisters = 40;  // registers as of ConvolutionSm90
@@ -275,7 +155,7 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   static_assert(Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
   static_assert(!Config::kPingpong || Config::kResident, "the filter's ring has tiles for all consumers");
 
-  ConvolutionAxis<1> axes[3];  // the innermost first, by blocks
+  ConvolutionAxis<1> axes[3];  // the innermost first, of blocks or of places
   int rows = 0;                // of tiles
   int channels = 0;            // of the image, in a group
   int group_columns = 0;
@@ -283,7 +163,8 @@ struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   int image_batch = 0, filter_batch = 0;  // images, and the filter's matrices, from one convolution to the next
 
   __device__ __forceinline__ int tiled_rows() const { return rows; }
-  __device__ __forceinline__ BlockRows<Self> result_rows(int) const { return {{}, *this}; }
+  __device__ __forceinline__ unsigned stage_bytes(int) const { return Self::Stage::Rows::kLoadedBytes; }
+  __device__ __forceinline__ Rows result_rows(int) const { return {{}, *this}; }
 
   /// The filter's ring, in shared memory that begins at `shared`.
   __device__ __forceinline__ Filters filters(unsigned shared) const {

@@ -218,6 +218,12 @@ struct TileEpilogue {
     return stages + kStages * Subtiles::bytes(kSubtile) + stage * Own::kBytes;
   }
 
+  /// Of subtile kSubtile.
+  template <int kSubtile>
+  static constexpr int row_bytes() {
+    return TypeAt<kSubtile, typename Subtiles::Types>::kRowBytes;
+  }
+
   /// By one thread: starts the copies of all tiles' subtile `number` of a tile of kWidth columns to a stage.
   template <int kWidth, class Rows>
   __device__ __forceinline__ void load(int number, int stage, int row, int column, int batch,
@@ -233,7 +239,8 @@ struct TileEpilogue {
       constexpr bool kIsTile = TypeAt<kOperand, Operands>::kIsTile;
       if constexpr (kIsTile) {
         const OperandAddress& operand = operands[kOperand];
-        others.load(operand.map, place<kTile>(stage), full(stage), column, row, operand.batch_stride == 0 ? 0 : batch);
+        others.load(operand.map, place<kTile>(stage), full(stage), row_bytes<kTile>(), column, row,
+                    operand.batch_stride == 0 ? 0 : batch);
       }
       load_tiles<kOperand + 1, kTile + kIsTile>(stage, row, column, batch, others);
     }
@@ -313,7 +320,8 @@ struct TileEpilogue {
       using T = TypeAt<kResult, Results>;
       if constexpr (!is_reduced<T>) {
         const TensorMap* const map = results[kResult].map;
-        others.template store<Config::kEvictFirst>(map, place<kSubtile>(position.stage), column, row, batch);
+        others.template store<Config::kEvictFirst>(map, place<kSubtile>(position.stage), row_bytes<kSubtile>(), column,
+                                                   row, batch);
       }
       send<kResult + 1, kSubtile + !is_reduced<T>>(column, row, batch, others);
     }

@@ -59,12 +59,13 @@ struct StraightRows {
 
   __device__ __forceinline__ int operator()(int row) const { return row; }
 
-  /// By one thread: the 16 rows from `row` on, from shared memory, and to there.
+  /// By one thread: the 16 rows from `row` on, from shared memory, where they are so many bytes apart, and to there.
   template <bool kEvictFirst>
-  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int, int column, int row,
+                                        int batch) const {
     ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, column, row, batch);
   }
-  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int column,
+  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int, int column,
                                        int row, int batch) const {
     ptx::cp_async_bulk_tensor_load(destination, map, barrier, column, row, batch);
   }
@@ -73,7 +74,8 @@ struct StraightRows {
 /// Of a matrix that lies in memory by columns: a row here is a column there.
 struct SwappedRows : StraightRows {
   template <bool kEvictFirst>
-  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int column, int row, int batch) const {
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int, int column, int row,
+                                        int batch) const {
     ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, row, column, batch);
   }
 };

@@ -59,11 +59,13 @@ def check_compiled(problem, most, offered=by_places):
         assert not any(stack_frames(log).values()), f"{knobs} keeps in local memory what multiplies wait for"
 
 
-def check_on_gpu(call, forced):
-    """Every configuration, and those that are forced, on the GPU; each twice, with the same bits."""
+def check_on_gpu(call, forced, *, chosen=True):
+    """Every configuration, unless only those that are forced are of interest, on the GPU; each twice, with the same
+    bits.
+    """
     operands = arrays(call)
     for target in (device.gpus()[0], replace(device.gpus()[0], sm_count=3)):
-        for knobs in (*ENGINE.configurations(call.problem, target), *forced):
+        for knobs in (*(ENGINE.configurations(call.problem, target) if chosen else ()), *forced):
             plan = ENGINE.build(knobs, call.problem, target)
             results, again = (run_plan(plan, call.signature.results.values(), operands) for _ in range(2))
             check(call, operands, results)

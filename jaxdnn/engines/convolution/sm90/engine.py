@@ -108,9 +108,10 @@ def _plan(form: _Form, config: Sm90Knobs | WgradKnobs, target: Target) -> Plan |
             return reason
         unit = TiledImageUnit(form, config, target.sm_count)
     elif isinstance(config, ConvolutionKnobs) and config.patch:
-        if reason := patches_reason(form) or patches_knobs_reason(Patches(form), config, limit):
+        patches = Patches.of(form, config)
+        if reason := patches_reason(form) or patches_knobs_reason(patches, config, limit):
             return reason
-        unit = HaloUnit(Patches(form), config, target.sm_count)
+        unit = HaloUnit(patches, config, target.sm_count)
     else:
         if reason := knobs_reason(form, config, limit):
             return reason

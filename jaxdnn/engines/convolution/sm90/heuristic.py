@@ -10,7 +10,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.halo.heuristic import candidates as patch_candidates
 from jaxdnn.engines.convolution.sm90.halo.heuristic import seconds as patch_seconds
-from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, patches_reason
+from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
 from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import candidates as wgrad_candidates
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, wgrad_patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
@@ -70,9 +70,8 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs 
         (_im2col_seconds(gemm, knobs, target.sm_count), knobs) for knobs in _by_im2col(gemm, target)
     ]
     if patches_reason(gemm) is None:
-        patches = Patches(gemm)
-        by_patches = patch_candidates(patches, target)
-        found += [(_unsure(knobs) * patch_seconds(patches, knobs, target.sm_count), knobs) for knobs in by_patches]
+        by_patches = patch_candidates(gemm, target)
+        found += [(_unsure(knobs) * patch_seconds(gemm, knobs, target.sm_count), knobs) for knobs in by_patches]
     if wgrad_patches_reason(gemm) is None:
         found += wgrad_candidates(gemm, target)
     return (knobs for _, knobs in sorted(found, key=lambda pair: (pair[0], pair[1].threads)))

@@ -31,11 +31,13 @@ class ConvolutionKnobs(Sm90Knobs):
         are loaded by im2col, once for each tap.
       filter_stages: with patches, tiles of the filter, of a tap each, that are in flight; or all that there are.
       resident: whether these stay in shared memory.
+      along_lines: with patches, whether a tile's rows are places line after line, and not blocks of 8 x 8.
     """
 
     patch: int = 0
     filter_stages: int = 1
     resident: bool = False
+    along_lines: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,7 +46,7 @@ class ConvolutionKnobs(Sm90Knobs):
 
     @property
     def constants(self) -> dict[str, int]:
-        own = ("Patch", "FilterStages", "Resident")  # of a kernel of its own
+        own = ("Patch", "FilterStages", "Resident", "AlongLines")  # of a kernel of its own
         return {name: value for name, value in super().constants.items() if name not in own}
 
 

@@ -9,6 +9,7 @@ from itertools import product as pairs
 from math import ceil
 
 from jaxdnn.device import Target, fewest_clusters
+from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.halo.knobs import (
     BLOCK_ROWS,
     LINES,
@@ -54,29 +55,31 @@ _SUMS = 2  # times as long as to store 2 bytes takes what is computed of a sum [
 _TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
+_SHORT_LINES = 1.05  # times as long as with 128 bytes of channels in a stage [14]
 
 
-def candidates(patches: Patches, target: Target) -> Iterator[ConvolutionKnobs]:
+def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     """Knobs that work for the convolution."""
-    for shape, width, line in pairs(_SHAPES, _widths(patches), _lines(patches)):
-        chosen = replace(shape, tile_n=width, patch=line, groups=patches.gemm.merged)
-        knobs = _fitted(patches, _resident(patches, chosen), target) or _fitted(patches, chosen, target)
-        if knobs is not None:
-            yield knobs
+    for shape, width, line in pairs(_SHAPES, _widths(gemm), _lines(gemm)):
+        chosen = replace(shape, tile_n=width, patch=line, groups=gemm.merged)
+        blocks, lines = (Patches(gemm, line, along_lines) for along_lines in (False, True))
+        for patches in (blocks, lines) if lines.rows < blocks.rows else (blocks,):
+            own = replace(chosen, along_lines=patches.along_lines)
+            knobs = _fitted(patches, _resident(gemm, own), target) or _fitted(patches, own, target)
+            if knobs is not None:
+                yield knobs
 
 
-def _resident(patches: Patches, knobs: ConvolutionKnobs) -> ConvolutionKnobs:
+def _resident(gemm: ImplicitGemm, knobs: ConvolutionKnobs) -> ConvolutionKnobs:
     """With a filter that stays: the whole, or of several groups the tiles' own."""
-    gemm = patches.gemm
     columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
     several = gemm.groups > 1 and gemm.product.n > knobs.tile_n
     fits = columns <= knobs.tile_n
     return replace(knobs, resident=fits, swizzle=1 if fits and several else knobs.swizzle)
 
 
-def _widths(patches: Patches) -> list[int]:
+def _widths(gemm: ImplicitGemm) -> list[int]:
     """Columns of tiles, the widest first: of those with few past the last column, none much narrower than others."""
-    gemm = patches.gemm
     columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
     padded = {width: ceil(columns / width) * width for width in _WIDTHS}
     least = min(padded.values())
@@ -84,9 +87,9 @@ def _widths(patches: Patches) -> list[int]:
     return [width for width in fitting if 4 * width >= min(columns, fitting[0])]
 
 
-def _lines(patches: Patches) -> list[int]:
+def _lines(gemm: ImplicitGemm) -> list[int]:
     """Bytes of channels of which a stage has least past the last one; the longer ones first."""
-    size = patches.gemm.channels * patches.gemm.product.a.itemsize
+    size = gemm.channels * gemm.product.a.itemsize
     return sorted(LINES, key=lambda line: ceil(size / line) * line)[:2]
 
 
@@ -104,7 +107,7 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
         choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
         room = target.shared_memory - patches.shared_memory(loaded, choice)
         fitting = choice.filter_stages + room // patches.filter_stage(loaded, choice)
-        needed = patches.taps(knobs.patch) if knobs.resident else _LEAST_FILTER_STAGES
+        needed = patches.taps if knobs.resident else _LEAST_FILTER_STAGES
         if fitting < needed:
             continue
         choice = replace(choice, filter_stages=needed if knobs.resident else min(fitting, _MOST_FILTER_STAGES))
@@ -113,15 +116,16 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
     return None
 
 
-def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
+def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
-    product, _ = packed(patches.gemm.product)
-    stages, size = patches.stages(knobs.patch), product.a.itemsize
-    length = stages * patches.depth(knobs.patch)  # of K
+    patches, (product, _) = Patches.of(gemm, knobs), packed(gemm.product)
+    stages, size = patches.stages, product.a.itemsize
+    length = stages * patches.depth  # of K
     blocks = knobs.tile_m // BLOCK_ROWS
     taps = 0 if knobs.resident else patches.plane_taps
-    loaded = stages * (patches.stage(knobs) + taps * patches.tap_bytes(product, knobs))
-    lines = stages * (patches.stage(knobs) // knobs.patch + taps * patches.tap_lines(product, knobs))
+    image = patches.loaded(knobs.tile_m)
+    loaded = stages * (image + taps * patches.tap_bytes(product, knobs))
+    lines = stages * (image // knobs.patch + taps * patches.tap_lines(product, knobs))
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
@@ -135,6 +139,8 @@ def seconds(patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> float:
     else:
         computing = multiplying * _TOGETHER[knobs.consumers] + storing
     tile = max(computing, loading)
+    if knobs.patch < LINES[0]:
+        tile *= _SHORT_LINES
     if knobs.stages <= _FEW_STAGES:
         tile *= _WAITING
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:

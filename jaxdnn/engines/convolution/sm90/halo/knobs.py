@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from jaxdnn.engines.convolution.axis import Axis, Phase
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, launch_reason
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.sm90.knobs import WARP_ROWS, loaded_columns, shared_memory
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
-from jaxdnn.engines.product.sm90.knobs import loaded_columns, shared_memory
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, stage_bytes
 
@@ -19,6 +19,7 @@ BLOCK_ROWS = BLOCK * BLOCK
 LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels in a stage
 _DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
+_MOST_LINES = 32  # of a patch: each is loaded by a lane
 _MOST_ROWS = 2**31 - 1024
 _BOX_ALIGNMENT = 128  # of a patch
 _BARRIERS = 16  # bytes of a stage's
@@ -27,15 +28,50 @@ _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phase
 
 @dataclass(frozen=True)
 class Patches:
-    """A convolution of stride 1 by blocks of its places, in three dimensions."""
+    """A convolution of stride 1, in three dimensions, by blocks of its places, or along its lines.
+
+    Attributes:
+      gemm: the convolution.
+      line: bytes of channels in a stage.
+      along_lines: whether places come line after line, with those between two that both read as zeros.
+    """
 
     gemm: ImplicitGemm
+    line: int = LINES[0]
+    along_lines: bool = False
+
+    @classmethod
+    def of(cls, gemm: ImplicitGemm, knobs: ConvolutionKnobs) -> "Patches":
+        return cls(gemm, knobs.patch, knobs.along_lines)
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
-        """Of blocks, the innermost first."""
+        """Of blocks, or of places, the innermost first."""
         width, height, *depth = self.gemm.axes
-        return replace(width, block=BLOCK), replace(height, block=BLOCK), *(depth or [_FLAT])
+        if self.along_lines:
+            plane = (replace(axis, segment=pitch) for axis, pitch in zip((width, height), self._pitches, strict=True))
+        else:
+            plane = (replace(axis, block=BLOCK) for axis in (width, height))
+        return *plane, *(depth or [_FLAT])
+
+    @property
+    def pitch(self) -> int:
+        """Places from one line to the next, of which the last ones are none of the result's: as many as whole boxes of
+        results have.
+        """
+        return self._pitches[0]
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Of a result's places, along its lines and across: a part of a line, or two of a block's."""
+        if self.along_lines:
+            return (BLOCK if self.pitch % WARP_ROWS else WARP_ROWS), 1
+        return BLOCK, WARP_ROWS // BLOCK
+
+    @property
+    def _pitches(self) -> tuple[int, int]:
+        width, height = (_pitch(axis) for axis in self.gemm.axes[:2])
+        return _multiple(width, BLOCK), height
 
     @property
     def images(self) -> int:
@@ -45,50 +81,87 @@ class Patches:
     @property
     def rows(self) -> int:
         """That tiles are cut from."""
-        return self.images * prod(axis.places for axis in self.axes) * BLOCK_ROWS
+        return self.images * prod(axis.places for axis in self.axes) * (1 if self.along_lines else BLOCK_ROWS)
 
     @property
     def plane_taps(self) -> int:
-        return self.axes[0].filter * self.axes[1].filter
+        return self.gemm.axes[0].filter * self.gemm.axes[1].filter
 
-    def depth(self, line: int) -> int:
+    @property
+    def depth(self) -> int:
         """Elements of K in a stage."""
-        return self.plane_taps * line // self.gemm.product.a.itemsize
+        return self.plane_taps * self.line // self.gemm.product.a.itemsize
 
-    def stages(self, line: int) -> int:
+    @property
+    def stages(self) -> int:
         """Of K."""
-        return ceil(self.gemm.channels * self.gemm.product.a.itemsize / line) * self.axes[2].filter
+        return ceil(self.gemm.channels * self.gemm.product.a.itemsize / self.line) * self.axes[2].filter
 
-    def taps(self, line: int) -> int:
+    @property
+    def taps(self) -> int:
         """Of all stages, each of which has a tile of the filter."""
-        return self.stages(line) * self.plane_taps
+        return self.stages * self.plane_taps
 
-    def sides(self, line: int) -> tuple[int, int]:
-        """Places of a patch, along its lines and across."""
-        width, height = (BLOCK + (axis.filter - 1) * axis.step for axis in self.axes[:2])
-        even = _BOX_ALIGNMENT // line
-        return ceil(width / even) * even, height
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Places of a box that is loaded at once, along its lines and across: a block's patch, or a line."""
+        if self.along_lines:
+            return self.pitch, 1
+        width, height = (BLOCK + _reach(axis) for axis in self.gemm.axes[:2])
+        return _multiple(width, _BOX_ALIGNMENT // self.line), height
+
+    def ahead(self, tile_m: int) -> int:
+        """Places of a line that are ahead of where a tile along lines begins, at most."""
+        return self.pitch - gcd(self.pitch, tile_m)
+
+    def lines(self, tile_m: int) -> int:
+        """Of the patch of a tile along lines, wherever in a line it begins."""
+        width, height = (_reach(axis) for axis in self.gemm.axes[:2])
+        return ceil((self.ahead(tile_m) + tile_m + width) / self.pitch) + height
 
     def tap_bytes(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Of a tile of the filter."""
-        return loaded_columns(product, knobs) * knobs.patch // knobs.groups
+        return loaded_columns(product, knobs) * self.line // knobs.groups
 
     def tap_lines(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Lines of a tile of the filter."""
-        return self.tap_bytes(product, knobs) // (knobs.patch if product.b_transposed else DEPTH_BYTES)
+        return self.tap_bytes(product, knobs) // (self.line if product.b_transposed else DEPTH_BYTES)
 
     def filter_stage(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes of a tile of the filter in its ring, with its barriers."""
         return _aligned(self.tap_bytes(product, knobs)) + _BARRIERS
 
-    def stage(self, knobs: ConvolutionKnobs) -> int:
-        """Bytes of a stage, the patches of a tile's blocks."""
-        return knobs.tile_m // BLOCK_ROWS * prod(self.sides(knobs.patch)) * knobs.patch
+    def loaded(self, tile_m: int) -> int:
+        """Bytes that a stage is filled with, the patches of a tile's blocks, or the tile's lines."""
+        boxes = self.lines(tile_m) if self.along_lines else tile_m // BLOCK_ROWS
+        return boxes * prod(self.sides) * self.line
+
+    def stage(self, tile_m: int) -> int:
+        """Bytes of a stage. A tile along lines always begins at the same one, wherever in a line that is."""
+        return self.loaded(tile_m) + (self.ahead(tile_m) * self.line if self.along_lines else 0)
 
     def shared_memory(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        size = shared_memory(product, knobs, _aligned(self.stage(knobs)))
+        size = shared_memory(product, knobs, _aligned(self.stage(knobs.tile_m)))
         return _aligned(size) + knobs.filter_stages * self.filter_stage(product, knobs)
+
+
+def _reach(axis: Axis) -> int:
+    """How far the last tap of a window is from the first one."""
+    return (axis.filter - 1) * axis.step
+
+
+def _pitch(axis: Axis) -> int:
+    """Places from where a line begins, with what windows meet before its first place, to where the next one does. What
+    both meet outside of the image, one past its end and the other before its beginning, is there once.
+    """
+    before = -axis.start
+    after = axis.start + axis.result + _reach(axis) - axis.image
+    return axis.result + _reach(axis) - max(0, min(before, after, _reach(axis)))
+
+
+def _multiple(size: int, of: int) -> int:
+    return ceil(size / of) * of
 
 
 def columns_of_tiles(product: Product, knobs: ConvolutionKnobs) -> int:
@@ -122,9 +195,18 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
     patches = Patches(gemm)
     if patches.rows >= _MOST_ROWS:
         return "its blocks have more places than its 32-bit index counts"
-    if max(*patches.sides(LINES[0]), patches.plane_taps) > _MOST_BOX:
+    if max(*patches.sides, patches.plane_taps) > _MOST_BOX:
         return f"a patch is larger than the {_MOST_BOX} places of TMA's boxes"
     return launch_reason(product, patches.axes)
+
+
+def _lines_reason(patches: Patches, tile_m: int) -> str | None:
+    """Why a tile can't go along lines, or None."""
+    if patches.rows >= _MOST_ROWS or patches.pitch > _MOST_BOX:
+        return f"along_lines is True; lines are {patches.pitch} places apart, and TMA's boxes have {_MOST_BOX}"
+    if patches.lines(tile_m) > _MOST_LINES:
+        return f"along_lines is True; a tile has {patches.lines(tile_m)} lines, of which a warp loads {_MOST_LINES}"
+    return None
 
 
 def fetch_reason(patches: Patches) -> str | None:
@@ -145,7 +227,9 @@ def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit:
         return "its blocks work alone, on all of K; expected no cluster, and one split"
     if knobs.schedule == "pingpong" and not knobs.resident:
         return "warp groups that take turns have tiles of their own, and a filter that passes by is for all"
-    gemm, taps = patches.gemm, patches.taps(knobs.patch)
+    gemm, taps = patches.gemm, patches.taps
+    if patches.along_lines and (reason := _lines_reason(patches, knobs.tile_m)):
+        return reason
     if gemm.groups > 1 and gemm.group_columns % knobs.tile_n:
         return f"tile_n is {knobs.tile_n}; the {gemm.group_columns} columns of a group must be a multiple of it"
     if gemm.groups > 1 and gemm.channels * product.a.itemsize % knobs.patch:
@@ -167,4 +251,5 @@ def knobs_reason(patches: Patches, knobs: ConvolutionKnobs, shared_memory_limit:
     loaded, _ = packed(product)
     if (needed := patches.shared_memory(loaded, knobs)) > shared_memory_limit:
         return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
-    return product_knobs_reason(product, knobs, shared_memory_limit, "tma", patches.stage(knobs), gemm.merged)
+    stage = patches.stage(knobs.tile_m)
+    return product_knobs_reason(product, knobs, shared_memory_limit, "tma", stage, gemm.merged)

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from math import prod
 
-from jaxdnn.engines.convolution.sm90.halo.knobs import BLOCK, Patches, columns_of_tiles
+from jaxdnn.engines.convolution.sm90.halo.knobs import Patches, columns_of_tiles
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90.knobs import WARP_ROWS
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.product.tma import PROMOTE_256, SWIZZLE, element_type
 from jaxdnn.engines.unit import Constant, Parameter, numbers
@@ -22,7 +21,7 @@ class HaloUnit(ConvolutionUnit):
 
     def __init__(self, patches: Patches, knobs: ConvolutionKnobs, sm_count: int) -> None:
         self.patches, self.halo = patches, knobs
-        product = replace(patches.gemm.product, k=patches.stages(knobs.patch) * patches.depth(knobs.patch))
+        product = replace(patches.gemm.product, k=patches.stages * patches.depth)
         gemm = replace(patches.gemm, product=product, axes=patches.axes, rows=patches.rows, line=knobs.patch)
         self.columns = columns_of_tiles(product, knobs) if knobs.resident else 1
         super().__init__(gemm, knobs, sm_count)
@@ -42,26 +41,29 @@ class HaloUnit(ConvolutionUnit):
         own = {"TapsX": width.filter, "TapsY": height.filter, "StepX": width.step, "StepY": height.step}
         flipped = {"FlippedX": width.filter_step < 0, "FlippedY": height.filter_step < 0}
         ring = {"Line": self.halo.patch, "FilterStages": self.halo.filter_stages, "Resident": self.halo.resident}
-        return {**Unit.load_constants(self, product), **own, **flipped, **ring}
+        patches, tile_m = self.patches, self.halo.tile_m
+        lines: dict[str, Constant] = {"Pitch": 0, "PatchLines": 0, "Ahead": 0}
+        if patches.along_lines:
+            lines = {"Pitch": patches.pitch, "PatchLines": patches.lines(tile_m), "Ahead": patches.ahead(tile_m)}
+        return {**Unit.load_constants(self, product), **own, **flipped, **ring, **lines}
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         return super().load_parameters(product) + numbers(images=self.patches.images)
 
     def result_map(self, result: Matrix, batch: int, columns: int) -> TensorMap:
-        """Of a warp's rows, which are two lines of a block."""
+        """Of a warp's rows, or of half of them."""
         places, row = [axis.result for axis in self.patches.axes], result.row_stride * result.itemsize
         return TensorMap(
             buffer=result.buffer,
             dtype=element_type(result.dtype),
             dimensions=(result.columns, *places, batch * self.patches.images),
             strides=tuple(row * prod(places[:i]) for i in range(len(places) + 1)),
-            box=(columns, BLOCK, WARP_ROWS // BLOCK, 1, 1),
+            box=(columns, *self.patches.box, 1, 1),
             element_strides=(1, 1, 1, 1, 1),
             swizzle=SWIZZLE[columns * result.itemsize],
             l2_promotion=PROMOTE_256,
         )
 
     def image_map(self, product: Product) -> TensorMap:
-        sides = self.patches.sides(self.halo.patch)
-        box = (self.halo.patch // product.a.itemsize, *sides, 1, 1)
+        box = (self.halo.patch // product.a.itemsize, *self.patches.sides, 1, 1)
         return replace(super().image_map(product), box=box, corners=())

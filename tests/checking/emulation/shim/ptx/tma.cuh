@@ -164,6 +164,8 @@ template <bool kEvictFirst>
 inline void cp_async_bulk_tensor_store(const TensorMap* map, unsigned source, int x, int y, int z, int w = 0,
                                        int v = 0) {
   check_innermost(*map, x);
+  // What is past an end is left out; but this is no instruction to a GPU.
+  if (std::min({x, y, z, w, v}) < 0) emulation::fail("stores a box that begins at (%d, %d, %d, %d, %d)", x, y, z, w, v);
   const emulation::Thread* const thread = emulation::machine.current;
   emulation::machine.current->stores.start([=] {
     visit_box(*map, source, {x, y, z, w, v}, [&](unsigned at, unsigned char* data) {

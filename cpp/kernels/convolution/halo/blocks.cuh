@@ -1,0 +1,122 @@
+// Rows of tiles that are places of blocks of 8 x 8 (convolution/sm90_halo.cuh): each block has a patch of its own.
+#pragma once
+
+#include "convolution/halo/plane.cuh"
+
+namespace jaxdnn {
+
+constexpr int kBlockSide = 8, kBlockRows = kBlockSide * kBlockSide;
+
+/// Places of the image from one line of a block's patch to the next.
+template <class Config>
+constexpr int block_pitch() {
+  constexpr int kEven = 128 / Config::kLine;  // boxes begin at multiples of 128 bytes
+  return (kBlockSide + (Config::kTapsX - 1) * Config::kStepX + kEven - 1) / kEven * kEven;
+}
+
+/// The patches of a tile's blocks, what the windows of each cover.
+template <class Config>
+struct BlockPatches : PlaneTaps<Config, block_pitch<Config>()> {
+  static constexpr int kWidth = block_pitch<Config>();
+  static constexpr int kHeight = kBlockSide + (Config::kTapsY - 1) * Config::kStepY;
+  static constexpr int kPatchBytes = kWidth * kHeight * Config::kLine;
+  static constexpr int kBytes = Config::kTileM / kBlockRows * kPatchBytes, kLoadedBytes = kBytes;
+
+  /// Bytes from the first 64 rows to those that are number `index`.
+  static constexpr int rows(int index) { return index * kPatchBytes; }
+
+  /// The descriptor of the first 64 rows of the stage at shared address `stage`.
+  static __device__ __forceinline__ unsigned long long descriptor(unsigned stage) {
+    return lines_descriptor<Config::kLine>(stage, kWidth * Config::kLine);
+  }
+};
+
+/// Where a block is.
+struct BlockPlace {
+  int first[3], image;  // the first place of each dimension
+
+  template <class Axis>
+  __device__ __forceinline__ BlockPlace(const Axis (&axes)[3], int index) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int quotient = static_cast<int>(axes[i].divisor.quotient(index));
+      first[i] = (index - quotient * axes[i].places) * axes[i].period;
+      index = quotient;
+    }
+    image = index;
+  }
+};
+
+/// The copies of a tile's patches; by the lanes of a warp.
+template <class Call>
+struct BlockLoads {
+  using Stage = typename Call::Stage;
+  static constexpr int kBlocks = Call::Config::kTileM / kBlockRows;
+
+  const Call& call;
+  BlockPlace block;  // the lane's own
+  int first_channel, first_image;
+
+  __device__ __forceinline__ BlockLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
+                                        int)
+      : call(call),
+        block(call.axes, row / kBlockRows + threadIdx.x % 32),
+        first_channel(column / call.group_columns * call.channels),
+        first_image(batch * call.image_batch) {}
+
+  __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= kBlocks) return;
+    const HaloDepth<Call> depth(call, index);
+    const auto& [x, y, z] = call.axes;
+    ptx::cp_async_bulk_tensor_load(stage + lane * Stage::Rows::kPatchBytes, call.a, full, first_channel + depth.channel,
+                                   block.first[0] + x.start, block.first[1] + y.start,
+                                   block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
+  }
+};
+
+/// Rows of tiles are places of blocks.
+template <class Call>
+struct BlockRows : ScatteredRows {
+  static constexpr bool kBoxes = Call::Config::kPieceBytes == 0;
+
+  const Call& call;
+
+  __device__ __forceinline__ int operator()(int row) const {
+    const auto& [width, height, depth] = call.axes;
+    const BlockPlace block(call.axes, row / kBlockRows);
+    const int x = block.first[0] + row % kBlockSide, y = block.first[1] + row % kBlockRows / kBlockSide;
+    if (x >= width.result || y >= height.result) return PhaseRows<Call>::kNoRow;
+    return ((block.image * depth.result + block.first[2]) * height.result + y) * width.result + x;
+  }
+
+  /// Whether there are all places of two lines of a block.
+  __device__ __forceinline__ bool has_box(int row) const {
+    const BlockPlace block(call.axes, row / kBlockRows);
+    return block.image < call.images && block.first[0] + kBlockSide <= call.axes[0].result &&
+           line(block, row) + 2 <= call.axes[1].result;
+  }
+
+  /// Two lines of a block, of which TMA leaves out what is past the end of a line, or of an image.
+  template <bool kEvictFirst>
+  __device__ __forceinline__ void store(const TensorMap* map, unsigned source, int, int column, int row,
+                                        int batch) const {
+    const BlockPlace block(call.axes, row / kBlockRows);
+    if (block.image >= call.images) return;
+    ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, column, block.first[0], line(block, row), block.first[2],
+                                                 batch * call.images + block.image);
+  }
+  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int, int column,
+                                       int row, int batch) const {
+    const BlockPlace block(call.axes, row / kBlockRows);
+    ptx::cp_async_bulk_tensor_load(destination, map, barrier, column, block.first[0], line(block, row), block.first[2],
+                                   batch * call.images + block.image);
+  }
+
+ private:
+  static __device__ __forceinline__ int line(const BlockPlace& block, int row) {
+    return block.first[1] + row % kBlockRows / kBlockSide;
+  }
+};
+
+}  // namespace jaxdnn
