@@ -1,10 +1,9 @@
-// Rows of tiles that are places line after line (convolution/sm90_halo.cuh), of all images one after the other: where
-// lines are no multiple of 8 places long, blocks would have many that are none of the result's.
+// Rows of tiles that are places line after line (convolution/sm90_halo.cuh), of all images one after the other: fewer
+// than blocks of 8 x 8 have where an image ends in the middle of some.
 //
-//   a line          kPitch places: the result's, and so many more that the next line's windows don't meet what this
-//   one's
-//                   do, up to a multiple of 8. What is outside past a line's end, and before the next one's beginning,
-//                   is there once:
+//   a line          kPitch places: the result's, and so many more, up to a multiple of 8, that windows meet nothing of
+//                   the next line's. What is outside past a line's end, and before the next one's beginning, is there
+//                   once:
 //
 //                       . 0 0 0 0 0 0 . 1 1 1 1 1 1 . 2 2 ...    lines of 6 places, and a window of 3 taps, padded by 1
 //
