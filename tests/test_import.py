@@ -1,6 +1,7 @@
 """`import jaxdnn` is silent and quick, needs no GPU, and can come before or after the first use of JAX."""
 
 import json
+import statistics
 
 import pytest
 
@@ -30,13 +31,11 @@ print(said.getvalue())
 
 
 def test_import_takes_no_time():
-    """Less than 0.2 s beyond that of JAX, in the processor's time: the wall's depends on who else is running. Others'
-    use of caches and clocks only adds to it, so that the least of several says most.
-    """
+    """Less than 0.2 s beyond that of JAX, in the processor's time: the wall's depends on who else is running."""
     source = "import time, jax; t = time.process_time(); import jaxdnn; print(time.process_time() - t)"
     run_python(source)  # writes the bytecode
-    taken = [float(run_python(source)) for _ in range(5)]
-    assert min(taken) < 0.2, taken
+    taken = [float(run_python(source)) for _ in range(3)]
+    assert statistics.median(taken) < 0.2, taken
 
 
 def test_import_starts_nothing():
