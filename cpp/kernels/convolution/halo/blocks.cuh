@@ -49,29 +49,21 @@ struct BlockPlace {
 
 /// The copies of a tile's patches; by the lanes of a warp.
 template <class Call>
-struct BlockLoads {
+struct BlockLoads : HaloLoads<Call> {
   using Stage = typename Call::Stage;
   static constexpr int kBlocks = Call::Config::kTileM / kBlockRows;
 
-  const Call& call;
   BlockPlace block;  // the lane's own
-  int first_channel, first_image;
 
   __device__ __forceinline__ BlockLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
                                         int)
-      : call(call),
-        block(call.axes, row / kBlockRows + threadIdx.x % 32),
-        first_channel(column / call.group_columns * call.channels),
-        first_image(batch * call.image_batch) {}
+      : HaloLoads<Call>(call, column, batch), block(call.axes, row / kBlockRows + threadIdx.x % 32) {}
 
   __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
     const int lane = threadIdx.x % 32;
     if (lane >= kBlocks) return;
-    const HaloDepth<Call> depth(call, index);
-    const auto& [x, y, z] = call.axes;
-    ptx::cp_async_bulk_tensor_load(stage + lane * Stage::Rows::kPatchBytes, call.a, full, first_channel + depth.channel,
-                                   block.first[0] + x.start, block.first[1] + y.start,
-                                   block.first[2] + z.start + depth.plane * z.step, first_image + block.image);
+    this->load_box(index, stage + lane * Stage::Rows::kPatchBytes, full, block.first[0], block.first[1], block.first[2],
+                   block.image);
   }
 };
 
@@ -83,11 +75,8 @@ struct BlockRows : ScatteredRows {
   const Call& call;
 
   __device__ __forceinline__ int operator()(int row) const {
-    const auto& [width, height, depth] = call.axes;
     const BlockPlace block(call.axes, row / kBlockRows);
-    const int x = block.first[0] + row % kBlockSide, y = block.first[1] + row % kBlockRows / kBlockSide;
-    if (x >= width.result || y >= height.result) return PhaseRows<Call>::kNoRow;
-    return ((block.image * depth.result + block.first[2]) * height.result + y) * width.result + x;
+    return row_of_place(call, block.first[0] + row % kBlockSide, line(block, row), block.first[2], block.image);
   }
 
   /// Whether there are all places of two lines of a block.

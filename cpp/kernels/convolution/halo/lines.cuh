@@ -49,31 +49,23 @@ struct LinePlace {
 
 /// The copies of a tile's lines; by the lanes of a warp.
 template <class Call>
-struct LineLoads {
-  using Stage = typename Call::Stage;
+struct LineLoads : HaloLoads<Call> {
   using Config = typename Call::Config;
 
-  const Call& call;
   LinePlace line;  // the lane's own
   int ahead;       // places of the first line before the tile's first row
-  int first_channel, first_image;
 
   __device__ __forceinline__ LineLoads(const Call& call, const typename Call::Cluster&, int row, int column, int batch,
                                        int)
-      : call(call),
+      : HaloLoads<Call>(call, column, batch),
         line(call.axes, row / Config::kPitch + threadIdx.x % 32),
-        ahead(row % Config::kPitch),
-        first_channel(column / call.group_columns * call.channels),
-        first_image(batch * call.image_batch) {}
+        ahead(row % Config::kPitch) {}
 
   __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) const {
     const int lane = threadIdx.x % 32;
     if (lane >= Config::kPatchLines) return;
-    const HaloDepth<Call> depth(call, index);
-    const auto& [x, y, z] = call.axes;
     const unsigned to = stage + (lane * Config::kPitch + Config::kAhead - ahead) * Config::kLine;
-    ptx::cp_async_bulk_tensor_load(to, call.a, full, first_channel + depth.channel, x.start, line.y + y.start,
-                                   line.z + z.start + depth.plane * z.step, first_image + line.image);
+    this->load_box(index, to, full, 0, line.y, line.z, line.image);
   }
 };
 
@@ -86,11 +78,8 @@ struct LineRows : ScatteredRows {
   const Call& call;
 
   __device__ __forceinline__ int operator()(int row) const {
-    const auto& [width, height, depth] = call.axes;
     const LinePlace line(call.axes, row / kPitch);
-    const int x = row % kPitch;
-    if (x >= width.result || line.y >= height.result) return PhaseRows<Call>::kNoRow;
-    return ((line.image * depth.result + line.z) * height.result + line.y) * width.result + x;
+    return row_of_place(call, row % kPitch, line.y, line.z, line.image);
   }
 
   /// Whether there are all of a warp's places.

@@ -35,4 +35,31 @@ struct HaloDepth {
   }
 };
 
+/// What the copies of a tile's boxes have in common, wherever these are.
+template <class Call>
+struct HaloLoads {
+  const Call& call;
+  int first_channel, first_image;
+
+  __device__ __forceinline__ HaloLoads(const Call& call, int column, int batch)
+      : call(call), first_channel(column / call.group_columns * call.channels), first_image(batch * call.image_batch) {}
+
+  /// Loads what the windows meet, in stage `index` of K, from the place (x, y, z) of an image on.
+  __device__ __forceinline__ void load_box(int index, unsigned to, unsigned full, int x, int y, int z,
+                                           int image) const {
+    const HaloDepth<Call> depth(call, index);
+    const auto& [width, height, planes] = call.axes;
+    ptx::cp_async_bulk_tensor_load(to, call.a, full, first_channel + depth.channel, x + width.start, y + height.start,
+                                   z + planes.start + depth.plane * planes.step, first_image + image);
+  }
+};
+
+/// The result's row that a place of it is; none past the end of a line, or of an image.
+template <class Call>
+__device__ __forceinline__ int row_of_place(const Call& call, int x, int y, int z, int image) {
+  const auto& [width, height, depth] = call.axes;
+  if (x >= width.result || y >= height.result) return PhaseRows<Call>::kNoRow;
+  return ((image * depth.result + z) * height.result + y) * width.result + x;
+}
+
 }  // namespace jaxdnn

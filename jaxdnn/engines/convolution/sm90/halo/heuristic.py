@@ -60,14 +60,13 @@ _SHORT_LINES = 1.05  # times as long as with 128 bytes of channels in a stage [1
 
 def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
     """Knobs that work for the convolution."""
-    for shape, width, line in pairs(_SHAPES, _widths(gemm), _lines(gemm)):
-        chosen = replace(shape, tile_n=width, patch=line, groups=gemm.merged)
-        blocks, lines = (Patches(gemm, line, along_lines) for along_lines in (False, True))
-        for patches in (blocks, lines) if lines.rows < blocks.rows else (blocks,):
-            own = replace(chosen, along_lines=patches.along_lines)
-            knobs = _fitted(patches, _resident(gemm, own), target) or _fitted(patches, own, target)
-            if knobs is not None:
-                yield knobs
+    fewer = Patches(gemm, along_lines=True).rows < Patches(gemm).rows
+    for shape, width, line, along_lines in pairs(_SHAPES, _widths(gemm), _lines(gemm), (False, True)[: 1 + fewer]):
+        chosen = replace(shape, tile_n=width, patch=line, groups=gemm.merged, along_lines=along_lines)
+        patches = Patches.of(gemm, chosen)
+        knobs = _fitted(patches, _resident(gemm, chosen), target) or _fitted(patches, chosen, target)
+        if knobs is not None:
+            yield knobs
 
 
 def _resident(gemm: ImplicitGemm, knobs: ConvolutionKnobs) -> ConvolutionKnobs:

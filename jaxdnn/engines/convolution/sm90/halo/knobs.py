@@ -129,7 +129,7 @@ class Patches:
 
     def filter_stage(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes of a tile of the filter in its ring, with its barriers."""
-        return _aligned(self.tap_bytes(product, knobs)) + _BARRIERS
+        return stage_bytes(self.tap_bytes(product, knobs)) + _BARRIERS
 
     def loaded(self, tile_m: int) -> int:
         """Bytes that a stage is filled with, the patches of a tile's blocks, or the tile's lines."""
@@ -142,8 +142,8 @@ class Patches:
 
     def shared_memory(self, product: Product, knobs: ConvolutionKnobs) -> int:
         """Bytes, as the kernel's own `kSharedBytes` says."""
-        size = shared_memory(product, knobs, _aligned(self.stage(knobs.tile_m)))
-        return _aligned(size) + knobs.filter_stages * self.filter_stage(product, knobs)
+        size = shared_memory(product, knobs, stage_bytes(self.stage(knobs.tile_m)))
+        return stage_bytes(size) + knobs.filter_stages * self.filter_stage(product, knobs)
 
 
 def _reach(axis: Axis) -> int:
@@ -167,10 +167,6 @@ def _multiple(size: int, of: int) -> int:
 def columns_of_tiles(product: Product, knobs: ConvolutionKnobs) -> int:
     """How many tiles lie side by side."""
     return ceil(product.n / knobs.tile_n)
-
-
-def _aligned(size: int) -> int:
-    return stage_bytes(size)
 
 
 def patches_reason(gemm: ImplicitGemm) -> str | None:
