@@ -31,11 +31,17 @@ print(said.getvalue())
 
 
 def test_import_takes_no_time():
-    """Less than 0.2 s beyond that of JAX, in the processor's time: the wall's depends on who else is running."""
-    source = "import time, jax; t = time.process_time(); import jaxdnn; print(time.process_time() - t)"
-    run_python(source)  # writes the bytecode
-    taken = [float(run_python(source)) for _ in range(3)]
-    assert statistics.median(taken) < 0.2, taken
+    """Less than a quarter of what JAX's own takes just before: seconds would tell how fast the machine is."""
+    source = """
+import time
+start = time.process_time()
+import jax
+between = time.process_time()
+import jaxdnn
+print((time.process_time() - between) / (between - start))
+"""
+    shares = [float(run_python(source, PYTHONDONTWRITEBYTECODE="")) for _ in range(6)]
+    assert statistics.median(shares[1:]) < 0.25, shares  # the first one writes the bytecode
 
 
 def test_import_starts_nothing():

@@ -1,6 +1,5 @@
 """Times the configurations of a call on the device."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdnn.device import Target
 from jaxdnn.planning.candidates import Request, engines_for, knobs_of, prepare, reason_against
@@ -83,4 +83,4 @@ def _time(function: Callable[..., Any], operands: Sequence[Sequence[jax.Array]])
         started = time.perf_counter()
         jax.block_until_ready(run(operands))
         times.append(time.perf_counter() - started)
-    return statistics.median(times) / len(operands)
+    return float(np.median(times)) / len(operands)
