@@ -309,8 +309,19 @@ def test_a_k_of_one_stage_is_in_the_order_of_its_rows_where_b_stays(m, n, k, swi
     assert (knobs.swizzle, knobs.tile_m == 64) == (swizzle, swizzle == 1)
 
 
-@pytest.mark.parametrize("target", [H200, device._NAMED[90]], ids=["H200", "H100"])
-@pytest.mark.parametrize(("columns", "k", "few"), [(256, 802_816, True), (64, 16_384, True), (256, 8192, False)])
+@pytest.mark.parametrize(
+    ("target", "columns", "k", "few"),
+    [
+        (H200, 256, 802_816, True),
+        (H100, 256, 802_816, True),
+        (H100, 320, 200_000, False),
+        (H200, 64, 16_384, True),
+        (H100, 64, 16_384, True),
+        (H200, 256, 8192, False),
+        (H100, 256, 8192, False),
+    ],
+    ids=lambda value: value.name if isinstance(value, device.Target) else value,
+)
 def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
     product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
     assert ("too few for a K" in (Skinny().outdone(product, target) or "")) == few

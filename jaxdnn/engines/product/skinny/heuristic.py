@@ -29,9 +29,10 @@ FINISH = {False: 0.3e-6, True: 0.9e-6}  # seconds that they take, without and wi
 SHORT_K = 64
 # Bytes that are streamed, and columns for each stage of K, of which the other engines' tiles end sooner: likewise.
 FEW_BYTES, FEW_COLUMNS = 2.5e6, 8
-# Of more splits of K the part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more
-# than a cluster's exchange: see "What a short K costs skinny".
-SPLITS_BANDWIDTH, SECOND_KERNEL = 0.8, 1.5e-6
+# Bytes a second that a block takes of both operands over a long K; of more splits of K than a cluster has blocks the
+# part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more than a cluster's
+# exchange: likewise.
+BLOCK_BANDWIDTH, SPLITS_BANDWIDTH, SECOND_KERNEL = 105e9, 0.8, 1.5e-6
 
 
 def others_reason(one: SkinnyProduct, target: Target) -> str | None:
@@ -43,10 +44,12 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
     streamed = one.rows * len(one.streamed) * product.k * product.a.itemsize * product.batch
     if product.a.itemsize == 2 and streamed <= FEW_BYTES and FEW_COLUMNS * product.k <= one.depth * one.columns:
         return f"over a K of {product.k}, tiles of other engines take less time for {one.columns} columns"
-    most = one.tiles(SkinnyKnobs(tile=64)) * product.batch * MOST_SPLITS
-    splits = SECOND_KERNEL + streamed / (SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH))
-    if splits < streamed / (most * MEMORY_BANDWIDTH):
-        return f"{most} blocks, in clusters of {MOST_SPLITS}, are too few for a K of {product.k}"
+    line = product.k * product.a.itemsize
+    of_block = line / MOST_SPLITS * min(64, one.rows) * len(one.streamed)
+    block = max(of_block / MEMORY_BANDWIDTH, (of_block + line / MOST_SPLITS * one.columns) / BLOCK_BANDWIDTH)
+    bandwidth = SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH)
+    if SECOND_KERNEL + (streamed + line * one.columns * product.batch) / bandwidth < block:
+        return f"clusters of {MOST_SPLITS} blocks are too few for a K of {product.k}"
     return None
 
 
