@@ -10,7 +10,6 @@ program's kernels, 2 to 4 us each.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdnn.planning.calls import find_calls
+from jaxdnn.planning.measure import interleaved_medians
 from jaxdnn.planning.select import select
 
 _FEWEST_SETS, _MOST_SETS = 8, 64
@@ -124,7 +124,7 @@ class Compiled:
         operands = [self.operands(key) for key in jax.random.split(jax.random.key(0), case.sets)]
         sets = {name: [prepare(*arrays) for arrays in operands] for name, prepare in self.prepare.items()}
         calls = {name: _over_sets(program, sets[name]) for name, program in self.run.items()}
-        seconds = {name: total / case.sets for name, total in _interleaved_medians(calls).items()}
+        seconds = {name: total / case.sets for name, total in interleaved_medians(calls).items()}
         errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
         memory = {name: _temporary(program) if case.alone else math.nan for name, program in self.run.items()}
         return Measurement(
@@ -165,7 +165,7 @@ def copy_bandwidth() -> float:
     count = (256 if jax.default_backend() == "gpu" else 16) * 2**20 // 4
     arrays = [(jnp.full(count, i, jnp.float32),) for i in range(_FEWEST_SETS)]
     calls = {f.__name__: _over_sets(_program_of_sets(f, arrays), arrays) for f in (jnp.copy, jnp.negative)}
-    return len(arrays) * 2 * 4 * count / min(_interleaved_medians(calls).values())
+    return len(arrays) * 2 * 4 * count / min(interleaved_medians(calls).values())
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -228,31 +228,3 @@ def _temporary(program: jax.stages.Compiled) -> float:
     """Bytes that it holds beside its arguments and results."""
     analysis = program.memory_analysis()
     return analysis.temp_size_in_bytes if analysis else math.nan
-
-
-def _interleaved_medians(
-    calls: Mapping[str, Callable[[], Any]], *, samples: int = 15, seconds: float = 0.02, most: float = 15.0
-) -> dict[str, float]:
-    """Median seconds a call; a sample lasts for `seconds` at least, and takes its turn with the others' samples. There
-    are fewer, but three, where all of them would take longer than `most` seconds.
-    """
-
-    def sample(call: Callable[[], Any], count: int) -> float:
-        start = time.perf_counter()
-        results = None
-        for _ in range(count):
-            results = call()
-        jax.block_until_ready(results)
-        return (time.perf_counter() - start) / count
-
-    for call in calls.values():
-        sample(call, 1)  # loads code, and fills caches
-    once = {name: sample(call, 1) for name, call in calls.items()}
-    expected = {name: sample(call, 3) if once[name] < most / samples else once[name] for name, call in calls.items()}
-    counts = {name: max(1, math.ceil(seconds / one)) for name, one in expected.items()}
-    round_of_all = sum(one * counts[name] for name, one in expected.items())
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(max(3, min(samples, int(most / round_of_all)))):
-        for name, call in calls.items():
-            taken[name].append(sample(call, counts[name]))
-    return {name: statistics.median(times) for name, times in taken.items()}

@@ -1,21 +1,22 @@
 """Times the configurations of a call on the device."""
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdnn.device import Target
 from jaxdnn.planning.candidates import Request, engines_for, knobs_of, prepare, reason_against
 from jaxdnn.spec import Signature, Spec
 
-_REPEATS = 20
+K = TypeVar("K", bound=Hashable)
 _MOST_SETS = 8
+_SAMPLES, _SECONDS = 9, 0.002  # of each configuration
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Measurement:
 def configurations(spec: Spec, signature: Signature, platform: str, target: Target) -> list[Measurement]:
     """Every configuration of every engine that serves the call, the fastest first."""
     device = jax.local_devices(backend="gpu" if platform == "cuda" else platform)[0]
-    measured = []
+    programs: dict[tuple[str, tuple[tuple[str, object], ...], int, int], Callable[[], Any]] = {}
     # Lowering may be what asks for this, in the midst of somebody else's tracing.
     with jax.ensure_compile_time_eval(), jax.default_device(device):
         request = Request(spec, signature, platform, target)
@@ -56,8 +57,13 @@ def configurations(spec: Spec, signature: Signature, platform: str, target: Targ
                 knobs = knobs_of(config)
                 alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
                 # Operands are used again, so that results in their place would be timed with a copy.
-                seconds = _time(spec.unaliased.replace(options=alone).bind, operands)
-                measured.append(Measurement(engine.name, knobs, seconds, plan.workspace if plan else 0, len(measured)))
+                run = _program(spec.unaliased.replace(options=alone).bind, operands, platform)
+                programs[engine.name, knobs, plan.workspace if plan else 0, len(programs)] = run
+        taken = interleaved_medians(programs, samples=_SAMPLES, seconds=_SECONDS)
+    measured = [
+        Measurement(engine, knobs, seconds / len(operands), workspace, rank)
+        for (engine, knobs, workspace, rank), seconds in taken.items()
+    ]
     return sorted(measured, key=lambda measurement: measurement.seconds)
 
 
@@ -75,12 +81,35 @@ def _operand_sets(signature: Signature, target: Target) -> list[list[jax.Array]]
     return [[random(array) for array in signature.operands.values()] for _ in range(copies)]
 
 
-def _time(function: Callable[..., Any], operands: Sequence[Sequence[jax.Array]]) -> float:
-    run = jax.jit(lambda sets: [function(*one) for one in sets]).lower(operands).compile()
-    jax.block_until_ready(run(operands))
-    times = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        jax.block_until_ready(run(operands))
-        times.append(time.perf_counter() - started)
-    return float(np.median(times)) / len(operands)
+def _program(run: Callable[..., Any], operands: Sequence[Sequence[jax.Array]], platform: str) -> Callable[[], Any]:
+    """What applies the call to each set of operands; on the CPU it waits for the results."""
+    program = jax.jit(lambda sets: [run(*one) for one in sets]).lower(operands).compile()
+    return lambda: jax.block_until_ready(program(operands)) if platform == "cpu" else program(operands)
+
+
+def interleaved_medians(
+    calls: Mapping[K, Callable[[], Any]], *, samples: int = 15, seconds: float = 0.02, most: float = 15.0
+) -> dict[K, float]:
+    """Median seconds a call; a sample lasts for `seconds` at least, and takes its turn with the others' samples. There
+    are fewer, but three, where all of them would take longer than `most` seconds.
+    """
+
+    def sample(call: Callable[[], Any], count: int) -> float:
+        start = time.perf_counter()
+        results = None
+        for _ in range(count):
+            results = call()
+        jax.block_until_ready(results)
+        return (time.perf_counter() - start) / count
+
+    for call in calls.values():
+        sample(call, 1)  # loads code, and fills caches
+    once = {name: sample(call, 1) for name, call in calls.items()}
+    expected = {name: sample(call, 3) if once[name] < most / samples else once[name] for name, call in calls.items()}
+    counts = {name: max(1, ceil(seconds / one)) for name, one in expected.items()}
+    round_of_all = sum(one * counts[name] for name, one in expected.items())
+    taken: dict[K, list[float]] = {name: [] for name in calls}
+    for _ in range(max(3, min(samples, int(most / round_of_all)))):
+        for name, call in calls.items():
+            taken[name].append(sample(call, counts[name]))
+    return {name: statistics.median(times) for name, times in taken.items()}

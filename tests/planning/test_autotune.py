@@ -1,7 +1,6 @@
 """Measured configurations: remembered, used on request, and never wrong."""
 
 import dataclasses
-import itertools
 import json
 import re
 from pathlib import Path
@@ -84,10 +83,10 @@ def test_a_line_for_each_call_and_nothing_is_measured_twice(capsys, monkeypatch)
         assert float(after) == pytest.approx(measured[0].seconds * 1e6, abs=0.1)
         assert float(before) == pytest.approx(max(one.seconds for one in measured[:-1]) * 1e6, abs=0.1)
 
-    def forbidden(*_):
+    def forbidden(*_, **__):
         raise AssertionError("it was measured before")
 
-    monkeypatch.setattr(measure, "_time", forbidden)
+    monkeypatch.setattr(measure, "interleaved_medians", forbidden)
     for _ in range(2):
         assert jaxdnn.autotune(CASE.call, *CASE.primals()).calls == tuning.calls
         assert capsys.readouterr().err.splitlines() == [f"{line} (remembered)" for line in first]
@@ -184,10 +183,11 @@ def winners_are_used(tuning):
 @pytest.fixture
 def last_is_fastest(monkeypatch):
     """Of our kernels' configurations: what is the heuristic's choice is not the winner."""
-    times = itertools.count(1)
-    monkeypatch.setattr(
-        measure, "_time", lambda bind, _: 1.0 if bind.__self__.options.engine == "xla" else 0.5 ** next(times)
-    )
+
+    def medians(calls, **_):
+        return {(engine, *rest, rank): 1.0 if engine == "xla" else 0.5**rank for engine, *rest, rank in calls}
+
+    monkeypatch.setattr(measure, "interleaved_medians", medians)
 
 
 @pytest.mark.usefixtures("last_is_fastest")
@@ -276,3 +276,11 @@ def test_symbolic_sizes_are_not_measured(capsys):
     assert exported.out_avals[0].shape == (rows, 8)
     assert jaxdnn.autotune(jaxdnn.rms_norm, x).calls == ()
     assert "not measured: the shapes are symbolic" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "made"), [(20.0, 2 + 3), (2.0, 2 + 7), (0.5, 5 + 15), (0.01, 5 + 15 * 2)])
+def test_slow_calls_are_sampled_less(seconds, made, monkeypatch):
+    calls = []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: seconds * len(calls))
+    assert measure.interleaved_medians({"call": lambda: calls.append(None)}) == {"call": pytest.approx(seconds)}
+    assert len(calls) == made
