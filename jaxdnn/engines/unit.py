@@ -111,6 +111,11 @@ def struct_text(
     return f"struct {name}{f' : {base}' if base else ''} {{\n" + "".join(lines) + "};\n"
 
 
+def shared_memory_text(call: str, needed: int) -> str:
+    """Has the compiler compare the bytes of shared memory that the plan gives a kernel with its own count."""
+    return f'static_assert({call}::kSharedBytes == {needed}, "the plan and the kernel disagree about shared memory");\n'
+
+
 def includes(headers: Iterable[str]) -> str:
     """The first lines of a unit."""
     return "".join(f'#include "{header}"\n' for header in headers)

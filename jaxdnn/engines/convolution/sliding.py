@@ -2,13 +2,15 @@
 them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxdnn.engines.convolution.problem import Convolution, Tensor, Window
+from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix
-from jaxdnn.engines.unit import Parameter
-from jaxdnn.plan import Operand, Result, Scratch
+from jaxdnn.engines.unit import Constant, Parameter, Stage, arguments, entry_text, shared_memory_text, struct_text
+from jaxdnn.plan import Launch, Operand, Result, Scratch
 
 _DIMENSIONS = 2
 _VECTOR = 8  # channels that are copied at once
@@ -126,3 +128,29 @@ def strides_of(tensor: Tensor) -> tuple[int, int]:
 def in_fields(name: str, found: list[Parameter]) -> list[Parameter]:
     """Parameters of a member of the call."""
     return [replace(p, name=f"{name}_{p.name}", field=f"{name}.{p.name}") for p in found]
+
+
+def sliding_stage(
+    kernel: str,
+    form: Sliding,
+    constants: Mapping[str, Constant],
+    found: list[Parameter],
+    *,
+    epilogue: ElementEpilogue | None,
+    blocks: int,
+    threads: int,
+    shared: int,
+) -> Stage:
+    """The kernel that walks, of a family's folder: "lines_fprop" of convolution/lines/fprop.cuh."""
+    family, name = kernel.split("_")
+    y, x = form.windows
+    types = {"T": ctype(form.source.dtype), **(epilogue.types() if epilogue else {})}
+    call = f"jaxdnn::{family.capitalize()}{name.capitalize()}<Config>"
+    text = (
+        f"\n{epilogue.text() if epilogue else ''}\n"
+        + struct_text("Config", types, {"TapsX": x.filter, "TapsY": y.filter, **constants})
+        + f"{shared_memory_text(call, shared)}\n"
+        + entry_text(kernel, call, f"{threads}, 1", found)
+    )
+    launch = Launch(kernel, arguments(found), (blocks, 1, 1), (threads, 1, 1), shared_memory=shared)
+    return Stage((f"convolution/{family}/{name}.cuh",), text, (launch,))

@@ -29,6 +29,7 @@ from jaxdnn.engines.unit import (
     entry_text,
     joined,
     numbers,
+    shared_memory_text,
     struct_text,
 )
 from jaxdnn.plan import Launch, Scalar, Scratch
@@ -214,8 +215,7 @@ class Unit:
         call = f"jaxdnn::AttentionSimt<{config}>"
         text = (
             struct_text(config, types, {**sizes, **constants}, ("Call", {}))
-            + f"static_assert(jaxdnn::AttentionSimt{kernel.struct}<{config}>::kSharedBytes == {needs.shared_memory},\n"
-            + '              "the plan and the kernel disagree about shared memory");\n'
+            + shared_memory_text(f"jaxdnn::AttentionSimt{kernel.struct}<{config}>", needs.shared_memory)
             + entry_text(kernel.name, call, f"{knobs.threads}, {knobs.resident}", found, entry)
         )
         shape = {"grid": (blocks, 1, 1), "block": (knobs.threads, 1, 1), "shared_memory": needs.shared_memory}

@@ -19,7 +19,17 @@ from jaxdnn.engines.attention.transposed import Transposed, by_feature
 from jaxdnn.engines.product.element_epilogue import ctype
 from jaxdnn.engines.product.problem import EpilogueOperand
 from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_128, SWIZZLE, element_type
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    joined,
+    map_parameter,
+    numbers,
+    shared_memory_text,
+    struct_text,
+)
 from jaxdnn.plan import Counter, Launch, Operand, Plan, Result, Scalar, Scratch, TensorMap
 
 TILE_COUNTERS = 1024  # of core/tile_queue.cuh
@@ -141,9 +151,7 @@ def attention_stage(
         "".join(f"JAXDNN_WGMMA{kind}({columns});\n" for kind, columns in multiplies(problem, knobs)),
         *([] if score is None else [score.text()]),
         struct_text("Config", types, constants, DEFAULTS),
-        f"static_assert({call}::kSharedBytes == {shared}, "
-        + '"the plan and the kernel disagree about shared memory");\n'
-        + f"static_assert(jaxdnn::kTileCounters == {TILE_COUNTERS});\n",
+        shared_memory_text(call, shared) + f"static_assert(jaxdnn::kTileCounters == {TILE_COUNTERS});\n",
         entry_text("attention_sm90", call, f"{knobs.threads}, {knobs.blocks}", found),
     ]
     launch = Launch(

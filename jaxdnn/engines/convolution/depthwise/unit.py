@@ -4,10 +4,10 @@ from math import ceil
 
 from jaxdnn.engines.convolution.depthwise.knobs import STRIP, DepthwiseKnobs, Strips
 from jaxdnn.engines.convolution.problem import Tensor
-from jaxdnn.engines.convolution.sliding import in_fields, strides_of
+from jaxdnn.engines.convolution.sliding import in_fields, sliding_stage, strides_of
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
-from jaxdnn.plan import Launch, Scratch
+from jaxdnn.engines.unit import Parameter, Stage, numbers
+from jaxdnn.plan import Scratch
 
 
 def fprop(form: Strips, knobs: DepthwiseKnobs, epilogue: ElementEpilogue) -> Stage:
@@ -44,10 +44,7 @@ def _stage(
     kernel: str, epilogue: ElementEpilogue | None, form: Strips, knobs: DepthwiseKnobs, found: list[Parameter]
 ) -> Stage:
     y, x = form.windows
-    types = {"T": ctype(form.source.dtype), **(epilogue.types() if epilogue else {})}
     constants = {
-        "TapsX": x.filter,
-        "TapsY": y.filter,
         "StrideX": x.stride,
         "StrideY": y.stride,
         "DilationX": x.dilation,
@@ -58,17 +55,16 @@ def _stage(
         "Stages": knobs.stages,
         "Linear": form.linear,
     }
-    name = kernel.removeprefix("depthwise_")
-    call, shared = f"jaxdnn::Depthwise{name.capitalize()}<Config>", form.shared_memory(knobs)
-    text = (
-        f"\n{epilogue.text() if epilogue else ''}\n{struct_text('Config', types, constants)}"
-        + f"static_assert({call}::kSharedBytes == {shared}, "
-        + '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text(kernel, call, f"{knobs.threads}, 1", found)
+    return sliding_stage(
+        kernel,
+        form,
+        constants,
+        found,
+        epilogue=epilogue,
+        blocks=form.slabs(knobs) * knobs.parts,
+        threads=knobs.threads,
+        shared=form.shared_memory(knobs),
     )
-    grid = (form.slabs(knobs) * knobs.parts, 1, 1)
-    launch = Launch(kernel, arguments(found), grid, (knobs.threads, 1, 1), shared_memory=shared)
-    return Stage((f"convolution/depthwise/{name}.cuh",), text, (launch,))
 
 
 def _walk(form: Strips, knobs: DepthwiseKnobs) -> list[Parameter]:

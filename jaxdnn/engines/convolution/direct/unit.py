@@ -23,7 +23,16 @@ from jaxdnn.engines.convolution.reasons import AXES
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.reduce import reduce_stage
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    joined,
+    numbers,
+    shared_memory_text,
+    struct_text,
+)
 from jaxdnn.plan import Launch, Scratch
 from jaxdnn.pointwise.cuda import register_type
 
@@ -117,11 +126,8 @@ def _stage(
 ) -> Stage:
     call = f"jaxdnn::{struct}<Config>"
     needed, count = shared_memory(problem, knobs), threads(problem, knobs)
-    text = (
-        f"\n{epilogue}\n{struct_text('Config', *config)}\n"
-        f"static_assert({call}::kSharedBytes == {needed}, "
-        '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text(kernel, call, f"{count}, {knobs.resident}", found)
+    text = f"\n{epilogue}\n{struct_text('Config', *config)}\n{shared_memory_text(call, needed)}\n" + entry_text(
+        kernel, call, f"{count}, {knobs.resident}", found
     )
     launch = Launch(
         kernel, arguments(found), (Tiling(problem, knobs).blocks, 1, 1), (count, 1, 1), shared_memory=needed

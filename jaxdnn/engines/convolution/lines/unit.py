@@ -5,10 +5,10 @@ from math import ceil
 
 from jaxdnn.engines.convolution.lines.knobs import Lines, LinesKnobs
 from jaxdnn.engines.convolution.problem import Tensor
-from jaxdnn.engines.convolution.sliding import in_fields
+from jaxdnn.engines.convolution.sliding import in_fields, sliding_stage
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
-from jaxdnn.plan import Launch, Scratch
+from jaxdnn.engines.unit import Parameter, Stage, numbers
+from jaxdnn.plan import Scratch
 
 _ITEM = 2  # bytes of an element
 
@@ -42,26 +42,23 @@ def wgrad(form: Lines, knobs: LinesKnobs) -> Stage:
 def _stage(
     kernel: str, epilogue: ElementEpilogue | None, form: Lines, knobs: LinesKnobs, found: list[Parameter]
 ) -> Stage:
-    y, x = form.windows
-    types = {"T": ctype(form.source.dtype), **(epilogue.types() if epilogue else {})}
+    x = form.windows[1]
     constants = {
-        "TapsX": x.filter,
-        "TapsY": y.filter,
         "Channels": form.channels,
         "Width": knobs.width,
         "Strips": x.output // knobs.width,
         "Stages": knobs.stages,
     }
-    name = kernel.removeprefix("lines_")
-    call, shared, threads = f"jaxdnn::Lines{name.capitalize()}<Config>", form.shared_memory(knobs), form.threads(knobs)
-    text = (
-        f"\n{epilogue.text() if epilogue else ''}\n{struct_text('Config', types, constants)}"
-        + f"static_assert({call}::kSharedBytes == {shared}, "
-        + '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text(kernel, call, f"{threads}, 1", found)
+    return sliding_stage(
+        kernel,
+        form,
+        constants,
+        found,
+        epilogue=epilogue,
+        blocks=knobs.parts,
+        threads=form.threads(knobs),
+        shared=form.shared_memory(knobs),
     )
-    launch = Launch(kernel, arguments(found), (knobs.parts, 1, 1), (threads, 1, 1), shared_memory=shared)
-    return Stage((f"convolution/lines/{name}.cuh",), text, (launch,))
 
 
 def _walk(form: Lines, knobs: LinesKnobs) -> list[Parameter]:

@@ -17,7 +17,7 @@ from jaxdnn.engines.convolution.simt.knobs import (
 from jaxdnn.engines.product.affine import divisor_magic
 from jaxdnn.engines.product.atom import TENSOR, threads
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, shared_memory_text, struct_text
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
 
@@ -74,8 +74,7 @@ def multiply(problem: Convolution, knobs: ConvolutionSimtKnobs, epilogue: Elemen
     needed, count = shared_bytes(problem, knobs), threads(atom, knobs)
     text = (
         f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
-        f"static_assert({call}::kSharedBytes == {needed}, "
-        '"the plan and the kernel disagree about shared memory");\n\n'
+        f"{shared_memory_text(call, needed)}\n"
         + entry_text("convolution_simt", call, f"{count}, {knobs.resident}", found)
     )
     grid = (blocks(problem, knobs), 1, 1)

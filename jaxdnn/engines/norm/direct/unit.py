@@ -9,7 +9,16 @@ import numpy as np
 from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.norm.direct.knobs import STREAMED, NormKnobs, collapsed, read, vector_columns
 from jaxdnn.engines.norm.problem import Rows
-from jaxdnn.engines.unit import Parameter, arguments, entry_text, includes, numbers, signature_text, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    arguments,
+    entry_text,
+    includes,
+    numbers,
+    shared_memory_text,
+    signature_text,
+    struct_text,
+)
 from jaxdnn.plan import Launch, Scalar, Scratch
 
 MAX_GRID = 2**31 - 1
@@ -231,8 +240,7 @@ class Call:
         x = "    using X = Config::Sum;\n" if step == "apply" and "residual" in self.read else ""
         text = (
             f"struct {config} : Config {{\n{x}    static constexpr jaxdnn::Step kStep = jaxdnn::Step::{step};\n}};\n"
-            f"static_assert({call}<{config}>::kSharedBytes == {self.shared_memory(step)}, "
-            '"the plan and the kernel disagree about shared memory");\n\n'
+            f"{shared_memory_text(f'{call}<{config}>', self.shared_memory(step))}\n"
             + entry_text(header, f"{call}<{config}>", f"{knobs.threads}, {knobs.blocks_per_sm}", parameters, kernel)
         )
         launch = Launch(

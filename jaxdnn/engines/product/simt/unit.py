@@ -7,7 +7,7 @@ from jaxdnn.engines.product.atom import TENSOR, threads
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt.knobs import SimtKnobs, blocks, product_atom, runs_of, shared_bytes, vector
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, shared_memory_text, struct_text
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
 
@@ -54,9 +54,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         found += numbers(splits=knobs.split_k, split_depth=depth)
     text = (
         f"\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
-        f"static_assert({call}::kSharedBytes == {needed}, "
-        '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text("product_simt", call, f"{block}, {knobs.resident}", found)
+        f"{shared_memory_text(call, needed)}\n" + entry_text("product_simt", call, f"{block}, {knobs.resident}", found)
     )
     launch = Launch(
         "product_simt",

@@ -4,7 +4,16 @@ from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct
 from jaxdnn.engines.product.tma import PROMOTE_128, operand_map
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, map_parameter, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    map_parameter,
+    numbers,
+    shared_memory_text,
+    struct_text,
+)
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
 
@@ -48,9 +57,7 @@ def multiply(one: SkinnyProduct, knobs: SkinnyKnobs, epilogue: ElementEpilogue) 
     call, needed = "jaxdnn::ProductSkinny<Config>", one.shared_memory(knobs)
     text = (
         f"\nJAXDNN_WGMMA({one.width});\n\n{epilogue.text()}\n{struct_text('Config', types, constants)}\n"
-        f"static_assert({call}::kSharedBytes == {needed}, "
-        '"the plan and the kernel disagree about shared memory");\n\n'
-        + entry_text("product_skinny", call, str(one.threads(knobs)), found)
+        f"{shared_memory_text(call, needed)}\n" + entry_text("product_skinny", call, str(one.threads(knobs)), found)
     )
     launch = Launch(
         "product_skinny",

@@ -45,6 +45,7 @@ from jaxdnn.engines.unit import (
     joined,
     map_parameter,
     numbers,
+    shared_memory_text,
     struct_text,
 )
 from jaxdnn.plan import Counter, Launch, Scalar, Scratch, TensorMap
@@ -235,11 +236,7 @@ class Unit:
             self.texts.append(f"JAXDNN_{self.instruction}({width});\n")
         self.texts.append(epilogue.source)
         self.texts.append(struct_text(config, types, constants, DEFAULTS))
-        self.texts.append(
-            f"static_assert({call}::kSharedBytes == {shared}, "
-            + '"the plan and the kernel disagree about shared memory");\n'
-            + f"static_assert(kTileCounters == {TILE_COUNTERS});\n"
-        )
+        self.texts.append(shared_memory_text(call, shared) + f"static_assert(kTileCounters == {TILE_COUNTERS});\n")
         found = self.load_parameters(product)
         found += self.result_parameters(product, knobs, batch, partials) + self.operand_parameters(product)
         found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, swizzle=knobs.swizzle)

@@ -28,7 +28,16 @@ from jaxdnn.engines.attention.sm90.loaded.unit import tile_n as loaded_width
 from jaxdnn.engines.attention.sm90.unit import dropped, numbers_of_batch, score_tiles, vectors
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.product.problem import EpilogueOperand
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    joined,
+    numbers,
+    shared_memory_text,
+    struct_text,
+)
 from jaxdnn.plan import Launch, Plan, Scalar, Scratch
 
 ROWS_THREADS = 256  # of attention/sm90/backward_rows.cuh
@@ -111,9 +120,7 @@ class _Statement:
             + "".join(f"JAXDNN_WGMMA_RS({width});\n" for width in sorted(held))
             + "".join(f"\n{function.text()}" for function in self.functions.values())
             + f"\n{self.config()}\n"
-            + "static_assert(jaxdnn::AttentionSm90Backward<Config>::kSharedBytes == "
-            + f"{backward_shared_memory(problem, knobs)}, "
-            + '"the plan and the kernel disagree about shared memory");\n'
+            + shared_memory_text("jaxdnn::AttentionSm90Backward<Config>", backward_shared_memory(problem, knobs))
         )
         return joined([own, Stage(text="\n"), *listing, stated, *stages, *loaded]).plan("sm_90a")
 

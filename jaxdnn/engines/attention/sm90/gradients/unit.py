@@ -46,6 +46,7 @@ from jaxdnn.engines.unit import (
     joined,
     map_parameter,
     numbers,
+    shared_memory_text,
     struct_text,
 )
 from jaxdnn.plan import Counter, Launch, Plan, Scalar, Scratch
@@ -270,8 +271,7 @@ class _Statement:
         } | constants
         text = (
             f"\n{struct_text(config, types, constants, DEFAULTS)}\n"
-            + f"static_assert({call}::kSharedBytes == {shared_memory}, "
-            + '"the plan and the kernel disagree about shared memory");\n'
+            + shared_memory_text(call, shared_memory)
             + f"static_assert(jaxdnn::kTileCounters == {TILE_COUNTERS});\n\n"
             + entry_text(kernel, call, f"{threads}, 1", found)
         )

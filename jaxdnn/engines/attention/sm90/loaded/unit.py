@@ -12,7 +12,7 @@ from jaxdnn.engines.attention.sm90.unit import dropped, score_tiles, vectors
 from jaxdnn.engines.attention.summed import loaded_sum
 from jaxdnn.engines.product.element_epilogue import ctype, operand_type
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, shared_memory_text, struct_text
 from jaxdnn.plan import Launch, Scalar, Scratch
 
 TILE_M, THREADS = 128, 384
@@ -119,8 +119,7 @@ def loaded_stages(
     text = (
         f"\n{function.text()}\n"
         + struct_text(config, types, constants, _DEFAULTS)
-        + f"static_assert({call}::kSharedBytes == {shared}, "
-        + '"the plan and the kernel disagree about shared memory");\n'
+        + shared_memory_text(call, shared)
         + entry_text("attention_sm90_loaded_gradient", call, f"{THREADS}, 1", found, entry)
     )
     clusters = min(sm_count // cluster, whole.owners * whole.parts)

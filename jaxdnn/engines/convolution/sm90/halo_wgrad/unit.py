@@ -10,7 +10,17 @@ from jaxdnn.engines.convolution.sm90.unit import axis_parameters
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.split_k import split_accumulators, split_stage
 from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, joined, map_parameter, numbers, struct_text
+from jaxdnn.engines.unit import (
+    Parameter,
+    Stage,
+    arguments,
+    entry_text,
+    joined,
+    map_parameter,
+    numbers,
+    shared_memory_text,
+    struct_text,
+)
 from jaxdnn.plan import Launch, Plan, TensorMap
 
 _KERNEL = "convolution_sm90_halo_wgrad"
@@ -48,8 +58,7 @@ def _multiply(patches: WgradPatches, knobs: WgradKnobs) -> Stage:
     text = (
         f"\nJAXDNN_WGMMA({patches.multiplied(knobs)});\n"
         + struct_text("WgradConfig", {"A": f"jaxdnn::{product.a.dtype}"}, constants)
-        + f"static_assert({call}::kSharedBytes == {shared}, "
-        + '"the plan and the kernel disagree about shared memory");\n'
+        + shared_memory_text(call, shared)
         + entry_text(_KERNEL, call, f"{knobs.threads}, 1", found)
     )
     grid = (patches.blocks(knobs) * knobs.split_k, 1, 1)
