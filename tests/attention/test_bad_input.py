@@ -46,8 +46,13 @@ BAD = {
         TypeError,
         "scale must be a real number, known when tracing; got .*; multiply query by what is an array, and pass scale=1",
     ),
-    "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive and finite, or None"),
+    "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive and finite"),
     "cap beyond all": (call(logits_soft_cap=float("inf")), ValueError, "must be positive and finite, .* got inf"),
+    "cap whose reciprocal is none": (
+        call(logits_soft_cap=1e-39),
+        ValueError,
+        "as it and its reciprocal are in float32",
+    ),
     # masks
     "mask of floats": (
         call(mask=jnp.ones((5, 7))),
@@ -74,6 +79,16 @@ BAD = {
         call(Q, Q, Q, segment_ids=np.array([3, 2**32 - 1, 0, 3, 3], "uint32")),
         ValueError,
         "segment_ids must fit 32-bit integers; got values from 0 to 4294967295: number them anew",
+    ),
+    "segments of 64 bits": (
+        call(Q, Q, Q, segment_ids=np.array([1, 2**32 + 1, 1, 1, 1])),
+        ValueError,
+        "segment_ids must fit 32-bit integers; got values from 1 to 4294967297",
+    ),
+    "positions that Python counts": (
+        call(Q, Q, Q, is_causal=True, positions=([0, 2**32 - 1, 1, 1, 1], None)),
+        ValueError,
+        "positions must fit 32-bit integers; got values from 0 to 4294967295",
     ),
     "segments of queries alone": (
         call(segment_ids=(jnp.zeros(5, int), None)),
@@ -158,6 +173,16 @@ BAD = {
         lambda: jaxdnn.combine_attention((Q, Q[..., 0]), (Q[:1], Q[:1, ..., 0])),
         ValueError,
         "both outs must have one shape",
+    ),
+    "partial results of integers": (
+        lambda: jaxdnn.combine_attention((jnp.ones((1, 1, 1), int), jnp.ones((1, 1))), (Q, Q[..., 0])),
+        TypeError,
+        r"first must be floating-point arrays out and log-sum-exp; got int",
+    ),
+    "partial results that are numbers": (
+        lambda: jaxdnn.combine_attention((1.0, 1.0), (1.0, 1.0)),
+        TypeError,
+        "first must be floating-point arrays",
     ),
     "a partial result alone": (lambda: jaxdnn.combine_attention(Q, Q), TypeError, r"first must be a pair.*; got float"),
 }

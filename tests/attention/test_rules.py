@@ -297,3 +297,47 @@ def test_a_table_that_is_written_to_is_read_again():
     for _ in range(2):
         np.testing.assert_allclose(found(), attention(Q, K, V, bias=jnp.array(table)[None]), rtol=1e-5, atol=1e-6)
         table *= -1
+
+
+@pytest.mark.parametrize("engine", [None, "xla"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "mask", "seen"),
+    [
+        ([-1], [-1, 2**31 - 1], {"is_causal": True}, [0]),
+        ([1], [1, -(2**31)], {"is_causal": True}, [0, 1]),
+        ([1], [1, -(2**31)], {"local_window_size": (3, None)}, [0]),
+        ([-(2**31)], [-(2**31), 2**31 - 1], {"local_window_size": (None, 2**31 - 2)}, [0]),
+        ([-(2**31)], [-(2**31), 5], {"local_window_size": (3, None)}, [0, 1]),
+        ([2**31 - 1], [2**31 - 1, 0], {"local_window_size": (None, 3)}, [0, 1]),
+        ([0], [0, 2**31 - 1], {"local_window_size": 2**40}, [0, 1]),
+    ],
+    ids=repr,
+)
+def test_positions_at_the_ends_of_integers(engine, queries, keys, mask, seen):
+    """They lie further apart than 32 bits count; of tangents too, which have no kernel."""
+    value = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+
+    def call(value):
+        with jaxdnn.options(engine=engine):
+            return jaxdnn.dot_product_attention(
+                jnp.ones((1, 1, 1, 1)), jnp.ones((1, 2, 1, 1)), value,
+                positions=(jnp.array(queries), jnp.array(keys)), **mask,
+            )  # fmt: skip
+
+    y, d_y = jax.jvp(call, (value,), (value,))
+    assert [float(y.sum()), float(d_y.sum())] == pytest.approx([float(value[:, jnp.array(seen)].mean())] * 2)
+    gradient = jax.grad(lambda value: call(value).sum())(value).ravel()
+    assert gradient.tolist() == pytest.approx([1 / len(seen) if key in seen else 0 for key in range(2)])
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_numbers_beyond_32_bits(x64):
+    """JAX would cut them before they are looked at. Lengths are those of the axis."""
+    with jax.enable_x64(x64):
+        value = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+        for lengths in (np.array([2**32 + 1]), [2**32 + 1]):
+            y = jaxdnn.dot_product_attention(value[:, :1], value, value, scale=0.0, key_value_seq_lengths=lengths)
+            assert float(y.sum()) == 2
+        for name in ("segment_ids", "positions"):
+            with pytest.raises(ValueError, match=f"{name} must fit 32-bit integers; got values from 1 to 4294967297"):
+                jaxdnn.dot_product_attention(value, value, value, **{name: np.array([1, 2**32 + 1])})

@@ -175,7 +175,10 @@ def test_what_an_activation_returns_has_the_dtype_of_x(segments):
         ({"bias": BIAS[:2]}, r"bias must have shape \(5,\); got \(2,\)"),
         ({"initial_state": STATE[:, :2]}, r"initial_state must have shape \(2, 3, 5\)"),
         ({"segment_ids": SEGMENTS[:, :4]}, r"segment_ids must have shape \(2, 9\)"),
+        ({"segment_ids": SEGMENTS.astype("float32")}, "segment_ids must have an integer dtype; got float32"),
         ({"segment_ids": SEGMENTS, "initial_state": STATE}, "exclude each other"),
+        ({"return_final_state": 1}, "return_final_state must be True or False; got 1"),
+        ({"activation": lambda acc: acc * 1j}, "activation must return real numbers; got complex64"),
         ({"activation": "silu"}, "activation must be a function of an array"),
         ({"seq_idx": SEGMENTS}, "did you mean segment_ids="),
     ],
@@ -183,3 +186,9 @@ def test_what_an_activation_returns_has_the_dtype_of_x(segments):
 def test_bad_input(changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
         jaxdnn.causal_conv1d(**{"x": X, "weight": WEIGHT, **changes})
+
+
+@pytest.mark.parametrize("given", [{}, {"initial_state": STATE[..., :0]}, {"segment_ids": SEGMENTS}], ids=repr)
+def test_no_channels(given):
+    y, state = jaxdnn.causal_conv1d(X[..., :0], WEIGHT[:, :0], return_final_state=True, **given)
+    assert (y.shape, state.shape) == ((2, 9, 0), (2, 3, 0))

@@ -239,6 +239,43 @@ def test_clearer_messages():
         jax.jit(lambda low: jaxdnn.conv_general_dilated(lhs, rhs, (1,), ((low, 0),)))(1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window_strides": (1.0,)}, "window_strides must have a positive number"),
+        ({"window_strides": None}, "window_strides must have a positive number"),
+        ({"window_strides": (np.int32(0),)}, "window_strides must have a positive number"),
+        ({"rhs_dilation": "1"}, "rhs_dilation must have a positive number"),
+        ({"padding": ((1.0, 1),)}, "padding must have a pair"),
+        ({"padding": np.ones((1, 2))}, "padding must have a pair"),
+        ({"feature_group_count": 1.0}, "feature_group_count must be a positive integer; got 1.0"),
+        ({"batch_group_count": None}, "batch_group_count must be a positive integer; got None"),
+    ],
+    ids=repr,
+)
+def test_what_is_refused_stays_refused_after_calls_that_equal_it(changes, message):
+    """JAX's cache of what it has checked takes 1.0 for 1."""
+    lhs, rhs, given = jnp.zeros((2, 3, 5)), jnp.zeros((4, 3, 2)), {"window_strides": (1,), "padding": ((1, 1),)}
+    jaxdnn.conv_general_dilated(lhs, rhs, **given)
+    with pytest.raises((TypeError, ValueError), match=message):
+        jaxdnn.conv_general_dilated(lhs, rhs, **{**given, **changes})
+
+
+def test_names_of_a_transposed_padding():
+    lhs, rhs, layout = jnp.zeros((2, 5, 3)), jnp.zeros((2, 3, 4)), ("NWC", "WIO", "NWC")
+    with pytest.raises(ValueError, match="padding must be one of SAME, VALID, or a pair"):
+        jaxdnn.conv_transpose(lhs, rhs, (2,), "SAME_LOWER", dimension_numbers=layout)
+    ours, theirs = (
+        f(lhs, rhs, (1,), "SAME_LOWER", dimension_numbers=layout) for f in (jaxdnn.conv_transpose, lax.conv_transpose)
+    )
+    same(ours, theirs)
+
+
+def test_padding_in_an_array_of_jax():
+    lhs, rhs = array((2, 3, 5), "float32"), array((4, 3, 2), "float32", 1)
+    same(*(f(lhs, rhs, (1,), jnp.ones((1, 2), int)) for f in (jaxdnn.conv_general_dilated, lax.conv_general_dilated)))
+
+
 def test_causal_padding():
     lhs, rhs = array((2, 7, 3), "float32"), array((3, 3, 4), "float32", 1)
     layout = ("NWC", "WIO", "NWC")

@@ -138,7 +138,7 @@ def dot_product_attention(
         than the axis is as long as that.
       key_value_seq_lengths: likewise of keys and values.
       local_window_size: (left, right): how many keys before and after its own position a query sees; of one int both,
-        and None for no bound.
+        and None, or 2^31 - 1 and more, for no bound.
       implementation: None or "cudnn" for what `options` choose, or "xla" for the engine of that name.
       return_residual: whether to return the log-sum-exp of the scores too.
       segment_ids: integers (batch, length) or (length,) of queries and keys alike, or a pair of such: of several

@@ -1,6 +1,5 @@
 """`attend`: the arguments of `dot_product_attention`, checked and brought into canonical form, and the call."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -64,8 +63,11 @@ def attend(
         # The mean of no products is whatever one likes.
         scale = 1.0 if query.shape[-1] == 0 else query.shape[-1] ** -0.5
     soft_cap = None if logits_soft_cap is None else number(CALLER, "logits_soft_cap", logits_soft_cap)
-    if soft_cap is not None and not 0 < soft_cap < math.inf:
-        raise ValueError(f"{CALLER}: logits_soft_cap must be positive and finite, or None for none; got {soft_cap}")
+    if soft_cap is not None and not 2**-126 <= soft_cap <= 2**126:  # kernels multiply by it and by its reciprocal
+        raise ValueError(
+            f"{CALLER}: logits_soft_cap must be positive and finite, as it and its reciprocal are in float32, or None "
+            f"for none; got {soft_cap}"
+        )
 
     given = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
     arrays = masks.lengths(CALLER, sizes, given)

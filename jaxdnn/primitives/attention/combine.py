@@ -32,7 +32,7 @@ def combine_attention(first: Partial, second: Partial) -> tuple[jax.Array, jax.A
 
     Raises:
       ValueError: shapes differ.
-      TypeError: an argument is no pair.
+      TypeError: an argument is no pair, or not of floating-point arrays.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxdnn
@@ -48,6 +48,9 @@ def combine_attention(first: Partial, second: Partial) -> tuple[jax.Array, jax.A
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             raise TypeError(f"{caller}: {name} must be a pair of out and log-sum-exp; got {described_type(given)}")
         arrays[name] = tuple(map(jnp.asarray, given))
+        if not arrays[name][0].ndim or not all(jnp.issubdtype(one.dtype, jnp.floating) for one in arrays[name]):
+            types = " and ".join(map(described_type, arrays[name]))
+            raise TypeError(f"{caller}: {name} must be floating-point arrays out and log-sum-exp; got {types}")
     shapes = {out.shape for out, _ in arrays.values()} | {(*m.shape, *out.shape[-1:]) for out, m in arrays.values()}
     if len(shapes) > 1:
         types = " and ".join(f"{described_type(out)} with {described_type(m)}" for out, m in arrays.values())

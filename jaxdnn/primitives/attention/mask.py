@@ -14,6 +14,7 @@ from jaxdnn.engines.attention.problem import Band
 from jaxdnn.primitives.fused.messages import described_type
 
 Alignment = Literal["top_left", "bottom_right"]
+_LARGEST = 2**31 - 1  # of what kernels count by
 Pair = jax.typing.ArrayLike | tuple[jax.typing.ArrayLike | None, jax.typing.ArrayLike | None] | None
 
 
@@ -45,6 +46,8 @@ def lengths(caller: str, sizes: Sizes, given: Mapping[str, Any]) -> dict[str, ja
                 f"{caller}: {argument} must have shape {(sizes.batch,)}, a length for each batch element; got "
                 f"{array.shape}"
             )
+        if isinstance(array, np.ndarray):
+            array = np.clip(array, 0, _LARGEST)
         wide = array if array.dtype.itemsize >= 4 else array.astype("int32")  # which `most` fits
         found[name] = jnp.clip(wide, 0, most).astype("int32")
     return found
@@ -70,7 +73,7 @@ def pair(caller: str, argument: str, given: Pair, sizes: Sizes, names: tuple[str
                 f"{caller}: {argument} of {what} must have shape {(length,)} or {(sizes.batch, length)}; got "
                 f"{array.shape}{one}"
             )
-        found[name] = jnp.atleast_2d(array).astype("int32")
+        found[name] = jnp.atleast_2d(array.astype("int32"))
     return found
 
 
@@ -143,15 +146,16 @@ def _window(caller: str, given: int | Sequence[int | None] | None) -> tuple[int 
         ) from None
     if any(one is not None and one < 0 for one in (left, right)):
         raise ValueError(f"{caller}: local_window_size must not be negative; got {given!r}")
+    left, right = (None if one is None or one >= _LARGEST else one for one in (left, right))
     return left, right
 
 
-def _check_range(caller: str, argument: str, array: jax.Array) -> None:
+def _check_range(caller: str, argument: str, array: jax.Array | np.ndarray) -> None:
     """Raises ValueError for values that kernels don't have, where they are known."""
     limits = jnp.iinfo("int32")
     if jnp.iinfo(array.dtype).max <= limits.max or not array.size:
         return
-    if isinstance(array, Tracer) or not array.is_fully_addressable:
+    if isinstance(array, Tracer) or (isinstance(array, jax.Array) and not array.is_fully_addressable):
         return
     values = np.asarray(array)  # JAX would trace the comparison
     least, most = int(values.min()), int(values.max())
@@ -162,8 +166,10 @@ def _check_range(caller: str, argument: str, array: jax.Array) -> None:
         )
 
 
-def _integers(caller: str, name: str, given: jax.typing.ArrayLike) -> jax.Array:
-    array = jnp.asarray(given)
+def _integers(caller: str, name: str, given: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
+    """An array of JAX; of numbers that are none yet one of numpy, since JAX would cut them to 32 bits."""
+    numbers = all(isinstance(one, (int, np.ndarray, np.generic)) for one in jax.tree.leaves(given))
+    array = np.asarray(given) if numbers else jnp.asarray(given)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{caller}: {name} must be integers; got {described_type(array)}")
     return array

@@ -119,9 +119,9 @@ def _visible(spec: AttentionSpec, arrays: Arrays, block: Block, *, once: bool) -
         query = query + over_scores("query_offset", arrays["query_offset"])
     allowed = []
     if spec.band.left is not None:
-        allowed.append(key - query >= -spec.band.left)
+        allowed.append(key >= _moved(query, -spec.band.left))
     if spec.band.right is not None:
-        allowed.append(key - query <= spec.band.right)
+        allowed.append(key <= _moved(query, spec.band.right))
     for name, label in (("query", "t"), ("key", "s")):
         places = over_scores(f"{name}_positions", block[label].places[None])
         if f"{name}_lengths" in arrays:
@@ -134,6 +134,12 @@ def _visible(spec: AttentionSpec, arrays: Arrays, block: Block, *, once: bool) -
         )
         allowed.append((of_query == of_key) & (of_query >= 0))
     return _all((*allowed, programmed(spec, arrays, block)))
+
+
+def _moved(positions: jax.Array, by: int) -> jax.Array:
+    """The positions and a number, or the least or largest integer, which they would pass."""
+    limits = jnp.iinfo(positions.dtype)
+    return jnp.clip(positions, limits.min - min(by, 0), limits.max - max(by, 0)) + by
 
 
 def in_band(spec: AttentionSpec, arrays: Arrays, rows: Spans, columns: Spans) -> Callable[..., jax.Array] | None:

@@ -1,5 +1,6 @@
 """What a user asks for: a call of JAX's function, in the parameters of the primitive that JAX would bind."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,12 +64,11 @@ class Arguments:
 
 def arguments(caller: str, lhs: Any, rhs: Any, flip: bool, settings: Mapping[str, Any]) -> Arguments:
     """What JAX's function of the name `caller` makes of its arguments. Raises what that does, and says of what."""
-    _check(caller, lhs, rhs, settings)
+    settings = _checked(caller, lhs, rhs, settings)
     if not isinstance(flip, bool):
         raise TypeError(f"{caller}: whether the filter is reversed must be True or False; got {flip!r}")
     with described(caller, {"lhs": lhs, "rhs": rhs}):
-        given = {name: _hashable(value) for name, value in settings.items()}
-        padding = settings["padding"]
+        given, padding = dict(settings), settings["padding"]
         if isinstance(padding, str) and padding.upper() == "CAUSAL":
             given["padding"] = _causal(caller, lhs, rhs, settings)
         # Types alone: JAX knows how a result lies on explicit axes of a mesh for images that are split and no more.
@@ -95,10 +95,12 @@ def arguments(caller: str, lhs: Any, rhs: Any, flip: bool, settings: Mapping[str
     )
 
 
-def _check(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> None:
-    """Raises for arguments that JAX has no clear words for."""
+def _checked(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as JAX's cache takes them, which can't tell 1.0 from 1. Raises for arguments that JAX has no clear
+    words for.
+    """
     for name, array in {"lhs": lhs, "rhs": rhs}.items():
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if not hasattr(array, "shape") or not hasattr(array, "dtype") or isinstance(array, jax.ShapeDtypeStruct):
             raise TypeError(f"{caller}: {name} must be an array; got {described_type(array)}")
     if lhs.ndim < 2 or lhs.ndim != rhs.ndim:
         raise ValueError(
@@ -113,23 +115,71 @@ def _check(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> None
     for name, value in settings.items():
         if any(isinstance(one, Tracer) for one in jax.tree.leaves(value)):
             raise TypeError(f"{caller}: {name} must be known when tracing; got {value!r}")
-    padding, spatial = settings["padding"], lhs.ndim - 2
-    if isinstance(padding, str) and padding.upper() not in _PADDINGS:
+    spatial = lhs.ndim - 2
+    checked = {name: _hashable(value) for name, value in settings.items()}
+    for name in _STEPS & settings.keys():
+        if settings[name] is not None or name not in _OPTIONAL:
+            checked[name] = _steps(caller, name, settings[name], spatial)
+    for name in _COUNTS & settings.keys():
+        checked[name] = _count(caller, name, settings[name])
+    steps = checked.get("strides") or (1,)  # of a transposed convolution, whose names are about these
+    checked["padding"] = _padding(caller, settings["padding"], spatial, _PADDINGS if max(steps) == 1 else _PADDINGS[:2])
+    return checked
+
+
+_PADDINGS = ("SAME", "VALID", "SAME_LOWER", "CAUSAL")
+_STEPS = {"window_strides", "strides", "lhs_dilation", "rhs_dilation"}
+_OPTIONAL = {"lhs_dilation", "rhs_dilation"}
+_COUNTS = {"feature_group_count", "batch_group_count"}
+
+
+def _steps(caller: str, name: str, value: Any, spatial: int) -> tuple[int, ...]:
+    """Positive integers, one for each spatial dimension."""
+    expected = f"{caller}: {name} must have a positive number for each of {spatial} dimensions; got {value!r}"
+    entries = _entries(value)
+    if len(entries) != spatial:
+        raise ValueError(expected)
+    try:
+        steps = tuple(map(operator.index, entries))
+    except TypeError:
+        raise TypeError(expected) from None
+    if any(step < 1 for step in steps):
+        raise ValueError(expected)
+    return steps
+
+
+def _count(caller: str, name: str, value: Any) -> int:
+    """An integer, which JAX compares with the channels."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{caller}: {name} must be a positive integer; got {value!r}") from None
+
+
+def _padding(caller: str, value: Any, spatial: int, names: Sequence[str]) -> str | tuple[tuple[int, int], ...]:
+    """The name of a padding, or a pair of integers for each spatial dimension."""
+    if isinstance(value, str):
+        if value.upper() in names:
+            return value
         raise ValueError(
-            f"{caller}: padding must be one of {', '.join(_PADDINGS)}, or a pair (low, high) for each spatial "
-            f"dimension; got {padding!r}"
+            f"{caller}: padding must be one of {', '.join(names)}, or a pair (low, high) for each spatial "
+            f"dimension; got {value!r}"
         )
-    for name in ("window_strides", "strides", "lhs_dilation", "rhs_dilation", "padding"):
-        value = settings.get(name)
-        if value is None or isinstance(value, str):
-            continue
-        entry = "pair (low, high)" if name == "padding" else "positive number"
-        well_formed = isinstance(value, Sequence | np.ndarray) and len(value) == spatial
-        if not well_formed or (name != "padding" and any(isinstance(one, int) and one < 1 for one in value)):
-            raise ValueError(f"{caller}: {name} must have a {entry} for each of {spatial} dimensions; got {value!r}")
+    try:
+        pairs = tuple((operator.index(low), operator.index(high)) for low, high in map(_entries, _entries(value)))
+    except (TypeError, ValueError):
+        pairs = None
+    if pairs is None or len(pairs) != spatial:
+        raise ValueError(
+            f"{caller}: padding must have a pair (low, high) for each of {spatial} dimensions; got {value!r}"
+        )
+    return pairs
 
 
-_PADDINGS = ("SAME", "SAME_LOWER", "VALID", "CAUSAL")
+def _entries(value: Any) -> tuple[Any, ...]:
+    """Those of a sequence or an array; none of anything else."""
+    array = isinstance(value, np.ndarray | jax.Array) and value.ndim
+    return tuple(value) if array or (isinstance(value, Sequence) and not isinstance(value, str)) else ()
 
 
 def _causal(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> tuple[tuple[int, int]]:

@@ -111,6 +111,10 @@ def causal_conv1d(
         initial_state = _floating(caller, "initial_state", initial_state, (x.shape[0], before, x.shape[2]))
     if segment_ids is not None:
         segment_ids = _of_shape(caller, "segment_ids", segment_ids, x.shape[:2])
+        if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+            raise TypeError(f"{caller}: segment_ids must have an integer dtype; got {segment_ids.dtype.name}")
+    if not isinstance(return_final_state, bool):
+        raise TypeError(f"{caller}: return_final_state must be True or False; got {return_final_state!r}")
 
     def whole() -> jax.Array:
         """What comes before x, and x."""
@@ -119,6 +123,8 @@ def causal_conv1d(
         return jnp.concatenate([initial_state.astype(x.dtype), x], 1)
 
     if segment_ids is None:
+        if not x.shape[2]:  # a convolution has one group of channels at least
+            return (x, whole()[:, x.shape[1] :]) if return_final_state else x
         seen, low = (x, before) if initial_state is None else (whole(), 0)
         y = conv_general_dilated(
             seen,
@@ -206,6 +212,8 @@ def _epilogue(caller: str, activation: Activation | None) -> Callable[..., jax.A
             raise ValueError(
                 f"{caller}: activation must return an array of the shape that it is given, {acc.shape}; got {y!r}"
             )
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):
+            raise TypeError(f"{caller}: activation must return real numbers; got {y.dtype.name}")
         return y.astype(acc.dtype)
 
     return biased
