@@ -46,7 +46,7 @@ BAD = {
         TypeError,
         "scale must be a real number, known when tracing; got .*; multiply query by what is an array, and pass scale=1",
     ),
-    "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive and finite"),
+    "cap of zero": (call(logits_soft_cap=0.0), ValueError, "logits_soft_cap must be positive and finite, .*or None"),
     "cap beyond all": (call(logits_soft_cap=float("inf")), ValueError, "must be positive and finite, .* got inf"),
     "cap whose reciprocal is none": (
         call(logits_soft_cap=1e-39),

@@ -319,6 +319,9 @@ def test_a_k_of_one_stage_is_in_the_order_of_its_rows_where_b_stays(m, n, k, swi
         (H100, 64, 16_384, True),
         (H200, 256, 8192, False),
         (H100, 256, 8192, False),
+        (device._NAMED[90], 256, 802_816, True),
+        (device._NAMED[90], 64, 16_384, True),
+        (device._NAMED[90], 256, 8192, False),
     ],
     ids=lambda value: value.name if isinstance(value, device.Target) else value,
 )
