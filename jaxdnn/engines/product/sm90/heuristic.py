@@ -67,6 +67,7 @@ MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks do
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
+NARROW_OF_THREE = 1.08  # time of 16-bit multiplies by 128 columns of three warp groups, in many rounds [45]
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 FUNCTION = 2  # times as long, to compute something of it [20]
@@ -145,8 +146,14 @@ def candidates(
             if knobs is not None:
                 knobs = replace(knobs, swapped=True)
                 found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
-    # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16].
-    return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads)))
+    # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16]. Then the
+    # one whose blocks share columns, where TMA asks for most lines twice [45].
+    across_rows = matrices and is_across(product)
+
+    def order(knobs: Sm90Knobs) -> tuple[float, int, bool]:
+        return found[knobs], knobs.threads, across_rows and knobs.cluster_m == 1 and not knobs.swapped
+
+    return iter(sorted(found, key=order))
 
 
 def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"]) -> Sm90Knobs | None:
@@ -182,7 +189,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         # Without an epilogue, or of whole chunks; with one accumulator; narrow tiles wait for lines [30].
         few = (product.is_plain or knobs.tile_n % CHUNK == 0) and accumulators == 1
         few = few and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1)
-        if not (many_rounds if promotion else few and not many_rounds):
+        few = few and (not many_rounds or (product.is_plain and product.a.itemsize == 2))
+        if not (many_rounds if promotion else few):
             return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
     knobs = replace(knobs, store=storing(product, knobs, staged))
@@ -296,10 +304,12 @@ def seconds(
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
+    turns = ceil(rounds(product, knobs, sm_count))
+    if knobs.consumers == 3 and width <= 2 * CHUNK and size > 1 and turns > MANY_ROUNDS:
+        multiplying *= NARROW_OF_THREE
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
-    turns = ceil(rounds(product, knobs, sm_count))
     if matrices and size == 1 and width == 4 * CHUNK and cluster == 1 and turns > 1:
         multiplying *= WIDE_BYTES
     apart = knobs.columns if matrices and not product.b_transposed else 0
