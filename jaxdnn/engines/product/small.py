@@ -3,7 +3,7 @@ threads: `small_reason`.
 """
 
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.heuristic import moved
+from jaxdnn.engines.product.sm90_model import moved
 
 # Bytes in all and elements of K, up to which XLA's kernels took 1.0 to 3.2 us of an H100, and ours 2.3 to 4.2: theirs
 # begin before the one ahead has ended [35 in benchmarks/results/product_kernels.md].

@@ -10,13 +10,14 @@ from math import ceil, gcd, inf
 from typing import Literal
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product import sm90_model as model
 from jaxdnn.engines.product.copies import copied_bytes, copy_seconds
 from jaxdnn.engines.product.element_reason import element_reason
 from jaxdnn.engines.product.operands import Copy, packed
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt import heuristic as simt
-from jaxdnn.engines.product.sm90 import heuristic as sm90
-from jaxdnn.engines.product.sm90.heuristic import MEMORY_RATE, moved
+from jaxdnn.engines.product.sm90.heuristic import candidates
+from jaxdnn.engines.product.sm90_model import MEMORY_RATE, moved
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 LAUNCH = 2e-6  # seconds that one more kernel takes at least
@@ -74,8 +75,8 @@ def copies_reason(product: Product, target: Target) -> str | None:
     copied = copied_bytes(packed(product)[1], product.batch)
     if copied < MANY_COPIED or product.a.itemsize != 2:
         return None
-    knobs = next(sm90.candidates(product, target))
-    ours = sm90.seconds(product, knobs, target.sm_count) + 2 * copied / MEMORY_RATE
+    knobs = next(candidates(product, target))
+    ours = model.seconds(product, knobs, target.sm_count) + 2 * copied / MEMORY_RATE
     flops = 2 * product.m * product.n * product.k * product.batch
     if ours < max(flops / XLA_RATE[False], moved(product) / MEMORY_RATE):
         return None
@@ -89,11 +90,11 @@ def sm90_seconds(product: Product, target: Target, aligned: float) -> tuple[floa
         start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
-    knobs = next(sm90.candidates(product, target, matrices=True))
+    knobs = next(candidates(product, target, matrices=True))
     _, copies = packed(product, knobs.views)
     multiplied = aligned
     if knobs.views > 1:
-        multiplied = hastened(product, sm90.seconds(product, knobs, target.sm_count, matrices=True))
+        multiplied = hastened(product, model.seconds(product, knobs, target.sm_count, matrices=True))
     return multiplied + copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE) + storing, copies
 
 
@@ -141,8 +142,8 @@ def xla_fuses(product: Product) -> bool:
 
 def multiplying(product: Product, target: Target) -> float:
     """What the kernel for Hopper takes when all is aligned."""
-    knobs = next(sm90.candidates(product, target), None)
-    return inf if knobs is None else hastened(product, sm90.seconds(product, knobs, target.sm_count))
+    knobs = next(candidates(product, target), None)
+    return inf if knobs is None else hastened(product, model.seconds(product, knobs, target.sm_count))
 
 
 def hastened(product: Product, seconds: float) -> float:

@@ -16,8 +16,9 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, wgrad_p
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
-from jaxdnn.engines.product.sm90.heuristic import seconds, splits
+from jaxdnn.engines.product.sm90.heuristic import splits
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
+from jaxdnn.engines.product.sm90_model import seconds
 from jaxdnn.engines.product.sm90_shapes import SHAPES
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 

@@ -5,31 +5,37 @@ Numbers in brackets are those of the notes on sm90 in benchmarks/results/product
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import ceil, gcd, log2
+from math import ceil
 from typing import Literal
 
-import numpy as np
-
-from jaxdnn.device import Target, resident_clusters
+from jaxdnn.device import Target
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
-from jaxdnn.engines.product.accumulators import ARITHMETIC, accumulator_limit
+from jaxdnn.engines.product.accumulators import accumulator_limit
 from jaxdnn.engines.product.copies import copy_seconds
 from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transposes
-from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import (
-    L2_BYTES,
     Sm90Knobs,
     Store,
     accumulator_registers,
-    cluster_tiles,
     depth,
     fetch_reason,
     knobs_reason,
-    loaded_columns,
-    loaded_lines,
     stores,
     summed_columns,
     tensor_maps,
+)
+from jaxdnn.engines.product.sm90_model import (
+    FEW_ROUNDS,
+    LONG_K,
+    MANY_ROUNDS,
+    MEMORY_RATE,
+    across_lines,
+    in_row_order,
+    is_across,
+    is_brief,
+    rounds,
+    seconds,
 )
 from jaxdnn.engines.product.sm90_shapes import (
     ACROSS_SHAPES,
@@ -42,53 +48,11 @@ from jaxdnn.engines.product.sm90_shapes import (
     SWAPPED_SHAPES,
     deepest,
 )
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
-from jaxdnn.engines.product.views import MOVE, row_views, view_k
+from jaxdnn.engines.product.tma import CHUNK
+from jaxdnn.engines.product.views import row_views
 
-# The model of `seconds` [6].
-RATE = 700e12  # flops a second of 16-bit operands
-# Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
-# its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
-SHARED_RATE = 185e9
-ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
-L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; of plain
-# matrices, and of those whose lines lie across others [39].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 64e9
-# Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
-# so many: TMA asks for pieces of two lines [25, 33].
-ACROSS_LINES = {64: 1.25, 32: 1.6, 16: 2.0}
-# Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
-# turns [24, 36].
-CLUSTER_TURN = 0.5e-6
-LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
-WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
-MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
-# Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
-# multiply while one adds up 8-bit floats, or stores.
-TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
-NARROW_OF_THREE = 1.08  # time of 16-bit multiplies by 128 columns of three warp groups, in many rounds [45]
-WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
-EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
-FUNCTION = 2  # times as long, to compute something of it [20]
-TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
-SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
-SWAPPED_TIME = 1.03  # times as long the whole takes then
-TRANSCENDENTAL_START = 0.6e-6
-WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
-TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
-MEMORY_RATE = 4.1e12  # bytes a second
-ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows of a K of one stage [28]
-CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]
-SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
-SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 PROMISING = 1.1  # times the time of the fastest tile, up to which those of the transposed product are looked at
-# In few rounds latency is the limit, and the blocks of a cluster wait for each other.
-FEW_ROUNDS = 2
-MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
-CLUSTER_LATENCY = 0.91  # speed with few rounds [7]
-CLUSTER_START = 0.2e-6  # seconds that its blocks wait for each other then, until they load and when they end [26]
 PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as four, and a third as far off [8]
 # Stages between the consumers. Without an epilogue nothing is gained, but by 8-bit floats, of which each column is
 # multiplied twice as fast, and stored no faster [9].
@@ -146,14 +110,10 @@ def candidates(
             if knobs is not None:
                 knobs = replace(knobs, swapped=True)
                 found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
-    # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16]. Then the
-    # one whose blocks share columns, where TMA asks for most lines twice [45].
-    across_rows = matrices and is_across(product)
-
-    def order(knobs: Sm90Knobs) -> tuple[float, int, bool]:
-        return found[knobs], knobs.threads, across_rows and knobs.cluster_m == 1 and not knobs.swapped
-
-    return iter(sorted(found, key=order))
+    # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16]; then,
+    # where TMA asks for most lines twice, one whose blocks share columns [45].
+    alone = {knobs: bool(across) and knobs.cluster_m == 1 and not knobs.swapped for knobs in found}
+    return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads, alone[knobs])))
 
 
 def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"]) -> Sm90Knobs | None:
@@ -208,21 +168,6 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     return deepest(knobs, lambda one: knobs_reason(product, one, target.shared_memory, staged, groups=one.groups))
 
 
-def moved(product: Product) -> int:
-    """Bytes of the operands and the result, each once."""
-    operands = sum(matrix.rows * matrix.columns for matrix in (product.a, *product.b))
-    full = sum(np.dtype(operand.dtype).itemsize for operand in product.operands if operand.broadcast == "full")
-    return (product.a.itemsize * operands + (product.a.itemsize + full) * product.m * product.n) * product.batch
-
-
-def overlapped(computing: float, product: Product, bounded: float = 1.0) -> float:
-    """Seconds of what is computed and moved at once: neither hides behind the other entirely, where they are alike.
-    What memory bounds takes `bounded` times as long.
-    """
-    moving = moved(product) / MEMORY_RATE
-    return (bounded if moving > computing else 1.0) * (computing**4 + moving**4) ** 0.25
-
-
 def promotes(product: Product) -> bool:
     """Whether the accumulators of more than one stage of 8-bit floats are added, which the tensor cores do with 14
     bits, and the call wants more.
@@ -240,116 +185,3 @@ def fetched(product: Product, knobs: Sm90Knobs) -> Literal["tma", "direct"]:
     """How operands of the result's own shape come: by TMA, where that can be."""
     tiles = replace(knobs, fetch="tma")
     return "direct" if fetch_reason(product, tiles) or tensor_maps(product, tiles) > MAX_TENSOR_MAPS else "tma"
-
-
-def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:
-    """How often every block has a tile to work on, on average."""
-    cluster = knobs.cluster_m * knobs.cluster_n
-    return cluster_tiles(product, knobs) * product.batch * knobs.split_k / resident_clusters(cluster, sm_count)
-
-
-def is_brief(product: Product) -> bool:
-    """Whether what comes between tiles counts beside their multiplies: those of 8-bit floats, over a short K."""
-    return product.a.itemsize == 1 and product.k < LONG_K
-
-
-def in_row_order(product: Product) -> bool:
-    """Whether tiles are worked through row by row: those of one stage of K, of a b that stays in the L2 cache, which
-    keep no sums of their columns for the next one.
-    """
-    size = product.k * product.n * product.batch * sum(b.itemsize for b in product.b)
-    return product.k <= depth(product) and size <= L2_BYTES // 4 and not product.reduced
-
-
-def across_lines(matrix: Matrix, apart: int = 0) -> float:
-    """How much longer it takes to load 128 bytes of each row of a matrix, less what there is not of a row's last ones:
-    they may lie across lines of the L2 cache, because of how long rows are, or of tiles that begin so many elements
-    apart.
-    """
-    row = matrix.columns * matrix.itemsize
-    filled = row / (ceil(row / DEPTH_BYTES) * DEPTH_BYTES)
-    aligned = gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize, apart * matrix.itemsize)
-    return max(1.0, filled * ACROSS_LINES.get(aligned, 1.0))
-
-
-def is_across(product: Product) -> bool:
-    """Whether TMA asks for most lines of an operand twice, which is what tiles wait for then."""
-    return max(map(across_lines, (product.a, *product.b))) > ACROSS_LINES[64]
-
-
-def seconds(
-    product: Product,
-    knobs: Sm90Knobs,
-    sm_count: int,
-    *,
-    multiplied: float = 1.0,
-    copies: tuple[float, float] = (1.0, 1.0),
-    matrices: bool = False,
-) -> float:
-    """An estimate of the time, for comparing knobs with each other. `multiplied` is the part of K that is no padding;
-    `copies` are how many there are of each operand, for as many bytes as a line of DEPTH_BYTES has; `matrices` says
-    that operands lie in memory as a product has them, so that what TMA asks for is known.
-    """
-    product = swapped(product) if knobs.swapped else product
-    accumulators, size = len(product.b), product.a.itemsize
-    width, loaded = knobs.tile_n * accumulators, loaded_lines(product, knobs) * accumulators
-    cluster = knobs.cluster_m * knobs.cluster_n
-    length = ceil(view_k(product, knobs.views) / knobs.split_k)
-    own = width // knobs.groups  # of what a line of a's meets
-    # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
-    multiplies = 2 * knobs.tile_m * own * length * multiplied / (RATE * 2 / size / sm_count)
-    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
-    wide = knobs.consumers == 3 and width > 2 * CHUNK
-    transcendental = not ARITHMETIC.issuperset(product.program.operations)
-    in_turns = transcendental and knobs.schedule == "pingpong"
-    shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
-    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
-    turns = ceil(rounds(product, knobs, sm_count))
-    if knobs.consumers == 3 and width <= 2 * CHUNK and size > 1 and turns > MANY_ROUNDS:
-        multiplying *= NARROW_OF_THREE
-    multiplying += MOVE[knobs.views] * knobs.tile_m * width
-    if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
-        multiplying *= WIDE_TURNS
-    if matrices and size == 1 and width == 4 * CHUNK and cluster == 1 and turns > 1:
-        multiplying *= WIDE_BYTES
-    apart = knobs.columns if matrices and not product.b_transposed else 0
-    across = across_lines(product.a), across_lines(product.b[0], apart)
-    if knobs.views > 1:  # a is a copy, in whole lines; b's lie anywhere
-        across = 1.0, max(ACROSS_LINES.values())
-    # Of a cluster at the end of the result some blocks load for nobody.
-    sharing = (ceil(product.n / knobs.columns), knobs.cluster_n), (ceil(product.m / knobs.tile_m), knobs.cluster_m)
-    shared_a, shared_b = (
-        ((1 - MULTICAST) + (MULTICAST + longer - 1) * ceil(tiles / n) / tiles) * copied
-        for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
-    )
-    loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
-    if matrices and size > 1:
-        together = ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE
-    latent = turns <= FEW_ROUNDS and cluster <= 2
-    loading = loaded_bytes / (together if latent else L2_RATE)
-    computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
-    work = sum(result.itemsize for result in product.stored) / 2 + computing
-    work = max(work, SWAPPED) if knobs.swapped else work
-    storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
-    storing += TRANSCENDENTAL_START if transcendental else 0.0
-    storing += WIDE_OF_THREE if wide else 0.0
-    if knobs.schedule == "pingpong" and turns == 1:  # who has a tile works alone
-        tile = max(multiplying * TOGETHER[1] + storing, loading)
-    elif knobs.schedule == "pingpong":
-        tile = max(multiplying, loading, (multiplying + storing) / 2)
-        tile += CLUSTER_TURN if knobs.cluster_m > 1 and transcendental else 0.0
-    else:
-        tile = max(multiplying + storing, loading)
-    if turns <= FEW_ROUNDS and cluster > 1:
-        tile = tile / (CLUSTER_LATENCY if latent else 1.0) + CLUSTER_START / turns
-    # Nothing is multiplied while the last tile's functions are computed.
-    last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
-    small = in_row_order(product) and knobs.tile_m == 64
-    bounded = CLUSTER_MEMORY ** log2(cluster) if cluster > 1 else ONE_STAGE if small else 1.0
-    bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
-    time = overlapped(turns * tile + last, product, bounded) * (SWAPPED_TIME if knobs.swapped else 1.0)
-    if knobs.split_k > 1:
-        stored = product.m * product.n * product.batch * accumulators * 4
-        time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
-    return time

@@ -21,16 +21,9 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.accumulators import accumulator_limit, sums_rows
 from jaxdnn.engines.product.operands import packed
-from jaxdnn.engines.product.sm90.heuristic import (
-    L2_RATE,
-    SHARED_RATE,
-    TILE,
-    TOGETHER,
-    fetched,
-    overlapped,
-    storing,
-)
+from jaxdnn.engines.product.sm90.heuristic import fetched, storing
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers
+from jaxdnn.engines.product.sm90_model import L2_RATE, SHARED_RATE, TILE, TOGETHER, overlapped
 
 _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),

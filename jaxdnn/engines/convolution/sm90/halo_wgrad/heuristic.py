@@ -19,7 +19,7 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import (
     WgradPatches,
     knobs_reason,
 )
-from jaxdnn.engines.product.sm90.heuristic import L2_RATE, SHARED_RATE, TOGETHER, overlapped
+from jaxdnn.engines.product.sm90_model import L2_RATE, SHARED_RATE, TOGETHER, overlapped
 from jaxdnn.engines.product.tma import CHUNK
 
 _LEAST_STAGES, _MOST_STAGES = 3, 8  # of two, multiplies wait for each [2]
