@@ -10,7 +10,7 @@ import pytest
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
-from checking.product.cases import gelu
+from checking.product.cases import gated, gelu
 from checking.product.results import check_emulated, check_plan
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
@@ -39,6 +39,10 @@ PRODUCTS = {
     "4 x 2, in turns, gelu": (
         case(500, 280, 200, epilogue=gelu, operands=(("bfloat16", (1, 1, 280)),)),
         replace(IN_TURNS, cluster_m=4, cluster_n=2),
+    ),
+    "2 x 1, three warp groups, gated": (
+        case(700, 200, 136, accumulators=2, epilogue=gated),
+        replace(TILES, tile_m=192, consumers=3, cluster_m=2),
     ),
 }
 

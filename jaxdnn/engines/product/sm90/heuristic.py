@@ -146,10 +146,11 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         return None
     if knobs.consumers == 3 and knobs.tile_n > CHUNK:
         many_rounds = rounds(product, knobs, target.sm_count) > MANY_ROUNDS
-        # Without an epilogue, or of whole chunks; with one accumulator; narrow tiles wait for lines [30].
-        few = (product.is_plain or knobs.tile_n % CHUNK == 0) and accumulators == 1
+        # Without an epilogue, or of whole chunks; narrow tiles wait for lines [30].
+        few = product.is_plain or knobs.tile_n // accumulators % CHUNK == 0
         few = few and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1)
-        few = few and (not many_rounds or (product.is_plain and product.a.itemsize == 2))
+        measured = product.a.itemsize == 2 and (product.is_plain or product.k >= LONG_K)
+        few = few and (measured or not many_rounds)
         if not (many_rounds if promotion else few):
             return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
