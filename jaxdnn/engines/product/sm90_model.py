@@ -53,7 +53,7 @@ SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 
 SWAPPED_TIME = 1.03  # times as long the whole takes then
 TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
-COMPUTED_OF_THREE = 1.2e-6  # likewise, of 16-bit operands with an epilogue [46]
+GATED_OF_THREE = 1.2e-6  # likewise, of two accumulators [46]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
 MEMORY_RATE = 4.1e12  # bytes a second
 ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows of a K of one stage [28]
@@ -175,8 +175,8 @@ def seconds(
     storing += TRANSCENDENTAL_START if transcendental else 0.0
     if wide:
         storing += WIDE_OF_THREE
-    elif knobs.consumers == 3 and size == 2 and not product.is_plain and not knobs.swapped:
-        storing += COMPUTED_OF_THREE
+    elif knobs.consumers == 3 and accumulators > 1:
+        storing += GATED_OF_THREE
     if knobs.schedule == "pingpong" and turns == 1:  # who has a tile works alone
         tile = max(multiplying * TOGETHER[1] + storing, loading)
     elif knobs.schedule == "pingpong":
