@@ -147,11 +147,12 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
     if knobs.consumers == 3 and knobs.tile_n > CHUNK:
         many_rounds = rounds(product, knobs, target.sm_count) > MANY_ROUNDS
         # Without an epilogue, or of whole chunks; narrow tiles wait for lines [30].
-        few = product.is_plain or knobs.tile_n // accumulators % CHUNK == 0
-        few = few and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1)
-        measured = product.a.itemsize == 2 and (product.is_plain or product.k >= LONG_K)
-        few = few and (measured or not many_rounds)
-        if not (many_rounds if promotion else few):
+        fast = product.is_plain or knobs.tile_n // accumulators % CHUNK == 0
+        fast = fast and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1)
+        # In many rounds, of 16-bit operands; with an epilogue, over a long K [45, 46].
+        in_many = product.a.itemsize == 2 and (product.is_plain or product.k >= LONG_K)
+        fast = fast and (in_many or not many_rounds)
+        if not (many_rounds if promotion else fast):
             return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
     knobs = replace(knobs, store=storing(product, knobs, staged))
