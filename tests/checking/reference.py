@@ -6,12 +6,12 @@ tolerance (see tolerance.py). Derivatives of all orders are JAX's derivatives of
 """
 
 import functools
-import itertools
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from checking.cases.epilogues import EPILOGUES
 from checking.cases.modifiers import UNDER_TANH
@@ -93,18 +93,18 @@ def convolved(geometry: Any, lhs: Any, rhs: Any) -> Any:
     groups, parts = geometry.groups, geometry.batch_groups
     rows = zip(geometry.padding, geometry.lhs_dilation, strict=True)
     padded = jax.lax.pad(lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0)] * 2 + [(*pad, step - 1) for pad, step in rows])
-    window, steps, strides = rhs.shape[2:], geometry.rhs_dilation, geometry.strides
-    columns = zip(padded.shape[2:], window, steps, strides, strict=True)
-    sizes = [max(0, (size - (count - 1) * step - 1) // stride + 1) for size, count, step, stride in columns]
-    n, out = lhs.shape[0] // parts, rhs.shape[0] // (groups * parts)
-    y = jnp.zeros((n, groups * parts * out, *sizes), lhs.dtype)
-    for tap in () if 0 in sizes else itertools.product(*map(range, window)):
-        starts = [place * step for place, step in zip(tap, steps, strict=True)]
-        ends = [start + (size - 1) * stride + 1 for start, size, stride in zip(starts, sizes, strides, strict=True)]
-        seen = jax.lax.slice(padded, (0, 0, *starts), (*padded.shape[:2], *ends), (1, 1, *strides))
-        seen = seen.reshape(parts, n, groups, rhs.shape[1], *sizes)
-        weights = rhs[(slice(None), slice(None), *tap)].reshape(groups, parts, out, rhs.shape[1])
-        y = y + jnp.einsum("pngi...,gpoi->ngpo...", seen, weights).reshape(y.shape)
+    window, n, out = rhs.shape[2:], lhs.shape[0] // parts, rhs.shape[0] // (groups * parts)
+    seen = padded.reshape(parts, n, groups, rhs.shape[1], *padded.shape[2:])
+    axes = zip(padded.shape[2:], window, geometry.rhs_dilation, geometry.strides, strict=True)
+    for axis, (size, taps, step, stride) in enumerate(axes):
+        # Of each result's place the taps' ones, as an axis behind it.
+        starts = np.arange(0, max(0, size - (taps - 1) * step), stride)
+        seen = jnp.take(seen, starts[:, None] + step * np.arange(taps), 4 + 2 * axis, mode="clip")
+    places, taps = "uvw"[: len(window)], "xyz"[: len(window)]
+    pairs = "".join(map("".join, zip(places, taps, strict=True)))
+    weights = rhs.reshape(groups, parts, out, *rhs.shape[1:])
+    y = jnp.einsum(f"pngi{pairs},gpoi{taps}->ngpo{places}", seen, weights)
+    y = y.reshape(n, groups * parts * out, *y.shape[4:])
     return jnp.transpose(y, [of_result.index(d) for d in range(y.ndim)])
 
 

@@ -20,6 +20,7 @@ with 6 standard deviations: one more source of error of equal size for the steps
 way (a reciprocal and a product for a quotient, say), and room for the largest of 10^6 elements.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,15 +127,23 @@ class Rounding:
         return _with_derivative_of(value, value * (1 + self._noise(unit, value.shape)))
 
     def _noise(self, unit: float, shape: tuple[int, ...]) -> Any:
-        # A hash of few integer operations, which compile and run in no time.
         self._calls += 1
-        index = jnp.arange(terms(shape, tuple(range(len(shape)))), dtype=jnp.uint32).reshape(shape)
-        replay = jnp.asarray(self._replay).astype(jnp.uint32) * np.uint32(0x9E3779B1)
-        bits = (index + replay + np.uint32(self._calls * 0x27D4EB2F % 2**32)) * np.uint32(0x85EBCA6B)
-        bits = (bits ^ (bits >> 15)) * np.uint32(0x2C1B3C6D)
-        bits = (bits ^ (bits >> 12)) * np.uint32(0x297A2D39)
-        uniform = (bits ^ (bits >> 15)).astype(jnp.float64) * 2.0**-31 - 1
-        return self._amplitude * unit * np.sqrt(3.0) * uniform
+        return _noise(shape, self._replay, np.uint32(self._calls * 0x27D4EB2F % 2**32), self._amplitude * unit)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _noise(shape: tuple[int, ...], replay: Any, call: Any, size: Any) -> Any:
+    """Numbers of mean square `size` squared: a hash of few integer operations, which compile and run in no time.
+
+    Jitted, so that each shape is traced once and not each call.
+    """
+    index = jnp.arange(terms(shape, tuple(range(len(shape)))), dtype=jnp.uint32).reshape(shape)
+    replay = jnp.asarray(replay).astype(jnp.uint32) * np.uint32(0x9E3779B1)
+    bits = (index + replay + call) * np.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 15)) * np.uint32(0x2C1B3C6D)
+    bits = (bits ^ (bits >> 12)) * np.uint32(0x297A2D39)
+    uniform = (bits ^ (bits >> 15)).astype(jnp.float64) * 2.0**-31 - 1
+    return size * np.sqrt(3.0) * uniform
 
 
 @jax.custom_jvp
@@ -164,9 +173,10 @@ def exact_and_tolerance(transform: Callable[..., Any], case: Any, arguments: Any
 
     with jax.default_device(jax.devices("cpu")[0]):
         wide = jax.tree.map(widened, arguments)
-        # A loop, since all replays at once could need more memory than there is.
-        stacked = jax.jit(lambda: jax.lax.map(replayed, jnp.arange(REPLAYS + 1.0)), compiler_options=QUICKLY)()
-        stacked = jax.tree.map(np.asarray, stacked)
+        # One after another, since all replays at once could need more memory than there is.
+        compiled = jax.jit(replayed, compiler_options=QUICKLY)
+        replays = [jax.tree.map(np.asarray, compiled(float(replay))) for replay in range(REPLAYS + 1)]
+        stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *replays)
     exact = jax.tree.map(lambda a: a[0], stacked)
 
     def deviation(array: np.ndarray) -> np.ndarray:

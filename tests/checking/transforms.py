@@ -14,6 +14,10 @@ def primals(case):
     return case.primals()
 
 
+def as_one(case):
+    return (case.primals(),)
+
+
 def with_tangents(case):
     return case.primals(), case.tangents()
 

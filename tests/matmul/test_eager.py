@@ -120,7 +120,8 @@ def test_what_changes_is_read_anew():
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("over", [local_jvp, lambda array: lambda y: jax.nn.softmax(y * array, axis=-1)])
 def test_arrays_are_let_go(over, call):
-    """Those that a step's function closes over."""
+    """Those that a step's function closes over, but for the first one's, whose program is kept."""
+    CALLS[call](over(ROWS))
     held = []
     for step in range(STEPS):
         array = step + ROWS

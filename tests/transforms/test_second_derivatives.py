@@ -12,10 +12,7 @@ import pytest
 
 from checking.cases import TABLE
 from checking.compare import check, runs
-
-
-def arguments(case):
-    return (case.primals(),)
+from checking.transforms import as_one
 
 
 def scalar(function):
@@ -72,7 +69,7 @@ ORDERS = [jacrev_of_grad, hessian, grad_of_jvp, jvp_of_jvp]
 @pytest.mark.parametrize(("case", "engine"), runs(TABLE.small))
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
 def test_second_derivative(order, case, engine):
-    check(order, case, arguments, engine, surroundings=True)
+    check(order, case, as_one, engine, surroundings=True)
 
 
 PENALTIES = [functools.partial(grad_of_one_grad, operand) for operand in range(3)]
@@ -81,7 +78,7 @@ PENALTIES = [functools.partial(grad_of_one_grad, operand) for operand in range(3
 @pytest.mark.parametrize(("case", "engine"), runs(TABLE.deep))
 @pytest.mark.parametrize("operand", [0, 1, 2])
 def test_gradient_penalty(operand, case, engine):
-    check(PENALTIES[operand], case, arguments, engine, surroundings=True)
+    check(PENALTIES[operand], case, as_one, engine, surroundings=True)
 
 
 def third_derivative(function, arrays):
@@ -92,4 +89,4 @@ def third_derivative(function, arrays):
 
 @pytest.mark.parametrize(("case", "engine"), runs(TABLE.deep))
 def test_third_derivative(case, engine):
-    check(third_derivative, case, arguments, engine, surroundings=True)
+    check(third_derivative, case, as_one, engine, surroundings=True)

@@ -10,7 +10,7 @@ import pytest
 from checking.calls import expected_native_calls, native_calls
 from checking.cases import TABLE
 from checking.compare import as_tuple, check, needs_native, runs
-from checking.transforms import MAPPED, stacked, stacked_by, vmapped, weighted
+from checking.transforms import MAPPED, as_one, stacked, stacked_by, vmapped, weighted
 
 
 @pytest.mark.parametrize(("case", "axes", "engine"), runs(TABLE.mapped))
@@ -75,7 +75,7 @@ def jacobians(function, arrays):
 
 @pytest.mark.parametrize(("case", "engine"), runs(TABLE.small))
 def test_jacobians(case, engine):
-    check(jacobians, case, lambda case: (case.primals(),), engine, surroundings=True)
+    check(jacobians, case, as_one, engine, surroundings=True)
 
 
 def hessian_of_mapped(function, arrays):
