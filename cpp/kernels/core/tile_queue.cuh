@@ -2,8 +2,9 @@
 //
 // Tiles are dealt out in advance, in turn, or taken: a cluster that is ready for another one counts a counter in global
 // memory up. What is computed is the same. A cluster that waits for multiprocessors, or shares the memory's bandwidth,
-// as beside a collective's kernel, then takes fewer, where its dealt tiles would hold up the whole call. Taking has a
-// latency, which tiles of a few stages can't hide. Where a warp adds up what it has of several tiles
+// as beside a collective's kernel, then takes fewer, where its dealt tiles would hold up the whole call. And neighbours
+// in a batch stay neighbours in time, so that what they share stays in the L2 cache. Taking has a latency, which tiles
+// of a few stages can't hide. Where a warp adds up what it has of several tiles
 // (core/epilogue_reductions.cuh) they are dealt: else sums would be of other tiles on every run.
 #pragma once
 
@@ -22,10 +23,11 @@ __device__ unsigned taken_tiles[kTileCounters];
 __device__ __forceinline__ unsigned* tile_counter(int number) { return number < 0 ? nullptr : taken_tiles + number; }
 
 /// The tiles of a cluster of `kBlocks`. One thread of it takes them, the next when it is asked to, and tells all its
-/// blocks through a ring in their shared memory, in which an entry is read by all before it comes round again.
-template <int kBlocks>
+/// blocks through a ring in their shared memory, in which an entry is read by all before it comes round again: there
+/// are two more than tiles of which stages can be in flight.
+template <int kBlocks, unsigned kEntries = 8>
 struct TileQueue {
-  static constexpr unsigned kEntries = 8, kEntryBytes = 16;  // a barrier, and the number of a tile
+  static constexpr unsigned kEntryBytes = 16;  // a barrier, and the number of a tile
   static constexpr int kSharedBytes = kEntries * kEntryBytes + 8;
 
   unsigned entries;   // shared address

@@ -178,7 +178,7 @@ struct ProductSm90 {
   static constexpr int kWarps = 4 * Config::kConsumers;
   static constexpr int kBarriersAt = kEpilogueAt + kWarps * TileEpilogue<Config>::kSharedBytes;
   static constexpr int kEpilogueBarriersAt = kBarriersAt + Pipeline::kBarrierBytes;
-  using Queue = TileQueue<Cluster::kBlocks>;
+  using Queue = TileQueue<Cluster::kBlocks, 16>;  // tiles may have one stage, of eight
   static constexpr int kQueueAt = kEpilogueBarriersAt + kWarps * TileEpilogue<Config>::kBarrierBytes;
   static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:

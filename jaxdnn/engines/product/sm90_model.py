@@ -31,10 +31,10 @@ ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other compute
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 # Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; of plain
 # matrices, and of those whose lines lie across others [39].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 64e9
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 70e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
-# so many: TMA asks for pieces of two lines [25, 33].
-ACROSS_LINES = {64: 1.25, 32: 1.6, 16: 2.0}
+# so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48].
+ACROSS_LINES = {64: 1.2, 32: 1.2, 16: 1.5}
 # Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
 # turns [24, 36].
 CLUSTER_TURN = 0.5e-6
@@ -47,6 +47,8 @@ TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 NARROW_OF_THREE = 1.08  # time of 16-bit multiplies by 128 columns of three warp groups, in many rounds [45]
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
+# Times as long, by two warp groups that share a tile over a short K, or store it transposed, in several rounds [48].
+STORED_TOGETHER = 2.0
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
 SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
@@ -173,6 +175,9 @@ def seconds(
     work = max(work, SWAPPED) if knobs.swapped else work
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
+    shared = knobs.schedule == "cooperative" and knobs.consumers == 2 and turns > FEW_ROUNDS
+    if shared and size == 2 and product.is_plain and (product.k <= LONG_K // 2 or knobs.swapped):
+        storing *= STORED_TOGETHER
     if wide:
         storing += WIDE_OF_THREE
     elif knobs.consumers == 3 and accumulators > 1:

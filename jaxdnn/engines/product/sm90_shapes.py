@@ -60,16 +60,19 @@ SWAPPED_SHAPES = tuple(
 )
 
 # Of rows across lines of the L2 cache, of which each block of a cluster asks for a part, for all [33].
-ACROSS_SHAPES = tuple(
-    replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)
-    for shape in (
-        Sm90Knobs(),
-        Sm90Knobs(tile_m=256, tile_n=192, stages=3),
-        ALONE,
-        Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
-        Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
-    )
-    for cluster_m, cluster_n in ((1, 2), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+ACROSS_SHAPES = (
+    Sm90Knobs(tile_m=128, tile_n=176, stages=5, schedule="pingpong"),  # over a long K [48]
+    *(
+        replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)
+        for shape in (
+            Sm90Knobs(),
+            Sm90Knobs(tile_m=256, tile_n=192, stages=3),
+            ALONE,
+            Sm90Knobs(tile_m=128, tile_n=160, stages=5, schedule="pingpong"),
+            Sm90Knobs(tile_m=128, tile_n=128, stages=6, schedule="pingpong"),
+        )
+        for cluster_m, cluster_n in ((1, 2), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+    ),
 )
 SWAPPED_ACROSS_SHAPES = tuple(
     replace(shape, cluster_m=2, cluster_n=cluster_n)

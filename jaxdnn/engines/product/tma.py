@@ -47,7 +47,7 @@ def element_type(dtype: str, *, multiplied: bool = False) -> int:
 
 
 def operand_map(
-    matrix: Matrix, batch: int, along: bool, extent: int, *, sharers: int = 1, l2_promotion: int = PROMOTE_256
+    matrix: Matrix, batch: int, along: bool, extent: int, *, sharers: int = 1, l2_promotion: int | None = None
 ) -> TensorMap:
     """The map of an operand's tiles of `extent` rows along M or N, of which each of `sharers` blocks loads a part.
 
@@ -65,11 +65,15 @@ def tensor_map(
     swizzle: int,
     *,
     multiplied: bool = False,
-    l2_promotion: int = PROMOTE_256,
+    l2_promotion: int | None = None,
 ) -> TensorMap:
     """The map of boxes of `box` columns and rows, of what is `multiplied`."""
     batched = matrix.batch_stride != 0 and batch > 1
     row = matrix.row_stride * matrix.itemsize
+    if l2_promotion is None:
+        # The second half of what the L2 cache then loads is another row's, unless rows are whole lines of a matrix
+        # alone; of a batch's it is often nobody's ([48] in benchmarks/results/product_kernels.md).
+        l2_promotion = PROMOTE_128 if batched or row % DEPTH_BYTES else PROMOTE_256
     return TensorMap(
         buffer=matrix.buffer,
         dtype=element_type(matrix.dtype, multiplied=multiplied),

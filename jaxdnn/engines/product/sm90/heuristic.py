@@ -53,6 +53,7 @@ from jaxdnn.engines.product.views import row_views
 
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 PROMISING = 1.1  # times the time of the fastest tile, up to which those of the transposed product are looked at
+DEEP_K = 448  # from which on lines across others are waited for less with one more stage than subtiles of results [48]
 PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as four, and a third as far off [8]
 # Stages between the consumers. Without an epilogue nothing is gained, but by 8-bit floats, of which each column is
 # multiplied twice as fast, and stored no faster [9].
@@ -166,6 +167,9 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         stagger = 0
     if in_row_order(product) or summed_columns(product, knobs) > 1:
         knobs = replace(knobs, swizzle=1)  # rows of results are written whole [28], or a block's sums are of one column
+    deep = product.is_plain and product.k >= DEEP_K and max(map(across_lines, (product.a, *product.b))) > 1
+    if deep and knobs.schedule == "pingpong" and knobs.tile_n > 2 * CHUNK and knobs.views == 1:
+        knobs = replace(knobs, stages=8)
     knobs = replace(knobs, stagger=min(stagger, knobs.stages - 1))
     return deepest(knobs, lambda one: knobs_reason(product, one, target.shared_memory, staged, groups=one.groups))
 

@@ -16,7 +16,7 @@ WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 L2_BYTES = 50 * 2**20  # of an H100's cache
 FEW_COLUMNS = 4  # of tiles that are worked through row by row, where each block has sums of one
-TILE_QUEUE = 136  # bytes of core/tile_queue.cuh's
+TILE_QUEUE = 264  # bytes of core/tile_queue.cuh's
 # Columns of a multiply that ptx/wgmma.cuh has.
 TILE_WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 REGISTER_WIDTHS = (32, 64, 80, 96, 112, 128)  # likewise, of rows in registers, as far as these leave room

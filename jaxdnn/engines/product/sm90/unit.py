@@ -53,6 +53,8 @@ from jaxdnn.pointwise import Functor, functor
 
 WARPS = 4  # of a consumer
 TILE_COUNTERS = 1024  # of core/tile_queue.cuh
+BRIEF_STAGES = 3  # of a tile, up to which batches are bound by memory
+LEAST_TAKEN = (128 * 64, 32)  # elements of a tile, and of K, whose time hides that a tile is taken
 # The members of a struct in product/sm90.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "ProductSm90Defaults",
@@ -249,9 +251,8 @@ class Unit:
             found += numbers(a_batched=a_batched, b_batched=b_batched)
         tiles, cluster = self.tiles(product), knobs.cluster_m * knobs.cluster_n
         blocks = self.blocks(product)
-        # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
-        deep = self.fewest_stages(product) >= 2 * knobs.stages
-        takes = self.columns == 1 and tiles > blocks // cluster and deep and not self.reductions.own_lines
+        takes = self.columns == 1 and tiles > blocks // cluster and not self.reductions.own_lines
+        takes = takes and self.takes_tiles(product)
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
         grid, block = (blocks, 1, 1), (knobs.threads, 1, 1)
@@ -261,6 +262,14 @@ class Unit:
     def fewest_stages(self, product: Product) -> int:
         """That a tile takes."""
         return ceil(product.k / (self.depth(product) * self.knobs.split_k))
+
+    def takes_tiles(self, product: Product) -> bool:
+        """Whether it pays to take tiles from a counter: core/tile_queue.cuh."""
+        knobs, stages = self.knobs, self.fewest_stages(product)
+        if product.batch > 1 and stages <= BRIEF_STAGES:  # blocks that are dealt tiles drift apart [48]
+            return knobs.tile_m * knobs.tile_n >= LEAST_TAKEN[0] and product.k >= LEAST_TAKEN[1]
+        # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
+        return stages >= 2 * knobs.stages
 
     def tiles(self, product: Product) -> int:
         """How many tiles of clusters there are."""
