@@ -158,6 +158,8 @@ def attention(
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     weights = rounding.each(jnp.exp(rounding.each(score - largest[..., None])))
     weights = jnp.where(there, weights, 0)
+    if case.score_unit:  # of the backward pass, which computes them again, by another engine where one serves only that
+        weights = rounding.derivative(weights, case.score_unit * jnp.where(there, jnp.abs(score), 0))
     total = case.keys * rounding.mean(weights, (3,)) if case.keys else jnp.zeros(shape[:3])
     if wide_sinks is not None:
         total = total + rounding.each(jnp.exp(rounding.each(wide_sinks - largest)))

@@ -122,11 +122,11 @@ class Rounding:
         off = jnp.where(jnp.isfinite(fixed), fixed, 0) * self._noise(unit, value.shape)
         return self.derivative(value, unit) + off
 
-    def derivative(self, value: Any, unit: float) -> Any:
+    def derivative(self, value: Any, unit: Any) -> Any:
         """A value of which derivatives are off by `unit` relatively."""
         return _with_derivative_of(value, value * (1 + self._noise(unit, value.shape)))
 
-    def _noise(self, unit: float, shape: tuple[int, ...]) -> Any:
+    def _noise(self, unit: Any, shape: tuple[int, ...]) -> Any:
         self._calls += 1
         return _noise(shape, self._replay, np.uint32(self._calls * 0x27D4EB2F % 2**32), self._amplitude * unit)
 

@@ -79,8 +79,9 @@ def choice(product):
     ],
 )
 def test_first_choices_are_fast(configurations, measured, worst):
-    """Within 5% of the fastest in the mean, and 15% at worst; where rows lie across lines, two of 54 are 25 and 41% off:
-    many columns narrower than a tile, and a batch whose tiles of 64 columns are best.
+    """Within 5% of the fastest in the mean, and 15% at worst.
+
+    Where rows lie across lines, two of 54 are 25 and 41% off: of fewer columns than a tile, and a batch.
     """
     ratios = {}
     for product, found in times(measured, configurations):

@@ -79,6 +79,11 @@ class AttentionCase(Case):
         )
 
     @property
+    def score_unit(self) -> float:
+        """By how much scores of two engines differ, relative to themselves: one may round float32 to tf32."""
+        return self.input_unit if self.dtype == F32 and jax.default_backend() == "gpu" else 0.0
+
+    @property
     def outputs(self) -> dict[str, str]:
         return {"out": self.dtype} | ({"log_sum_exp": self.compute_dtype} if self.residual else {})
 

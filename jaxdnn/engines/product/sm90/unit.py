@@ -89,6 +89,7 @@ class Unit:
     instruction = "WGMMA"  # of ptx/wgmma.cuh
     diagonal = Diagonal()
     columns = 1  # of tiles, of which each block keeps to one
+    brief_batches = True  # whether tiles of a few stages of a batch are taken from a counter, too
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
         self.knobs, self.sm_count = knobs, sm_count
@@ -266,7 +267,8 @@ class Unit:
     def takes_tiles(self, product: Product) -> bool:
         """Whether it pays to take tiles from a counter: core/tile_queue.cuh."""
         knobs, stages = self.knobs, self.fewest_stages(product)
-        if product.batch > 1 and stages <= BRIEF_STAGES:  # blocks that are dealt tiles drift apart [48]
+        # Blocks that are dealt the tiles of a batch drift apart ([48] in benchmarks/results/product_kernels.md).
+        if self.brief_batches and product.batch > 1 and stages <= BRIEF_STAGES:
             return knobs.tile_m * knobs.tile_n >= LEAST_TAKEN[0] and product.k >= LEAST_TAKEN[1]
         # The producer takes a tile while it loads the one before, and is as far ahead as there are stages.
         return stages >= 2 * knobs.stages

@@ -23,6 +23,7 @@ class FewChannelsUnit(Unit):
     kernel = "convolution_sm90_few_channels"
     call = "ConvolutionSm90FewChannels"
     instruction = "WGMMA_RS"
+    brief_batches = False  # of groups, of which they were not timed
 
     def __init__(self, lines: WindowLines, knobs: Sm90Knobs, sm_count: int) -> None:
         self.lines = lines

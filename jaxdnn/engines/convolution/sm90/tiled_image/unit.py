@@ -20,6 +20,7 @@ class TiledImageUnit(Unit):
 
     kernel = "convolution_sm90_tiled_image"
     call = "ConvolutionSm90TiledImage"
+    brief_batches = False  # of groups, of which they were not timed
 
     def __init__(self, tiled: TiledImage, knobs: Sm90Knobs, sm_count: int) -> None:
         self.tiled = tiled
