@@ -34,7 +34,7 @@ L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 70e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48].
-ACROSS_LINES = {64: 1.2, 32: 1.2, 16: 1.5}
+ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.5}
 # Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
 # turns [24, 36].
 CLUSTER_TURN = 0.5e-6
@@ -175,7 +175,7 @@ def seconds(
     work = max(work, SWAPPED) if knobs.swapped else work
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
-    shared = knobs.schedule == "cooperative" and knobs.consumers == 2 and turns > FEW_ROUNDS
+    shared = matrices and knobs.schedule == "cooperative" and knobs.consumers == 2 and turns > FEW_ROUNDS
     if shared and size == 2 and product.is_plain and (product.k <= LONG_K // 2 or knobs.swapped):
         storing *= STORED_TOGETHER
     if wide:
