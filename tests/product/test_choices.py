@@ -69,19 +69,20 @@ def choice(product):
 
 
 @pytest.mark.parametrize(
-    ("configurations", "measured", "worst"),
+    ("configurations", "measured", "mean", "worst"),
     [
-        (MEASURED, "fitted", 1.15),
-        (MEASURED, "left out", 1.15),
-        (ON_H100, "fitted", 1.15),
-        (ON_H100, "drawn", 1.15),
-        (MEASURED, "lines", 1.42),
+        (MEASURED, "fitted", 1.05, 1.15),
+        (MEASURED, "left out", 1.05, 1.15),
+        (ON_H100, "fitted", 1.05, 1.15),
+        (ON_H100, "drawn", 1.05, 1.15),
+        (MEASURED, "lines", 1.05, 1.2),
+        (MEASURED, "far off", 1.34, 1.42),
     ],
 )
-def test_first_choices_are_fast(configurations, measured, worst):
-    """Within 5% of the fastest in the mean, and 15% at worst.
+def test_first_choices_are_fast(configurations, measured, mean, worst):
+    """Within 5% of the fastest in the mean, and 15% at worst; where rows lie across lines 20%.
 
-    Where rows lie across lines, two of 54 are 25 and 41% off: of fewer columns than a tile, and a batch.
+    But for two that are far off: of fewer columns than a tile, and a batch whose tiles of 64 columns are best.
     """
     ratios = {}
     for product, found in times(measured, configurations):
@@ -92,7 +93,7 @@ def test_first_choices_are_fast(configurations, measured, worst):
         assert chosen in found, f"{product}: nobody measured {chosen}"
         fastest = min(time for (engine, *_), time in found.items() if engine in ("skinny", "sm90", chosen[0]))
         ratios[product] = found[chosen] / fastest
-    assert statistics.fmean(ratios.values()) <= 1.05, ratios
+    assert statistics.fmean(ratios.values()) <= mean, ratios
     assert max(ratios.values()) <= worst, ratios
 
 
