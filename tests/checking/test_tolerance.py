@@ -123,3 +123,9 @@ def test_a_wrong_pattern_of_nan_is_wrong():
 def test_as_tuple_keeps_tuples():
     assert as_tuple(lambda x: (x, 1))(0) == (0, 1)
     assert as_tuple(lambda x: x)(0) == (0,)
+
+
+def test_each_operation_is_perturbed_otherwise():
+    rounding = Rounding(2.0**-24, 1.0, 1.0)
+    first, second = (np.asarray(rounding.each(np.ones(1000))) - 1 for _ in range(2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
