@@ -16,7 +16,7 @@ from jaxdnn.planning.candidates import Request
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations" / "nvidia-h200-convolution.csv"
 CALL = ("batch", "size", "channels", "window", "features", "stride", "direction", "epilogue")
-KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule")
+KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "swapped")
 H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
 
 
@@ -44,6 +44,6 @@ def test_first_choices_are_fast():
         chosen = choice(sizes, direction, epilogue)
         assert chosen in found, f"{key}: nobody measured {chosen}"
         ratios[key] = found[chosen] / min(found.values())
-    assert len(ratios) > 10
+    assert len(ratios) > 25
     assert statistics.fmean(ratios.values()) <= 1.03, ratios
     assert max(ratios.values()) <= 1.08, ratios

@@ -211,6 +211,30 @@ def test_knobs_that_do_not_fit_merged_groups(direction, knobs, said):
     assert said in (knobs_reason(gemm, knobs, H100.shared_memory) or "")
 
 
+@pytest.mark.parametrize(
+    ("problem", "fields", "said"),
+    [
+        (only(LARGE["28"], "filter"), {}, "those of a filter's gradient are summed over"),
+        (only(LARGE["32 groups"]), {}, "its channels are those of groups"),
+        (only(LARGE["volume of few channels"]), {}, "or less than a line"),
+        (only(LARGE["strided"], "image"), {}, "not those of the result, one after the other"),
+        (only(LARGE["28"]), {"cluster_m": 2}, "expected blocks alone"),
+        (only(LARGE["28"]), {"split_k": 2}, "K is split"),
+        (only(LARGE["float32"]), {}, "or copies"),
+        (only(LARGE["residual"]), {}, "one matrix of 16-bit elements"),
+        (only(SMALL["shortcut"]), {}, "expected fetch = 'tma'"),
+        (only(LARGE["28"]), {}, ""),
+    ],
+)
+def test_whose_places_can_not_be_columns(problem, fields, said):
+    gemm = implicit_gemm(problem)
+    assert not isinstance(gemm, str)
+    knobs = Sm90Knobs(**{"tile_m": 128, "tile_n": 192, "stages": 4, "cluster_m": 1, "swapped": True} | fields)
+    reason = knobs_reason(gemm, knobs, H100.shared_memory) or ""
+    assert said in reason
+    assert bool(said) == bool(reason)
+
+
 def test_merged_groups_cost_no_more_than_one_of_their_channels():
     """A tile reads the image once, whole lines of it, and of the filter what its groups have."""
     merged, one = (

@@ -31,6 +31,14 @@ def scaled(acc, scale, bias):
     return jax.nn.gelu(acc * scale + bias)
 
 
+def sums(acc):
+    return acc, jnp.sum(acc, -2), jnp.max(acc * acc, (0, -2))
+
+
+def shortcut(acc, bias, c):
+    return jnp.maximum(acc + bias + c, 0)
+
+
 def by_row(acc, row, column):
     return acc * column.astype(acc.dtype) + row
 
@@ -52,6 +60,19 @@ PRODUCTS = {
     "along k": (case(81, 136, 136, b_transposed=True), COOPERATIVE),
     "both transposed": (case(88, 136, 136, a_transposed=True, b_transposed=True), COOPERATIVE),
     "batch": (case(37, 136, 72, batch=3, shared="b"), INTERLEAVED),
+    "sums": (case(101, 136, 136, epilogue=sums, batch=2), COOPERATIVE),
+    "sums, interleaved": (case(101, 272, 136, epilogue=sums), INTERLEAVED),
+    "shortcut": (
+        case(150, 264, 136, epilogue=shortcut, operands=(("bfloat16", (1, 1, 264)), ("bfloat16", (1, 150, 264)))),
+        replace(COOPERATIVE, fetch="tma"),
+    ),
+    "shortcut, interleaved": (
+        case(
+            101, 272, 136, "float16", batch=2, epilogue=shortcut,
+            operands=(("float32", (2, 1, 272)), ("float16", (2, 101, 272))),
+        ),
+        replace(INTERLEAVED, fetch="tma"),
+    ),
     "columns": (
         case(85, 136, 72, batch=2, epilogue=by_row, operands=(("float32", (2, 1, 136)), ("int8", (1, 85, 1)))),
         COOPERATIVE,
@@ -109,10 +130,17 @@ def test_results(name):
         (case(64, 255, 64, b_transposed=True), {}, "that TMA can store"),
         (case(64, 256, 64, epilogue=lambda acc: (acc, acc * 2)), {}, "one matrix of"),
         (case(64, 256, 64, epilogue=lambda acc: jnp.sum(acc, axis=1)), {}, "one matrix of"),
+        (case(64, 256, 64, epilogue=lambda acc: (acc, jnp.sum(acc, axis=-1))), {}, "over other than rows"),
+        (case(64, 256, 64, epilogue=lambda acc: (acc, jnp.sum(acc))), {}, "over other than rows"),
+        (
+            case(64, 256, 64, epilogue=residual, operands=(("bfloat16", (1, 1, 256)), ("float32", (1, 64, 256)))),
+            {},
+            "no tile that TMA can load",
+        ),
         (
             case(64, 256, 64, epilogue=residual, operands=(("bfloat16", (1, 1, 256)), ("bfloat16", (1, 64, 256)))),
             {},
-            "varies with rows and columns",
+            "expected fetch = 'tma'",
         ),
         (
             case(64, 256, 64, epilogue=lambda acc: acc + jax.lax.broadcasted_iota(acc.dtype, acc.shape, 1)),

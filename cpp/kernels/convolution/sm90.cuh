@@ -7,6 +7,8 @@
 //                       B's stage    the filter's matrix [c, k] at that tap
 //                   Of an image with fewer channels a stage has several taps, 64 or 32 bytes each; of groups with
 //                   fewer, the channels of several, each of which is multiplied by its own columns (core/tile.cuh)
+//   swapped         the transposed product: rows of tiles are channels, and their columns places. A's stage is the
+//                   filter's, and B's the image's
 //   an image        likewise. With kBlocks rows are blocks of an image's places on two lines: the columns are those of
 //                   one line by their channels, and each line has a B of its own. A tap is a place of the output that a
 //                   block meets, where B's columns are neighbouring rows of the filter, or zeros past its ends
@@ -153,7 +155,12 @@ template <class Call>
 struct OutputLoads {
   using ATile = typename Call::Stage::ATile;
   using BTile = typename Call::Stage::BTile;
+  static constexpr bool kSwapped = Call::Config::kSwapped;
+  using ImageTile = Select<kSwapped, BTile, ATile>;
+  using FilterTile = Select<kSwapped, ATile, BTile>;
+  static constexpr int kImageAt = kSwapped ? ATile::kBytes : 0, kFilterAt = kSwapped ? 0 : ATile::kBytes;
   static constexpr int kSpatial = Call::kSpatial, kSharers = Call::Config::kClusterN;
+  static_assert(!kSwapped || kSharers * Call::Config::kClusterM == 1, "blocks share what lies along their tiles' rows");
 
   const Call& call;
   const typename Call::Cluster& cluster;
@@ -162,18 +169,19 @@ struct OutputLoads {
   int first_channel;  // of the group, in the image; and where channels run along K in the filter, there too
   int column;         // of the filter
   int first_matrix;   // of the filter, at its first tap
-  TapWalk<kSpatial, ATile::kLineElements> walk;
+  TapWalk<kSpatial, ImageTile::kLineElements> walk;
 
-  __device__ __forceinline__ OutputLoads(const Call& call, const typename Call::Cluster& cluster, int row, int column,
-                                         int matrix, int first_stage)
+  __device__ __forceinline__ OutputLoads(const Call& call, const typename Call::Cluster& cluster, int tile_row,
+                                         int tile_column, int matrix, int first_stage)
       : call(call),
         cluster(cluster),
-        places(call.axes, row + cluster.column * ATile::kLines, matrix / call.phases * call.image_batch),
-        column(column),
+        places(call.axes, (kSwapped ? tile_column : tile_row) + cluster.column * ImageTile::kLines,
+               matrix / call.phases * call.image_batch),
+        column(kSwapped ? tile_row : tile_column),
         first_matrix(matrix / call.phases * call.filter_batch) {
     const int group = column / call.group_columns;
     first_channel = group * call.channels;
-    if constexpr (!Call::Config::kNMajorB) this->column -= group * call.group_columns;
+    if constexpr (!FilterTile::kRunsAlongExtent) column -= group * call.group_columns;
     int phase[kSpatial];
     split_phase(call.axes, matrix % call.phases, phase);
 #pragma unroll
@@ -196,16 +204,16 @@ struct OutputLoads {
       const int of_image = walk.inside() ? first_channel + walk.channel : walk.channel;
       int row = column;
       if constexpr (Call::Config::kBlocks) row += call.filter_row + walk.tap[0] * call.filter_row_step;
-      places.template load<kSharers>(call.a,
-                                     stage + part * ATile::kPartBytes + cluster.column * ATile::kLines * ATile::kLine,
-                                     full, cluster.row_mask(), of_image, offset);
+      const unsigned line = part * ImageTile::kPartBytes + cluster.column * ImageTile::kLines * ImageTile::kLine;
+      places.template load<kSharers>(kSwapped ? call.b[0] : call.a, stage + kImageAt + line, full, cluster.row_mask(),
+                                     of_image, offset);
 #pragma unroll
       for (int i = 0; i < Call::kAccumulators; ++i) {
         const int before = i + part * (Call::kAccumulators - 1);  // parts of other matrices
-        BTile::template load<Call::kParts>(call.b[i], stage + ATile::kBytes + before * BTile::kPartBytes, full,
-                                           cluster.row, cluster.column_mask(),
-                                           Call::Config::kNMajorB ? walk.channel : of_image, row,
-                                           walk.inside() ? first_matrix + matrix + i : -1, part);
+        FilterTile::template load<Call::kParts>(
+            kSwapped ? call.a : call.b[i], stage + kFilterAt + before * FilterTile::kPartBytes, full, cluster.row,
+            cluster.column_mask(), FilterTile::kRunsAlongExtent ? walk.channel : of_image, row,
+            walk.inside() ? first_matrix + matrix + i : -1, part);
       }
       walk.advance(call.channels, [&](int i) { return phases[i].taps; });
     }
@@ -313,12 +321,14 @@ struct TapStage : TileStage<Config> {
 
 /// Config has kSpatial, kPhases (of a dimension, at most), kStraight (whether the result's rows are those of tiles) and
 /// kBlocks besides what a product's has; and kLines, of a tap, each a stage, if the last one has kLastSteps multiplies
-/// and not kSteps, else 1. An M-major A is the image of a filter's gradient.
+/// and not kSteps, else 1. An M-major A is the image of a filter's gradient, or the filter of a swapped product, whose
+/// columns are places.
 template <class Config>
 struct ConvolutionSm90 : ProductSm90<Config, TapStage<Config>> {
-  using Loads = Select<Config::kMMajorA, FilterLoads<ConvolutionSm90>, OutputLoads<ConvolutionSm90>>;
+  static constexpr bool kToFilter = Config::kMMajorA && !Config::kSwapped;
+  using Loads = Select<kToFilter, FilterLoads<ConvolutionSm90>, OutputLoads<ConvolutionSm90>>;
   static constexpr int kSpatial = Config::kSpatial;
-  static constexpr int kParts = Config::kMMajorA ? 1 : kDepthBytes / Config::kLine;  // taps, or chunks, of a stage
+  static constexpr int kParts = kToFilter ? 1 : kDepthBytes / Config::kLine;  // taps, or chunks, of a stage
   // A place in the image and in the window takes the producer more registers than a place in a matrix.
   static constexpr int kProducerRegisters = 40;
 
@@ -353,7 +363,7 @@ struct ConvolutionSm90 : ProductSm90<Config, TapStage<Config>> {
   __device__ __forceinline__ auto result_rows(int matrix) const {
     if constexpr (Config::kStraight) {
       return MatrixRows<Config>{};
-    } else if constexpr (Config::kMMajorA) {
+    } else if constexpr (kToFilter) {
       return ChunkRows<ConvolutionSm90>{{}, *this};
     } else {
       PhaseRows<ConvolutionSm90> found{{}, *this, {}};

@@ -41,9 +41,7 @@ struct Subtile {
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
-      const int row = kSwapped ? 16 * number + lane / 16 * 8 + lane % 8 : lane % 16;
-      const int chunk = kSwapped ? lane / 8 % 2 : 2 * number + lane / 16;
-      ptx::stmatrix_x4<kSwapped>(stage + offset(row, chunk), words);
+      ptx::stmatrix_x4<kSwapped>(stage + piece(number), words);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -62,7 +60,7 @@ struct Subtile {
   static __device__ __forceinline__ void get(unsigned stage, int number, unsigned (&words)[2 * sizeof(T)]) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4, "operands of other sizes are loaded by the threads");
     if constexpr (sizeof(T) == 2) {
-      ptx::ldmatrix_x4<false>(words, stage + offset(threadIdx.x % 16, 2 * number + threadIdx.x % 32 / 16));
+      ptx::ldmatrix_x4<kSwapped>(words, stage + piece(number));
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -72,6 +70,13 @@ struct Subtile {
   }
 
  private:
+  /// Where the 16 bytes of a fragment of 16-bit elements are whose address the lane gives.
+  static __device__ __forceinline__ unsigned piece(int number) {
+    const int lane = threadIdx.x % 32;
+    const int row = kSwapped ? 16 * number + lane / 16 * 8 + lane % 8 : lane % 16;
+    return offset(row, kSwapped ? lane / 8 % 2 : 2 * number + lane / 16);
+  }
+
   /// Where the thread's pair `i` of 32-bit elements of a fragment is.
   static __device__ __forceinline__ unsigned pair(unsigned stage, int number, int i) {
     const int lane = threadIdx.x % 32, row = lane / 4 + i % 2 * 8;

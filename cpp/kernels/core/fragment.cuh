@@ -78,6 +78,10 @@ struct SwappedRows : StraightRows {
                                         int batch) const {
     ptx::cp_async_bulk_tensor_store<kEvictFirst>(map, source, row, column, batch);
   }
+  __device__ __forceinline__ void load(const TensorMap* map, unsigned destination, unsigned barrier, int, int column,
+                                       int row, int batch) const {
+    ptx::cp_async_bulk_tensor_load(destination, map, barrier, row, column, batch);
+  }
 };
 
 /// Rows that are no box: pieces of them are copied to where they lie.

@@ -49,7 +49,10 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     if light_in_turns and work <= LIGHT_REGISTERS:
         return MOST_ACCUMULATORS
     if knobs.store != "direct" and not knobs.promotion and sums_rows(product):
-        return LIGHT_ACCUMULATORS - 64 * three
+        if not product.by_columns:
+            return LIGHT_ACCUMULATORS - 64 * three
+        # A thread has two rows of each 64, and sums of no others.
+        return MOST_OF_THREE if three else MOST_ACCUMULATORS if knobs.schedule == "pingpong" else LIGHT_ACCUMULATORS
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
         return MOST_ACCUMULATORS if is_lightest_beside(product, tiles) else LIGHT_ACCUMULATORS
     if three and knobs.store == "tma" and not knobs.promotion and work <= EPILOGUE_REGISTERS_OF_THREE:
@@ -89,7 +92,9 @@ def is_light(product: Product) -> bool:
     if [operand.broadcast for operand in product.operands] == ["full"]:
         light = len(product.results) == 1 and ADDITIONS.issuperset(product.program.operations)
         return narrow and light and product.operands[0].pairs and not product.program.indexed
-    rows = all(operand.broadcast == "row" for operand in product.operands) and len(product.operands) <= len(product.b)
+    broadcast = "column" if product.by_columns else "row"  # of values for each feature
+    rows = all(operand.broadcast == broadcast for operand in product.operands)
+    rows = rows and len(product.operands) <= len(product.b)
     light = LIGHT_OPERATIONS.issuperset(product.program.operations) and not product.program.indexed
     # The argument of a silu is needed twice, which spills where it is made of an operand too [13].
     silu = "logistic" in product.program.operations and product.operands and len(product.b) == 1
@@ -117,11 +122,12 @@ def is_lightest_beside(product: Product, tiles: Sequence[int]) -> bool:
 
 
 def sums_rows(product: Product) -> bool:
-    """Whether the epilogue does little but reduce one or two results over rows, which leaves room for many accumulators
-    [22]: not beside an operand.
+    """Whether the epilogue does little but reduce one or two results over the rows of what is stored, which leaves room
+    for many accumulators [22]: not beside an operand.
     """
     light = ARITHMETIC.issuperset(product.program.operations) and not product.program.indexed
-    over_rows = bool(product.reduced) and all(one.axes in ((1,), (0, 1)) for one in product.reduced)
+    axis = 2 if product.by_columns else 1
+    over_rows = bool(product.reduced) and all(one.axes in ((axis,), (0, axis)) for one in product.reduced)
     stored = sum(map(result_registers, product.stored))
     few = not product.operands and len(product.reduced) <= 2 and stored <= RESULTS_BESIDE_TILES
     return light and over_rows and few

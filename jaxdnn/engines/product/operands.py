@@ -4,7 +4,8 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.problem import Matrix, Product, Reduced
+from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 from jaxdnn.engines.product.views import view_k, view_step
 from jaxdnn.plan import Scratch
@@ -75,8 +76,10 @@ def swapped(product: Product) -> Product:
         a=b,
         b=(product.a,),
         operands=tuple(operand.transposed for operand in product.operands),
+        results=tuple(one.transposed if isinstance(one, Reduced) else one for one in product.results),
         a_transposed=not product.b_transposed,
         b_transposed=not product.a_transposed,
+        by_columns=not product.by_columns,
     )
 
 
@@ -85,11 +88,14 @@ def swap_reason(product: Product) -> str | None:
     if len(product.b) > 1 or packed(product)[1]:
         return "there are two matrices b, or copies"
     sizes = [result.itemsize for result in product.stored]
-    if product.reduced or sizes != [2] or tma_reason(product.stored[0], "a result"):
+    if sizes != [2] or tma_reason(product.stored[0], "a result"):
         return "its results are not one matrix of 16-bit elements that TMA can store"
-    for operand in product.operands:
-        if operand.broadcast == "full" or operand.gathered or any(operand.terms):
-            return "an operand of its epilogue varies with rows and columns"
+    if any({1, 2}.intersection(result.axes) != {1} for result in product.reduced):
+        return "a result is reduced over other than rows"
+    tiles = tile_operands(product)
+    for number, operand in enumerate(product.operands):
+        if (operand.broadcast == "full" and number not in tiles) or operand.gathered or any(operand.terms):
+            return "an operand of its epilogue varies with rows and columns, and is no tile that TMA can load"
     if product.program.indexed:
         return "its epilogue depends on where an element is"
     return None

@@ -89,6 +89,12 @@ class Reduced:
     column_stride: int = 0
     axes: tuple[int, ...] = ()  # of (batch, row, column), those that are reduced
 
+    @property
+    def transposed(self) -> "Reduced":
+        """Of the transposed product."""
+        axes = tuple(sorted((0, 2, 1)[axis] for axis in self.axes))
+        return replace(self, row_stride=self.column_stride, column_stride=self.row_stride, axes=axes)
+
 
 @dataclass(frozen=True)
 class Product(Problem):
@@ -106,6 +112,7 @@ class Product(Problem):
         computed, and has no other use for a result's memory.
       exact: whether float32 operands may not be rounded to tf32, which is what tensor cores multiply.
       fast: whether products of float8 may be summed with as few bits as tensor cores sum them.
+      by_columns: whether results, and operands of their shape, lie in memory by columns, (n, m).
     """
 
     family = "product"
@@ -123,6 +130,7 @@ class Product(Problem):
     b_transposed: bool = False
     exact: bool = False
     fast: bool = False
+    by_columns: bool = False
 
     @property
     def rounding_reason(self) -> str | None:

@@ -10,16 +10,19 @@ _SIZES = (2, 4)  # bytes of an element
 
 
 def operand_matrix(operand: EpilogueOperand, product: Product) -> Matrix:
-    """An operand of the result's own shape."""
+    """An operand of the result's own shape, as it lies."""
     batch_stride = operand.batch_stride if product.batch > 1 else 0
-    return Matrix(operand.buffer, operand.dtype, product.m, product.n, operand.row_stride, batch_stride)
+    rows, columns, stride = product.m, product.n, operand.row_stride
+    if product.by_columns:
+        rows, columns, stride = product.n, product.m, operand.column_stride
+    return Matrix(operand.buffer, operand.dtype, rows, columns, stride, batch_stride)
 
 
 def tile_reason(operand: EpilogueOperand, product: Product) -> str | None:
     """Why TMA can't load an operand, or None."""
     if operand.broadcast != "full" or operand.gathered:
         return "it is no value for each element of the result"
-    if operand.column_stride != 1 or any(operand.terms):
+    if (operand.row_stride if product.by_columns else operand.column_stride) != 1 or any(operand.terms):
         return "its columns are not dense, or its dimensions no rows of a batch"
     matrix = operand_matrix(operand, product)
     if matrix.itemsize not in _SIZES:

@@ -33,6 +33,7 @@ EPILOGUES: dict[str, Callable[..., Any]] = {
     "operand alone": lambda _, c: c,
     "accumulate": lambda acc, c, alpha, beta: alpha * acc + beta * c,
     "residual": lambda acc, bias, c: jnp.tanh(acc + bias) + c,
+    "shortcut": lambda acc, bias, c: acc + bias + c,
     "symmetric residual": lambda acc, c: jnp.tanh(acc + c) + jnp.swapaxes(c, -1, -2),
     "of rows": lambda acc, scale: jnp.sin(acc * scale[..., None]),
     "scaled": lambda acc, a_scale, b_scale: acc * (a_scale * b_scale).astype(acc.dtype),

@@ -52,8 +52,13 @@ SMALL = {
     "epilogue": convolution(
         (2, 6, 7, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),
+    "bias": convolution((2, 6, 7, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias", extras=(row(64),)),
     "residual": convolution(
         (2, 9, 8, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="residual",
+        extras=(row(72), ((2, 9, 8, 72), BF16)),
+    ),
+    "shortcut": convolution(
+        (2, 9, 8, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="shortcut",
         extras=(row(72), ((2, 9, 8, 72), BF16)),
     ),
     "residual, phases": convolution(
@@ -84,13 +89,26 @@ FORCED = {
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, split_k=5),
     ],
     "same, image": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, cluster_n=2, consumers=1)],
-    "flipped, image": [Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=2, cluster_n=2, consumers=1)],
+    "flipped, image": [
+        Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=2, cluster_n=2, consumers=1),
+        Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, swapped=True),
+    ],
+    "bias, output": [Sm90Knobs(tile_m=64, tile_n=96, stages=3, cluster_m=1, consumers=1, swapped=True)],
+    "three dimensions, output": [
+        Sm90Knobs(tile_m=64, tile_n=112, stages=3, cluster_m=1, schedule="pingpong", swapped=True)
+    ],
+    "both, mapped, output": [Sm90Knobs(tile_m=128, tile_n=48, stages=3, cluster_m=1, swapped=True)],
     "residual, output": [
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, schedule="pingpong", epilogue_stages=1, fetch="tma"),
         Sm90Knobs(tile_m=256, tile_n=64, stages=2, cluster_m=1, fetch="tma"),
         Sm90Knobs(tile_m=64, tile_n=96, stages=2, cluster_m=1, consumers=1, epilogue_stages=3, fetch="tma"),
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2),
     ],
+    "shortcut, output": [
+        Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, schedule="pingpong", fetch="tma", swapped=True),
+        Sm90Knobs(tile_m=128, tile_n=112, stages=2, cluster_m=1, fetch="tma", swapped=True),
+    ],
+    "reductions, output": [Sm90Knobs(tile_m=64, tile_n=48, stages=3, cluster_m=1, consumers=1, swapped=True)],
     "stride, filter": [
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2),
     ],

@@ -13,10 +13,12 @@ from jaxdnn.engines.convolution.sm90.halo.heuristic import seconds as patch_seco
 from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
 from jaxdnn.engines.convolution.sm90.halo_wgrad.heuristic import candidates as wgrad_candidates
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, wgrad_patches_reason
-from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason, staged, swap_reason
+from jaxdnn.engines.product.operands import swap_reason as product_swap_reason
+from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
-from jaxdnn.engines.product.sm90.heuristic import splits
+from jaxdnn.engines.product.sm90.heuristic import fitted, splits
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, cluster_tiles, depth
 from jaxdnn.engines.product.sm90_model import seconds
 from jaxdnn.engines.product.sm90_shapes import SHAPES
@@ -55,6 +57,12 @@ _MERGED_IM2COL = 1.2
 # Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 11].
 _FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
 _FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filter [Filters by patches, 3]
+# Whose columns are places: each 64 rows of a tile read all of its columns from shared memory, so that 128 channels by
+# 192 places are multiplied in fewer of its clocks than 128 places by 128 channels [Swapped].
+_SWAPPED = tuple(
+    Sm90Knobs(tile_m=128, tile_n=tile_n, stages=8, cluster_m=1, schedule="pingpong") for tile_n in (128, 192)
+)
+_SWAPPED_IM2COL = 0.98  # of what is expected of them is what they take
 # Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
 # long as those [Dense layers].
 _CLUSTERED = 1.04
@@ -85,6 +93,7 @@ def _unsure(knobs: Sm90Knobs) -> float:
 def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> float:
     longer = _CLUSTERED if knobs.cluster_m * knobs.cluster_n > 1 else 1
     longer *= _MERGED_IM2COL if gemm.merged > 1 else 1
+    longer *= _SWAPPED_IM2COL if knobs.swapped else 1
     if gemm.product.a_transposed:
         longer *= _FILTER_IM2COL
     elif gemm.merged == 1 and gemm.taps > 1 and gemm.group_columns <= _FEW_COLUMNS:
@@ -108,6 +117,12 @@ def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]
     for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
             yield ConvolutionKnobs(**vars(knobs))
+    if swap_reason(gemm) is None and product_swap_reason(gemm.product) is None:
+        transposed = swapped(gemm.product)
+        for shape in _SWAPPED:
+            found = fitted(transposed, shape, target, "tma")
+            if found is not None:
+                yield ConvolutionKnobs(**vars(replace(found, swapped=True)))
 
 
 def _merged_splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:

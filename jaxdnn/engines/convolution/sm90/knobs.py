@@ -104,6 +104,10 @@ def launch_reason(product: Product, axes: Sequence[Axis]) -> str | None:
 
 def knobs_reason(gemm: ImplicitGemm, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
     """Why the knobs don't fit the convolution, or None."""
+    if knobs.swapped and (reason := swap_reason(gemm)):
+        return f"swapped is True; {reason}"
+    if knobs.swapped and knobs.cluster_m * knobs.cluster_n > 1:
+        return "swapped is True; expected blocks alone, since what they would share are the places of rows"
     columns = knobs.tile_n * knobs.cluster_n  # that read the same channels of the image
     if gemm.groups > 1 and gemm.group_columns % columns:
         return f"a cluster has {columns} columns; the {gemm.group_columns} of a group must be a multiple of them"
@@ -123,6 +127,17 @@ def knobs_reason(gemm: ImplicitGemm, knobs: Sm90Knobs, shared_memory_limit: int)
     if gemm.phases > 1 and (knobs.schedule == "pingpong" or knobs.split_k > 1):
         return "phases of the stride have K of several lengths; expected a cooperative schedule, and one split"
     return product_knobs_reason(gemm.product, knobs, shared_memory_limit, staged(gemm), groups=groups)
+
+
+def swap_reason(gemm: ImplicitGemm) -> str | None:
+    """Why places can't be columns of tiles, besides what keeps a product from it, or None."""
+    if gemm.product.a_transposed:
+        return "those of a filter's gradient are summed over"
+    if gemm.groups > 1 or gemm.merged > 1 or gemm.line < DEPTH_BYTES:
+        return "its channels are those of groups, or less than a line"
+    if not gemm.straight:
+        return "they are not those of the result, one after the other"
+    return None
 
 
 def staged(gemm: ImplicitGemm) -> Literal["tma", "rows"]:

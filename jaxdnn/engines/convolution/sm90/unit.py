@@ -62,42 +62,47 @@ class ConvolutionUnit(Unit):
         return super().fewest_stages(product) * fewest // most
 
     def tiles(self, product: Product) -> int:
-        return super().tiles(replace(product, m=self.gemm.rows, batch=product.batch * self.gemm.phases))
+        rows = product.m if self.knobs.swapped else self.gemm.rows
+        return super().tiles(replace(product, m=rows, batch=product.batch * self.gemm.phases))
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         gemm, knobs = self.gemm, self.knobs
-        if product.a_transposed:
+        left = self.image_map(product)
+        if gemm.product.a_transposed:
             right = operand_map(product.b[0], product.batch, True, knobs.tile_n, sharers=knobs.cluster_m)
         else:
             right = self._filter_map(product)
-        found = [map_parameter("a", "a", self.image_map(product))]
+        if knobs.swapped:
+            left, right = right, left
+        found = [map_parameter("a", "a", left)]
         found += [map_parameter(f"b{i}", f"b[{i}]", right) for i in range(len(product.b))]
         for i, axis in enumerate(gemm.axes):
             found += axis_parameters(f"axis{i}", f"axes[{i}]", axis)
         # Tiles beyond the last column are of one group too.
         group_columns = gemm.group_columns if gemm.groups > 1 else _MOST
-        found += numbers(rows=gemm.rows, channels=gemm.channels, group_columns=group_columns)
+        rows = product.m if knobs.swapped else gemm.rows
+        found += numbers(rows=rows, channels=gemm.channels, group_columns=group_columns)
         if gemm.filter_rows is not None:
             first, step = gemm.filter_rows
             found += numbers(filter_row=first, filter_row_step=step)
         if gemm.phases > 1:
             found += numbers(phases=gemm.phases)
         if product.batch > 1:
-            filters = gemm.taps if product.b[0].batch_stride else 0
+            filters = gemm.taps if gemm.product.b[0].batch_stride else 0
             found += numbers(image_batch=gemm.image_batch, filter_batch=filters)
         return found
 
     def image_map(self, product: Product) -> TensorMap:
         gemm, knobs = self.gemm, self.knobs
-        pixel = product.a.row_stride * product.a.itemsize
-        strides = accumulate((axis.image for axis in gemm.axes), mul, initial=pixel)
-        lines = depth(product) if product.a_transposed else knobs.tile_m
+        image, places = (product.b[0], knobs.tile_n) if knobs.swapped else (product.a, knobs.tile_m)
+        strides = accumulate((axis.image for axis in gemm.axes), mul, initial=image.row_stride * image.itemsize)
+        lines = depth(product) if gemm.product.a_transposed else places
         return TensorMap(
-            buffer=product.a.buffer,
-            dtype=element_type(product.a.dtype, multiplied=True),
-            dimensions=(product.a.columns, *(axis.image for axis in gemm.axes), gemm.images),
+            buffer=image.buffer,
+            dtype=element_type(image.dtype, multiplied=True),
+            dimensions=(image.columns, *(axis.image for axis in gemm.axes), gemm.images),
             strides=tuple(strides),
-            box=(gemm.line // product.a.itemsize, lines // knobs.cluster_n),
+            box=(gemm.line // image.itemsize, lines // knobs.cluster_n),
             element_strides=(1, *(axis.stride for axis in gemm.axes), 1),
             swizzle=SWIZZLE[gemm.line],
             l2_promotion=PROMOTE_256,
@@ -106,16 +111,20 @@ class ConvolutionUnit(Unit):
 
     def _filter_map(self, product: Product) -> TensorMap:
         """The filter as a matrix at each tap."""
-        gemm, knobs, matrix = self.gemm, self.knobs, product.b[0]
+        gemm, knobs = self.gemm, self.knobs
+        matrix, along_k = product.b[0], product.b_transposed
+        lines = box_lines(product, knobs)
+        if knobs.swapped:
+            matrix, along_k = product.a, not product.a_transposed
+            lines = knobs.tile_m if along_k else depth(product)
         taps = gemm.taps * (product.batch if matrix.batch_stride else 1)
         if transposes(gemm.product, "b"):  # each row has the channels of all taps
             dimensions, tap = (gemm.channels, matrix.rows, taps), gemm.channels
         else:
             rows = matrix.rows // gemm.taps
             dimensions, tap = (matrix.columns, rows, taps), rows * matrix.row_stride
-        along_n, line = not product.b_transposed, gemm.line // matrix.itemsize
-        lines = box_lines(product, knobs)
-        box = (CHUNK, min(line, lines) // knobs.cluster_m, 1) if along_n else (line, lines // knobs.cluster_m, 1)
+        line = gemm.line // matrix.itemsize
+        box = (line, lines // knobs.cluster_m, 1) if along_k else (CHUNK, min(line, lines) // knobs.cluster_m, 1)
         return TensorMap(
             buffer=matrix.buffer,
             dtype=element_type(matrix.dtype, multiplied=True),
@@ -123,7 +132,7 @@ class ConvolutionUnit(Unit):
             strides=(matrix.row_stride * matrix.itemsize, tap * matrix.itemsize),
             box=box,
             element_strides=(1, 1, 1),
-            swizzle=SWIZZLE[DEPTH_BYTES if along_n else gemm.line],
+            swizzle=SWIZZLE[gemm.line if along_k else DEPTH_BYTES],
             l2_promotion=PROMOTE_256,
         )
 

@@ -48,6 +48,7 @@ from jaxdnn.engines.product.sm90_shapes import (
     SWAPPED_SHAPES,
     deepest,
 )
+from jaxdnn.engines.product.tiles import tile_operands
 from jaxdnn.engines.product.tma import CHUNK
 from jaxdnn.engines.product.views import row_views
 
@@ -102,7 +103,8 @@ def candidates(
                 if knobs is not None:
                     time = copying + seconds(product, knobs, target.sm_count, matrices=matrices)
                     found.setdefault(knobs, time)
-    if matrices and found and product.k > depth(product) and swap_reason(product) is None:
+    timed = matrices and not product.reduced and not tile_operands(product)
+    if timed and found and product.k > depth(product) and swap_reason(product) is None:
         transposed, most = swapped(product), PROMISING * min(found.values())
         for shape in swapped_shapes:
             if seconds(product, shape, target.sm_count, matrices=True) > most:

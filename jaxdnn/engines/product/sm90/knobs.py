@@ -183,6 +183,8 @@ def knobs_reason(
         if reason := swap_reason(product) or next(filter(None, others), None):
             return f"swapped is True; {reason}"
         product = swapped(product)
+        if knobs.fetch != "tma" and any(operand.broadcast == "full" for operand in product.operands):
+            return "swapped is True; expected fetch = 'tma', of an operand that varies with rows and columns"
     if knobs.views > 1 and (reason := views_reason(product, knobs)):
         return f"views is {knobs.views}; {reason}"
     product, _ = packed(product, knobs.views)

@@ -180,7 +180,7 @@ class Unit:
                 strides = {"batch_stride": matrix.batch_stride}
             else:
                 found.append(Parameter(f"const {operand.dtype}*", f"operand{i}", f"operands[{i}].data", operand.buffer))
-            if operand.column_stride > 1 or operand.gathered:
+            if i not in self.fetched and (operand.column_stride > 1 or operand.gathered):
                 strides["column_stride"] = operand.column_stride
             for name, stride in strides.items():
                 if stride:
