@@ -10,9 +10,12 @@ from checking.cases import BF16, F16, F32, F64, AttentionCase
 from checking.cases.modifiers import MASK_MODS, SCORE_MODS
 from checking.tolerance import exact_and_tolerance
 
+_HEAD_SIZES = (32, 40, 64, 80, 96, 128, 160, 192, 256)  # that models have
+_LONG = (40, 700)  # positions, of which kernels have several tiles
+
 
 def draw(random: np.random.Generator) -> AttentionCase:
-    """A random case."""
+    """A random case: most are smaller than a kernel's tile, where edges are; some have several."""
 
     def chance(probability: float) -> bool:
         return bool(random.random() < probability)
@@ -20,15 +23,26 @@ def draw(random: np.random.Generator) -> AttentionCase:
     def one(options: Sequence[Any]) -> Any:
         return options[random.integers(len(options))]
 
+    several = chance(0.15)
+
+    def length() -> int:
+        if several and chance(0.8):
+            return int(np.exp(random.uniform(*np.log(_LONG))))
+        return int(random.integers(1, 40 if chance(0.2) else 9))
+
     def bound() -> int | None:
-        return int(random.integers(6)) if chance(0.7) else None
+        return int(random.integers(_LONG[1] // 2 if several and chance(0.5) else 6)) if chance(0.7) else None
+
+    def size() -> int:
+        return one(_HEAD_SIZES) if chance(0.25) else int(random.integers(1, 20))
 
     def over_scores() -> str:
         return "".join(letter if chance(0.6) else "1" for letter in "bnts")[int(random.integers(3)) :]
 
-    key_heads, group = int(random.integers(1, 4)), int(random.integers(1, 4))
-    batch = None if chance(0.15) else int(random.integers(1, 4))
-    queries, keys = (int(random.integers(1, 40 if chance(0.2) else 9)) for _ in range(2))
+    most = 2 if several else 3  # of batch, heads and groups: what the reference takes is their product
+    key_heads, group = int(random.integers(1, most + 1)), int(random.integers(1, most + 1))
+    batch = None if chance(0.15) else int(random.integers(1, most + 1))
+    queries, keys = length(), length()
     window = (bound(), bound()) if chance(0.3) else None
     causal = chance(0.4)
     banded = causal or window not in (None, (None, None))
@@ -40,8 +54,8 @@ def draw(random: np.random.Generator) -> AttentionCase:
         keys=keys,
         heads=key_heads * group,
         key_heads=key_heads,
-        size=int(random.integers(1, 20)),
-        value_size=int(random.integers(1, 20)),
+        size=(query_size := size()),
+        value_size=query_size if chance(0.4) else size(),
         dtype=random.choice((F32, BF16, F16, F64), p=(0.45, 0.3, 0.1, 0.15)).item(),
         bias=over_scores() if chance(0.4) else None,
         mask=over_scores() if chance(0.3) else None,
