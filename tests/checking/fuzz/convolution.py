@@ -17,7 +17,8 @@ from checking.fuzz.matmul import Drawn
 evaluate = matmul.evaluate
 
 _DTYPES = (F32, F32, F32, BF16, BF16, F16, F64, E4M3, I8)
-_LARGEST = 1 << 18  # products of elements
+_LARGEST, _LARGEST_OF_MANY = 1 << 18, 1 << 28  # products of elements of the filter and the result
+_MANY = (32, 40, 64, 72, 96, 128, 136, 160, 192)  # channels, of which kernels have whole lines, or several tiles
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,10 +119,12 @@ def _places(case: DrawnConvolution) -> _Places:
 def draw(random: np.random.Generator) -> DrawnConvolution:
     """A random case."""
     dtype = _DTYPES[random.integers(len(_DTYPES))]
+    many = bool(random.random() < 0.15)
+    largest = _LARGEST_OF_MANY if many else _LARGEST
     while True:
-        case = _shapes(random)
+        case = _shapes(random, many)
         cut = any(low + high < -((size - 1) * spread + 1 if size else 0) for size, low, high, spread in _paddings(case))
-        if not cut and np.prod(case.b) * np.prod(case.contraction.shape) <= _LARGEST:
+        if not cut and np.prod(case.b) * np.prod(case.contraction.shape) <= largest:
             case = matmul.described(random, case, (dtype, dtype))
             # JAX refuses what is narrower.
             return case.replace(preferred=None) if (dtype, case.preferred) == (F64, F32) else case
@@ -134,7 +137,7 @@ def _paddings(case: DrawnConvolution) -> Iterator[tuple[int, int, int, int]]:
         yield case.a[d], *pads, spread
 
 
-def _shapes(random: np.random.Generator) -> DrawnConvolution:
+def _shapes(random: np.random.Generator, many: bool) -> DrawnConvolution:
     def chance(probability: float) -> bool:
         return bool(random.random() < probability)
 
@@ -144,6 +147,9 @@ def _shapes(random: np.random.Generator) -> DrawnConvolution:
     def size(largest: int) -> int:
         return 0 if chance(0.02) else int(random.integers(1, largest + 1))
 
+    def channels() -> int:
+        return one(_MANY) if many and chance(0.8) else size(20)
+
     spatial = one((0, 1, 1, 1, 2, 2, 2, 3))
     places = [size((1, 40, 12, 6)[spatial]) for _ in range(spatial)]
     window = [int(random.integers(1, (1, 7, 4, 3)[spatial] + 1)) for _ in range(spatial)]
@@ -151,7 +157,7 @@ def _shapes(random: np.random.Generator) -> DrawnConvolution:
     groups, batch_groups = 1, 1
     if not transposed and chance(0.35):
         groups, batch_groups = (one((2, 3, 5)), 1) if chance(0.7) else (1, one((2, 3)))
-    c, k = (1, one((1, 1, 2))) if groups > 1 and chance(0.4) else (size(20), size(20))
+    c, k = (1, one((1, 1, 2))) if groups > 1 and chance(0.4) else (channels(), channels())
     sizes = dict(zip("HWD", places, strict=False), N=size(4) * batch_groups, C=c * groups)
     of_filter = dict(zip("HWD", window, strict=False), O=k * groups * batch_groups, I=c)
     letters = "HWD"[:spatial]
