@@ -25,7 +25,7 @@ from jaxdnn.engines.base import MAX_ARGUMENTS
 from jaxdnn.engines.convolution.implicit_gemm import implicit_gemm
 from jaxdnn.engines.convolution.sm90.knobs import knobs_reason
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
-from jaxdnn.plan import Counter, TensorMap
+from jaxdnn.plan import Counter, Scalar, TensorMap
 from jaxdnn.planning.calls import find_calls
 
 ALONE = Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=1, consumers=1)
@@ -233,6 +233,18 @@ def test_whose_places_can_not_be_columns(problem, fields, said):
     reason = knobs_reason(gemm, knobs, H100.shared_memory) or ""
     assert said in reason
     assert bool(said) == bool(reason)
+
+
+def test_tiles_whose_places_are_columns_cover_the_result_once():
+    """More of them would be cut off where they are stored, and take time."""
+    problem = only(LARGE["28"])
+    knobs = Sm90Knobs(tile_m=128, tile_n=192, stages=4, cluster_m=1, schedule="pingpong", swapped=True)
+    places, columns = 256 * 28 * 28, 128
+    for sm_count, blocks in ((132, 131), (2000, 1046)):
+        (launch,) = ENGINE.build(knobs, problem, replace(H100, sm_count=sm_count)).launches
+        assert launch.grid[0] == blocks
+    numbers = [argument.value for argument in launch.arguments if isinstance(argument, Scalar)]
+    assert (numbers.count(places), numbers.count(columns)) == (1, 3)  # n; m, the rows of tiles, and the image's channels
 
 
 def test_merged_groups_cost_no_more_than_one_of_their_channels():

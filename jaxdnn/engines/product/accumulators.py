@@ -49,10 +49,9 @@ def accumulator_limit(product: Product, knobs: Sm90Knobs) -> int:
     if light_in_turns and work <= LIGHT_REGISTERS:
         return MOST_ACCUMULATORS
     if knobs.store != "direct" and not knobs.promotion and sums_rows(product):
-        if not product.by_columns:
-            return LIGHT_ACCUMULATORS - 64 * three
-        # A thread has two rows of each 64, and sums of no others.
-        return MOST_OF_THREE if three else MOST_ACCUMULATORS if knobs.schedule == "pingpong" else LIGHT_ACCUMULATORS
+        # By columns, a thread has sums of its own two rows of each 64, and of no others.
+        few_sums = product.by_columns and knobs.schedule == "pingpong" and not three
+        return MOST_ACCUMULATORS if few_sums else LIGHT_ACCUMULATORS - 64 * three
     if tiles and not three and not knobs.promotion and is_light_beside(product, tiles):
         return MOST_ACCUMULATORS if is_lightest_beside(product, tiles) else LIGHT_ACCUMULATORS
     if three and knobs.store == "tma" and not knobs.promotion and work <= EPILOGUE_REGISTERS_OF_THREE:
