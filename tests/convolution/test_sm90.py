@@ -244,7 +244,8 @@ def test_tiles_whose_places_are_columns_cover_the_result_once():
         (launch,) = ENGINE.build(knobs, problem, replace(H100, sm_count=sm_count)).launches
         assert launch.grid[0] == blocks
     numbers = [argument.value for argument in launch.arguments if isinstance(argument, Scalar)]
-    assert (numbers.count(places), numbers.count(columns)) == (1, 3)  # n; m, the rows of tiles, and the image's channels
+    # n; and m, the rows of tiles, and the image's channels.
+    assert (numbers.count(places), numbers.count(columns)) == (1, 3)
 
 
 def test_merged_groups_cost_no_more_than_one_of_their_channels():
