@@ -56,6 +56,9 @@ SMALL = edges.SMALL | {
         (3, 11, 9, 64), (3, 3, 64, 72), BF16, padding="SAME", epilogue="residual",
         extras=(row(72), ((3, 11, 9, 72), BF16)),
     ),
+    "residual, one dimension": convolution(
+        (3, 139, 64), (2, 64, 72), BF16, padding="SAME", epilogue="residual", extras=(row(72), ((3, 139, 72), BF16))
+    ),
     "residual, three dimensions": convolution(
         (2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME", epilogue="residual",
         extras=(row(32), ((2, 3, 9, 6, 32), BF16)),
@@ -101,6 +104,13 @@ FORCED = {
         patches(tile_m=64, tile_n=64, stages=3, groups=2, filter_stages=4, swizzle=1, **IN_TURNS),
     ],
     "groups of 64, output": [patches(tile_m=256, tile_n=48, stages=2, patch=64, epilogue_stages=1)],
+    # The filters of one column of tiles stay in a block.
+    "one dimension, output": [
+        patches(tile_m=128, tile_n=32, stages=2, patch=32, filter_stages=15, resident=True, swizzle=1),
+        patches(tile_m=64, tile_n=16, stages=3, patch=64, filter_stages=9, swizzle=1, **IN_TURNS),
+    ],
+    "one dimension, dilated, image": [patches(tile_m=192, tile_n=32, consumers=3, stages=2, patch=32)],
+    "residual, one dimension, output": [patches(tile_m=256, tile_n=80, stages=2, patch=64, fetch="tma")],
     # A block more than a convolution has.
     "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
     "residual, output": [
@@ -119,6 +129,7 @@ LARGE = {
     "320": convolution((16, 64, 64, 320), (3, 3, 320, 320), BF16, padding="SAME"),
     "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
     "volume of 32 channels": convolution((1, 128, 128, 128, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
+    "one dimension": convolution((64, 3000, 80), (3, 80, 512), BF16, padding="SAME"),
     "32 groups": convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32),
     "16 groups": convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
     "gelu": convolution(
@@ -179,6 +190,7 @@ def test_configurations_compile(name):
         (LARGE["16 groups"], True),
         (LARGE["gelu"], True),
         (LARGE["320"], True),
+        (LARGE["one dimension"], True),
         # A quarter of the places of their blocks are none of the image's.
         (convolution((256, 28, 28, 128), (3, 3, 128, 128), BF16, padding="SAME"), False),
         (convolution((256, 14, 14, 256), (3, 3, 256, 256), BF16, padding="SAME"), False),
@@ -203,6 +215,17 @@ def test_a_plan_is_what_it_is():
     assert (filter_.dimensions, filter_.box) == ((40, 72, 9), (64, 32, 1))
     assert (result.dimensions, result.box) == ((40, 17, 9, 1, 3), (16, 8, 2, 1, 1))
     assert launch.grid == (9, 1, 1), "3 images of 2 x 3 blocks, two a tile"
+
+
+def test_a_plan_of_one_dimension_is_what_it_is():
+    """Blocks of 64 of 93 places, whose patches are of 66."""
+    plan = ENGINE.build(patches(tile_m=128, tile_n=48, stages=2, patch=64), only(SMALL["one dimension"]), H100)
+    (launch,) = plan.launches
+    image, filter_, result = (one for one in launch.arguments if isinstance(one, TensorMap))
+    assert (image.dimensions, image.box) == ((72, 93, 1, 1, 3), (32, 66, 1, 1, 1))
+    assert (filter_.dimensions, filter_.box) == ((40, 72, 3), (64, 32, 1))
+    assert (result.dimensions, result.box) == ((40, 93, 1, 1, 3), (16, 16, 1, 1, 1))
+    assert launch.grid == (3, 1, 1), "3 images of 2 blocks, two a tile"
 
 
 def test_a_residual_that_convolutions_share_ends_with_their_images():
@@ -260,7 +283,7 @@ def test_sizes_are_not_in_the_code():
             "windows meet some of the filter's taps",
         ),
         (only(convolution((2**25, 1, 1, 64), (3, 3, 64, 8), BF16, padding=PADDED)), "more places than its 32-bit"),
-        (only(convolution((2, 90, 64), (3, 64, 64), BF16)), "two dimensions of places, and the convolution 1"),
+        (only(convolution((2, 900, 64), (3, 64, 64), BF16, rhs_dilation=(97,))), "of TMA's boxes"),
         (
             only(convolution((2, 9, 9, 72), (3, 3, 8, 72), BF16, groups=9)),
             "8 channels, which are less than a multiply's",
@@ -280,6 +303,12 @@ def test_reasons(problem, said):
     assert isinstance(gemm, ImplicitGemm)
     assert said in (patches_reason(gemm) or "")
     assert not any(isinstance(knobs, ConvolutionKnobs) for knobs in by_patches(problem, H100))
+
+
+def test_there_are_no_patches_of_four_dimensions():
+    gemm = implicit_gemm(only(SMALL["one dimension"]))
+    assert isinstance(gemm, ImplicitGemm)
+    assert "1 to 3 dimensions, and the convolution's 4" in (patches_reason(replace(gemm, axes=4 * gemm.axes)) or "")
 
 
 def test_patches_that_are_larger_than_shared_memory_are_not_offered():

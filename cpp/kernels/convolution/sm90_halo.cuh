@@ -1,9 +1,9 @@
 // Convolutions of stride 1 on Hopper's tensor cores, of which the image's part of a tile is loaded once for all taps of
 // a window, and not once for each. All but that is product/sm90.cuh.
 //
-//   an output       rows are blocks of 8 x 8 of its places, in line after line of blocks (convolution/halo/blocks.cuh);
-//                   or places, line after line, where there are fewer of these (convolution/halo/lines.cuh). Columns
-//                   are its channels. A stage of K is kLine bytes of channels, at all taps of a plane of the window:
+//   an output       rows are blocks of 8 x 8 of its places, or in one dimension of 64, in line after line of blocks
+//                   (convolution/halo/blocks.cuh); or places, line after line, where there are fewer of these
+//                   (convolution/halo/lines.cuh). Columns are its channels. A stage of K is kLine bytes of channels, at all taps of a plane of the window:
 //                       A            of each block a patch: the places of the image that its windows cover; or one of
 //                                    all of a tile's places
 //                       B's tiles    the filter's matrix [c, k] of each tap, in a ring of their own
@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_filter(const Call& call, Writer& tiles, int
 }
 
 /// Config has kResident, whether the filter stays in shared memory, kFilterStages, of its ring, and kPitch, 0 where
-/// rows are of blocks, besides what a product's, a `PlaneTaps` and a `LinesPatch` have.
+/// rows are of blocks, besides what a product's, a `PlaneTaps`, a `BlockShape` and a `LinesPatch` have.
 template <class Config>
 struct ConvolutionSm90Halo : ProductSm90<Config, HaloStage<Config>> {
   using Self = ConvolutionSm90Halo;

@@ -77,11 +77,14 @@ def moved(product: Product) -> int:
 
 
 def overlapped(computing: float, product: Product, bounded: float = 1.0) -> float:
-    """Seconds of what is computed and moved at once: neither hides behind the other entirely, where they are alike.
-    What memory bounds takes `bounded` times as long.
-    """
+    """Seconds of what is computed and moved at once. What memory bounds takes `bounded` times as long."""
     moving = moved(product) / MEMORY_RATE
-    return (bounded if moving > computing else 1.0) * (computing**4 + moving**4) ** 0.25
+    return (bounded if moving > computing else 1.0) * at_once(computing, moving)
+
+
+def at_once(computing: float, moving: float) -> float:
+    """Seconds of what takes so many by itself: neither hides behind the other entirely, where they are alike."""
+    return (computing**4 + moving**4) ** 0.25
 
 
 def rounds(product: Product, knobs: Sm90Knobs, sm_count: int) -> float:

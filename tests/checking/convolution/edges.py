@@ -12,4 +12,6 @@ SMALL = {
     "groups of 16": convolution(
         (2, 11, 12, 128), (3, 2, 16, 128), F16, rhs_dilation=(2, 2), padding=((1, 1), (0, 1)), flip=True, groups=8
     ),
+    "one dimension": convolution((3, 93, 72), (3, 72, 40), BF16, padding="SAME"),
+    "one dimension, dilated": convolution((2, 150, 32), (4, 32, 72), F16, rhs_dilation=(3,), padding=((9, -2),)),
 }

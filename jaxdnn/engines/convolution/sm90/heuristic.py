@@ -63,6 +63,7 @@ _SWAPPED = tuple(
     Sm90Knobs(tile_m=128, tile_n=tile_n, stages=8, cluster_m=1, schedule="pingpong") for tile_n in (128, 192)
 )
 _SWAPPED_IM2COL = 0.98  # of what is expected of them is what they take
+_PADDED_IM2COL = 1.25  # times as long takes an image whose lines end with padding [Patches, 15]
 # Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
 # long as those [Dense layers].
 _CLUSTERED = 1.04
@@ -94,14 +95,22 @@ def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> floa
     longer = _CLUSTERED if knobs.cluster_m * knobs.cluster_n > 1 else 1
     longer *= _MERGED_IM2COL if gemm.merged > 1 else 1
     longer *= _SWAPPED_IM2COL if knobs.swapped else 1
+    longer *= _PADDED_IM2COL if gemm.multiplied < 1 else 1
     if gemm.product.a_transposed:
         longer *= _FILTER_IM2COL
-    elif gemm.merged == 1 and gemm.taps > 1 and gemm.group_columns <= _FEW_COLUMNS:
-        longer *= _NARROW_IM2COL
+    elif gemm.merged == 1 and gemm.taps > 1:
+        longer *= 1 + _stored_of_loaded(gemm.tiled, knobs)
+        longer *= _NARROW_IM2COL if gemm.group_columns <= _FEW_COLUMNS else 1
     # A line takes as long to load as one of DEPTH_BYTES, however short it is [Filters by patches, 3].
     of_a = DEPTH_BYTES / gemm.line
     copies = of_a, of_a if gemm.product.b_transposed else 1.0
     return longer * seconds(gemm.tiled, knobs, sm_count, multiplied=gemm.multiplied, copies=copies)
+
+
+def _stored_of_loaded(product: Product, knobs: Sm90Knobs) -> float:
+    """Bytes that a tile stores of those that it loads: both pass through the L2 cache, which bounds im2col's loads."""
+    stored = knobs.tile_m * knobs.tile_n * sum(result.itemsize for result in product.stored)
+    return stored / ((knobs.tile_m + knobs.tile_n) * max(1, product.k) * product.a.itemsize)
 
 
 def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
@@ -117,7 +126,8 @@ def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]
     for knobs in product_candidates(gemm.tiled, target, staged=staged(gemm), shapes=shapes, splits=cut):
         if knobs_reason(gemm, knobs, target.shared_memory) is None:
             yield ConvolutionKnobs(**vars(knobs))
-    if swap_reason(gemm) is None and product_swap_reason(gemm.product) is None:
+    # Lines with padding take a third longer so than as rows [Patches, 15].
+    if gemm.multiplied == 1 and swap_reason(gemm) is None and product_swap_reason(gemm.product) is None:
         transposed = swapped(gemm.product)
         for shape in _SWAPPED:
             found = fitted(transposed, shape, target, "tma")

@@ -21,9 +21,19 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.accumulators import accumulator_limit, sums_rows
 from jaxdnn.engines.product.operands import packed
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import fetched, storing
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers
-from jaxdnn.engines.product.sm90_model import L2_RATE, SHARED_RATE, TILE, TOGETHER, overlapped
+from jaxdnn.engines.product.sm90_model import (
+    L2_RATE,
+    MEMORY_RATE,
+    SHARED_RATE,
+    TILE,
+    TOGETHER,
+    at_once,
+    moved,
+)
+from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=192, consumers=3),
@@ -32,8 +42,9 @@ _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=128, schedule="pingpong"),
     ConvolutionKnobs(cluster_m=1, tile_m=128, schedule="pingpong", consumers=3),
 )
-_WIDTHS = (256, 192, 160, 128, 96, 64, 48, 32, 16)
-_MOST_STAGES = 4
+_WIDTHS = (256, 192, 160, 128, 96, 80, 64, 48, 32, 16)
+_ENOUGH_STAGES = 4
+_MOST_STAGES = {128: 4, 64: 6, 32: 8}  # by bytes of channels, where the filter stays: so much is on its way [15]
 _ACCUMULATORS_OF_THREE = 64  # of a thread that is compiled for 128 registers [11]
 _LEAST_FILTER_STAGES, _MOST_FILTER_STAGES = 4, 12
 _SPARE = 1.1  # columns that are multiplied, of those that there are
@@ -48,7 +59,11 @@ _SUMS = 2  # times as long as to store 2 bytes takes what is computed of a sum [
 _TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
-_SHORT_LINES = 1.05  # times as long as with 128 bytes of channels in a stage [14]
+_SHORT_LINES = {128: 1.0, 64: 1.03, 32: 1.2}  # times as long, by bytes of channels in a stage [14, 15]
+_SHORT_TAPS = 1.15  # likewise of the shortest, where the filter passes by: its tiles are of one multiply [15]
+_STAGE = 0.1e-6  # seconds of a stage that nothing is multiplied [15]
+_WRITE_RATE = 3.5e12  # bytes a second of results [15]
+_LINES_OF_TWO = 2  # times as long they take whose lines of 128 bytes two tiles have a part of [15]
 
 
 def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]:
@@ -63,11 +78,9 @@ def candidates(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]
 
 
 def _resident(gemm: ImplicitGemm, knobs: ConvolutionKnobs) -> ConvolutionKnobs:
-    """With a filter that stays: the whole, or of several groups the tiles' own."""
-    columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
-    several = gemm.groups > 1 and gemm.product.n > knobs.tile_n
-    fits = columns <= knobs.tile_n
-    return replace(knobs, resident=fits, swizzle=1 if fits and several else knobs.swizzle)
+    """With a filter that stays: the whole, or the tiles' own."""
+    several = gemm.product.n > knobs.tile_n
+    return replace(knobs, resident=True, swizzle=1 if several else knobs.swizzle)
 
 
 def _widths(gemm: ImplicitGemm) -> list[int]:
@@ -95,7 +108,9 @@ def _fitted(patches: Patches, knobs: ConvolutionKnobs, target: Target) -> Convol
         most = min(most, _ACCUMULATORS_OF_THREE)
     if accumulator_registers(loaded, stored) > most:
         return None
-    for stages, epilogue_stages in pairs(range(_MOST_STAGES, 1, -1), (2, 1)):
+    most_stages = _MOST_STAGES[knobs.patch] if knobs.resident else _ENOUGH_STAGES
+    more = pairs(range(most_stages, _ENOUGH_STAGES, -1), (2,))
+    for stages, epilogue_stages in (*more, *pairs(range(_ENOUGH_STAGES, 1, -1), (2, 1))):
         choice = replace(stored, stages=stages, epilogue_stages=epilogue_stages)
         room = target.shared_memory - patches.shared_memory(loaded, choice)
         fitting = choice.filter_stages + room // patches.filter_stage(loaded, choice)
@@ -121,7 +136,7 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
-    multiplying = max(multiplies, (loaded + read) / SHARED_RATE)
+    multiplying = max(multiplies, (loaded + read) / SHARED_RATE) + stages * _STAGE
     loading = max(loaded / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
     work += _SUMS * len(product.reduced)
@@ -131,8 +146,9 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     else:
         computing = multiplying * _TOGETHER[knobs.consumers] + storing
     tile = max(computing, loading)
-    if knobs.patch < LINES[0]:
-        tile *= _SHORT_LINES
+    tile *= _SHORT_LINES[knobs.patch]
+    if knobs.patch == LINES[-1] and not knobs.resident:
+        tile *= _SHORT_TAPS
     if knobs.stages <= _FEW_STAGES:
         tile *= _WAITING
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:
@@ -140,4 +156,12 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     columns = columns_of_tiles(product, knobs)
     tiles = ceil(patches.rows / knobs.tile_m) * columns * product.batch
     blocks = fewest_clusters(tiles, 1, sm_count, columns) if knobs.resident else sm_count
-    return _START + overlapped(ceil(tiles / blocks) * tile, product)
+    written = sum(result.itemsize for result in product.stored) * product.m * product.n * product.batch
+    moving = (moved(product) - written) / MEMORY_RATE + written / _WRITE_RATE * _of_two(product, knobs)
+    return _START + at_once(ceil(tiles / blocks) * tile, moving)
+
+
+def _of_two(product: Product, knobs: ConvolutionKnobs) -> float:
+    """How much longer it takes to write results, whose columns of tiles may end within lines of 128 bytes."""
+    whole = all(knobs.tile_n * result.itemsize % DEPTH_BYTES == 0 for result in product.stored)
+    return 1 if whole or columns_of_tiles(product, knobs) == 1 else _LINES_OF_TWO

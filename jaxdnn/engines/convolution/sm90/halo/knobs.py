@@ -14,10 +14,10 @@ from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reas
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, stage_bytes
 
-BLOCK = 8  # places of a block's side
-BLOCK_ROWS = BLOCK * BLOCK
+_DIMENSIONS = 3  # of places, those of the kernel
+BLOCK_ROWS = 64  # places of a block
+_SIDE = 8  # of its sides, where it has two; and of what a line has a multiple of
 LINES: tuple[int, ...] = (128, 64, 32)  # bytes of channels in a stage
-_DIMENSIONS = (2, 3)  # of places
 _MOST_BOX = 256  # places of a patch's side, and taps of a plane
 _MOST_LINES = 32  # of a patch: each is loaded by a lane
 _MOST_ROWS = 2**31 - 1024
@@ -28,7 +28,7 @@ _FLAT = Axis(image=1, filter=1, result=1, stride=1, step=1, filter_step=1, phase
 
 @dataclass(frozen=True)
 class Patches:
-    """A convolution of stride 1, in three dimensions, by blocks of its places, or along its lines.
+    """A convolution of stride 1, as one of three dimensions, by blocks of its places, or along its lines.
 
     Attributes:
       gemm: the convolution.
@@ -47,12 +47,21 @@ class Patches:
     @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """Of blocks, or of places, the innermost first."""
-        width, height, *depth = self.gemm.axes
+        width, height, depth = self._window
         if self.along_lines:
             plane = (replace(axis, segment=pitch) for axis, pitch in zip((width, height), self._pitches, strict=True))
         else:
-            plane = (replace(axis, block=BLOCK) for axis in (width, height))
-        return *plane, *(depth or [_FLAT])
+            plane = (replace(axis, block=side) for axis, side in zip((width, height), self.block, strict=True))
+        return *plane, depth
+
+    @property
+    def _window(self) -> tuple[Axis, ...]:
+        return (*self.gemm.axes, _FLAT, _FLAT)[:_DIMENSIONS]
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Places of a block, along its lines and across: a square of them, or in one dimension a part of a line."""
+        return (BLOCK_ROWS, 1) if len(self.gemm.axes) == 1 else (_SIDE, _SIDE)
 
     @property
     def pitch(self) -> int:
@@ -63,15 +72,16 @@ class Patches:
 
     @property
     def box(self) -> tuple[int, int]:
-        """Of a result's places, along its lines and across: a part of a line, or two of a block's."""
+        """Of a result's places, along its lines and across: a part of a line, or a warp's rows of a block."""
         if self.along_lines:
-            return (BLOCK if self.pitch % WARP_ROWS else WARP_ROWS), 1
-        return BLOCK, WARP_ROWS // BLOCK
+            return (_SIDE if self.pitch % WARP_ROWS else WARP_ROWS), 1
+        width = min(WARP_ROWS, self.block[0])
+        return width, WARP_ROWS // width
 
     @property
     def _pitches(self) -> tuple[int, int]:
-        width, height = (_pitch(axis) for axis in self.gemm.axes[:2])
-        return _multiple(width, BLOCK), height
+        width, height, _ = map(_pitch, self._window)
+        return _multiple(width, _SIDE), height
 
     @property
     def images(self) -> int:
@@ -85,7 +95,8 @@ class Patches:
 
     @property
     def plane_taps(self) -> int:
-        return self.gemm.axes[0].filter * self.gemm.axes[1].filter
+        width, height, _ = self._window
+        return width.filter * height.filter
 
     @property
     def depth(self) -> int:
@@ -107,7 +118,7 @@ class Patches:
         """Places of a box that is loaded at once, along its lines and across: a block's patch, or a line."""
         if self.along_lines:
             return self.pitch, 1
-        width, height = (BLOCK + _reach(axis) for axis in self.gemm.axes[:2])
+        width, height = (side + _reach(axis) for axis, side in zip(self._window, self.block, strict=False))
         return _multiple(width, _BOX_ALIGNMENT // self.line), height
 
     def ahead(self, tile_m: int) -> int:
@@ -116,7 +127,7 @@ class Patches:
 
     def lines(self, tile_m: int) -> int:
         """Of the patch of a tile along lines, wherever in a line it begins."""
-        width, height = (_reach(axis) for axis in self.gemm.axes[:2])
+        width, height, _ = map(_reach, self._window)
         return ceil((self.ahead(tile_m) + tile_m + width) / self.pitch) + height
 
     def tap_bytes(self, product: Product, knobs: ConvolutionKnobs) -> int:
@@ -182,8 +193,8 @@ def patches_reason(gemm: ImplicitGemm) -> str | None:
         return f"a group has {gemm.channels // gemm.merged} channels, which are less than a multiply's"
     if gemm.groups > 1 and gemm.channels * product.a.itemsize % LINES[-1]:
         return f"a group has {gemm.channels} channels, which are no multiple of {LINES[-1]} bytes"
-    if len(gemm.axes) not in _DIMENSIONS:
-        return f"its blocks have two dimensions of places, and the convolution {len(gemm.axes)}"
+    if not 1 <= len(gemm.axes) <= _DIMENSIONS:
+        return f"its places have 1 to {_DIMENSIONS} dimensions, and the convolution's {len(gemm.axes)}"
     if gemm.phases > 1 or any(axis.stride > 1 for axis in gemm.axes):
         return "with a stride the windows of a block's line do not begin at neighbouring places"
     if any(axis.phases[0].taps != axis.filter for axis in gemm.axes):

@@ -42,9 +42,9 @@ class HaloUnit(ConvolutionUnit):
         flipped = {"FlippedX": width.filter_step < 0, "FlippedY": height.filter_step < 0}
         ring = {"Line": self.halo.patch, "FilterStages": self.halo.filter_stages, "Resident": self.halo.resident}
         patches, tile_m = self.patches, self.halo.tile_m
-        lines: dict[str, Constant] = {"Pitch": 0, "PatchLines": 0, "Ahead": 0}
+        lines: dict[str, Constant] = {"Pitch": 0, "PatchLines": 0, "Ahead": 0, "BlockWidth": patches.block[0]}
         if patches.along_lines:
-            lines = {"Pitch": patches.pitch, "PatchLines": patches.lines(tile_m), "Ahead": patches.ahead(tile_m)}
+            lines |= {"Pitch": patches.pitch, "PatchLines": patches.lines(tile_m), "Ahead": patches.ahead(tile_m)}
         return {**Unit.load_constants(self, product), **own, **flipped, **ring, **lines}
 
     def load_parameters(self, product: Product) -> list[Parameter]:
