@@ -3,7 +3,8 @@
 //
 //   an output       rows are blocks of 8 x 8 of its places, or in one dimension of 64, in line after line of blocks
 //                   (convolution/halo/blocks.cuh); or places, line after line, where there are fewer of these
-//                   (convolution/halo/lines.cuh). Columns are its channels. A stage of K is kLine bytes of channels, at all taps of a plane of the window:
+//                   (convolution/halo/lines.cuh). Columns are its channels. A stage of K is kLine bytes of channels,
+//                   at all taps of a plane of the window:
 //                       A            of each block a patch: the places of the image that its windows cover; or one of
 //                                    all of a tile's places
 //                       B's tiles    the filter's matrix [c, k] of each tap, in a ring of their own

@@ -1,5 +1,5 @@
-// Rows of tiles that are places of blocks (convolution/sm90_halo.cuh), of 8 x 8, or in one dimension of 64: each block has
-// a patch of its own.
+// Rows of tiles that are places of blocks (convolution/sm90_halo.cuh), of 8 x 8, or in one dimension of 64: each block
+// has a patch of its own.
 #pragma once
 
 #include "convolution/halo/plane.cuh"
