@@ -46,8 +46,9 @@ PANELS = {"query_block": 32, "key_block": 32, "splits": 3, "streams": False}
 STREAMS = PANELS | {"streams": True}
 BLOCKS = [
     {"query_block": 32, "key_block": 4, "splits": 3, "streams": False},
-    {"query_block": 64, "key_block": 32, "splits": 1, "streams": False},
-    {"query_block": 32, "key_block": 12, "splits": 1, "streams": True},
+    {"query_block": 64, "key_block": 32, "splits": 1, "streams": False, "per_task": 2},
+    {"query_block": 32, "key_block": 160, "splits": 1, "streams": False, "per_task": 3},  # all keys
+    {"query_block": 32, "key_block": 12, "splits": 1, "streams": True, "per_task": 3},
     STREAMS,
 ]
 
@@ -166,6 +167,7 @@ def test_memory_is_linear_in_the_length():
         ({"query_block": 33}, "query_block must be a multiple of 32; got 33"),
         ({"key_block": 6}, "key_block must be a multiple of 4; got 6"),
         ({"splits": 0}, "splits must be an int of at least 1; got 0"),
+        ({"per_task": 0}, "per_task must be an int of at least 1; got 0"),
     ],
 )
 def test_knobs(knobs, message):

@@ -6,7 +6,8 @@
 //                   scores = keys x queries          p = exp(scores - log_sum_exp)
 //                   d_p    = values x d_out          d_s = p * (d_p - delta)
 //                   d_query += keys x d_s            d_value += p x d_out         d_key += d_s x queries
-//               The gradient of queries is summed in memory, an array for each split
+//               The gradient of queries is summed in memory, an array for each split. A block that has all keys of
+//               a head leaves nothing to sum, and delta is the sum of p * d_p: there backward runs alone
 //     d_query   a block of queries of a head: adds up the splits
 //     d_sinks   one task
 //     d_loaded  an array that the score loads: rounds the sums of its gradient
@@ -44,6 +45,18 @@ struct DeltaSpace {
       : out(arena.take<C>(call.words.value_head_size)), d_out(arena.take<C>(call.words.value_head_size)) {}
 };
 
+// Delta of a head's queries.
+template <typename C>
+inline C* deltas(const Call& call, int64_t n) {
+  return static_cast<C*>(call.delta) + n * call.words.query_length;
+}
+
+// What delta is besides the sum of out * d_out, or of p * d_p.
+template <typename C>
+inline C minus_d_log_sum_exp(const Call& call, int64_t n, int64_t row) {
+  return call.d_log_sum_exp ? -call.d_log_sum_exp.get<C>(n, row, 0) : C(0);
+}
+
 template <typename C>
 void delta(const void* const* arguments, int64_t task) {
   const Call call(arguments);
@@ -51,7 +64,6 @@ void delta(const void* const* arguments, int64_t task) {
   const DeltaSpace<C> space = workspace<DeltaSpace<C>>(call);
   const QueryBlock block(words, task);
   if (task == 0) std::fill_n(static_cast<C*>(call.d_loaded_sums), call.added_before(kLoadGradients), C(0));
-  C* to = static_cast<C*>(call.delta) + block.n * words.query_length;
   for (int64_t row = block.row; row < block.row + block.count; ++row) {
     constexpr int kChains = 16;
     C sums[kChains] = {};
@@ -60,10 +72,10 @@ void delta(const void* const* arguments, int64_t task) {
       read_row(call.d_out, call.element(block.n), row, call.head(block.n), space.d_out, words.value_head_size);
       for (int64_t i = 0; i < words.value_head_size; ++i) sums[i % kChains] += space.out[i] * space.d_out[i];
     }
-    C sum = call.d_log_sum_exp ? -call.d_log_sum_exp.get<C>(block.n, row, 0) : C(0);
+    C sum = minus_d_log_sum_exp<C>(call, block.n, row);
     for (const C one : sums) sum += one;
     const bool sees_none = call.log_sum_exp.get<C>(block.n, row, 0) == -std::numeric_limits<C>::infinity();
-    to[row] = sees_none ? C(0) : sum;
+    deltas<C>(call, block.n)[row] = sees_none ? C(0) : sum;
   }
 }
 
@@ -74,8 +86,8 @@ struct BackwardSpace {
   ScoreSpace<C> score;
   C *key, *key_features, *value;                         // panels of a
   C *queries, *query_features, *d_out, *d_out_features;  // panels of b
-  C *scores, *d_scores, *products, *added, *packed;
-  C *d_key, *d_value, *row;
+  C *scores, *d_scores, *products, *added;
+  C *d_query, *d_key, *d_value;  // the first where all keys of a head are here: panels of transposed vectors
   int64_t key_stride, value_stride;
 
   BackwardSpace(const Call& call, Arena& arena) : panels(nullptr), keys(call, arena), score(call, arena) {
@@ -96,10 +108,9 @@ struct BackwardSpace {
     d_scores = arena.take<C>(block * queries_padded);
     products = arena.take<C>(call.gradient.words == nullptr ? 0 : block * kWidth<C>);
     added = arena.take<C>(call.load_gradients() * block * kWidth<C>);
-    packed = arena.take<C>(block * queries_padded);
+    d_query = arena.take<C>(words.whole * queries_padded * words.head_size);
     d_key = arena.take<C>(block * key_stride);
     d_value = arena.take<C>(block * value_stride);
-    row = arena.take<C>(std::max(words.head_size, words.value_head_size));
   }
 };
 
@@ -108,46 +119,53 @@ template <typename C>
 inline void gradients(const Call& call, int64_t n, const Queries<C>& queries, int64_t keys, const C* kept, C* scores,
                       C* d_scores) {
   constexpr int64_t lanes = kLanes<C>, width = kWidth<C>;
+  constexpr C kHidden = -std::numeric_limits<C>::infinity();
+  const auto factor = [&](int64_t i) { return kept == nullptr ? Vector<C>{} + 1 : load(kept + i); };
+  C* const of_queries = deltas<C>(call, n) + queries.row;
   alignas(64) C base[width] = {}, delta[width] = {};
   for (int64_t lane = 0; lane < queries.count; ++lane) {
-    const C log_sum_exp = call.log_sum_exp.get<C>(n, queries.row + lane, 0);
-    base[lane] = log_sum_exp == -std::numeric_limits<C>::infinity() ? C(0) : log_sum_exp;
-    delta[lane] = static_cast<const C*>(call.delta)[n * call.words.query_length + queries.row + lane];
+    const C log_sum_exp = *static_cast<const C*>(call.log_sum_exp.at(n, queries.row + lane, 0));
+    base[lane] = log_sum_exp == kHidden ? C(0) : log_sum_exp;
   }
+  std::copy_n(of_queries, queries.count, delta);
   for (int64_t lane = 0; lane < width; lane += lanes) {
-    const Vector<C> own_base = load(base + lane), own_delta = load(delta + lane);
+    const Vector<C> own_base = load(base + lane);
+    Vector<C> sum{};
     for (int64_t i = lane; i < keys * width; i += width) {
-      const Vector<C> score = load(scores + i), d_p = load(d_scores + i);
+      const Vector<C> score = load(scores + i);
       // A hidden key has no part in a row, even if that is NaN.
-      const auto hidden = score == -std::numeric_limits<C>::infinity();
-      const Vector<C> p = hidden ? Vector<C>{} : exp(score - own_base);
-      const Vector<C> factor = kept == nullptr ? Vector<C>{} + 1 : load(kept + i);
-      store(scores + i, p * factor);
-      store(d_scores + i, hidden ? Vector<C>{} : p * (factor * d_p - own_delta));
+      const auto hidden = score == kHidden;
+      const Vector<C> p = exp(score - own_base);
+      sum += hidden ? Vector<C>{} : p * factor(i) * load(d_scores + i);
+      store(scores + i, hidden ? score : p);
+    }
+    if (call.words.whole) store(delta + lane, load(delta + lane) + sum);
+    const Vector<C> own_delta = load(delta + lane);
+    for (int64_t i = lane; i < keys * width; i += width) {
+      const Vector<C> p = load(scores + i), d_p = load(d_scores + i);
+      const auto hidden = p == kHidden;
+      store(scores + i, hidden ? Vector<C>{} : p * factor(i));
+      store(d_scores + i, hidden ? Vector<C>{} : p * (factor(i) * d_p - own_delta));
     }
   }
+  if (call.words.whole) std::copy_n(delta, queries.count, of_queries);
 }
 
-// Panels of a whose lines are keys, of the scores of `queries` queries.
+// sums += scores x features: the scores of a panel of queries are multiplied where they lie, as rows of a.
 template <typename C>
-inline void pack_scores(const C* scores, int64_t keys, int64_t queries, C* to) {
+inline void add_product(const C* scores, int64_t keys, int64_t queries, const C* features, C* sums, int64_t stride) {
   constexpr int64_t width = kWidth<C>;
-  const int64_t lines = panel_rows(keys);
-  for (int64_t key = 0; key < keys; key += lines) {
-    const int64_t rows = std::min(lines, keys - key);
-    for (int64_t query = 0; query < queries; query += width) {
-      const int64_t depth = std::min(width, queries - query);
-      const product::Lines source{scores + query * keys, width, 1};
-      product::pack<C, C, 1>(source, {key, 0, rows, depth, depth, rows, 1}, to + key * queries + query * rows);
+  for (int64_t query = 0; query < queries; query += width, scores += keys * width) {
+    const int64_t depth = std::min(width, queries - query);
+    for (int64_t first = 0; first < stride; first += width) {
+      const C* b = features + first * queries + query * width;
+      const int64_t lines = panel_rows(keys);
+      for (int64_t key = 0; key < keys; key += lines) {
+        const int64_t rows = std::min(lines, keys - key);
+        product::kMultiplyRows<C>[size_t(rows - 1)](depth, scores + key* width, width* int64_t(sizeof(C)), b,
+                                                    sums + key* stride + first, stride, true);
+      }
     }
-  }
-}
-
-// sums += scores x features, a panel of these after the other.
-template <typename C>
-inline void add_product(const C* packed, int64_t keys, int64_t queries, const C* features, C* sums, int64_t stride) {
-  for (int64_t first = 0; first < stride; first += kWidth<C>) {
-    multiply(keys, queries, packed, features + first * queries, sums + first, stride, true);
   }
 }
 
@@ -160,26 +178,32 @@ inline C* d_query_part(const Call& call, int64_t split, int64_t n, int64_t row) 
   return static_cast<C*>(call.split_sums) + (head * padded + row) * words.head_size;
 }
 
+// Writes a panel of sums: the gradient of the queries from `row` on, but not of the `end`th.
+template <typename C>
+inline void write_d_query(const Call& call, int64_t n, int64_t row, int64_t end, const C* sums) {
+  alignas(64) C scale[kWidth<C>];
+  std::fill_n(scale, kWidth<C>, C(call.words.scale));
+  write_panel(call.d_query, call.element(n), row, call.head(n), sums, call.words.head_size,
+              std::min(kWidth<C>, end - row), scale);
+}
+
 template <typename C>
 class Backward {
  public:
-  Backward(const Call& call, int64_t task)
-      : call_(call),
-        words_(call.words),
-        space_(workspace<BackwardSpace<C>>(call)),
-        split_(task % words_.splits),
-        task_(task / words_.splits) {}
+  explicit Backward(const Call& call) : call_(call), words_(call.words), space_(workspace<BackwardSpace<C>>(call)) {}
 
-  void run() {
-    if (words_.joint == 0) return key_head(task_);
-    for (int64_t i = 0; i < words_.batch * words_.key_heads; ++i) key_head(i);
+  // A split of a key head's keys, or of those of all heads.
+  void run(int64_t i) {
+    split_ = i % words_.splits;
+    if (words_.joint == 0) return key_head(i / words_.splits);
+    for (int64_t head = 0; head < words_.batch * words_.key_heads; ++head) key_head(head);
   }
 
  private:
   void key_head(int64_t i) {
     element_ = i / words_.key_heads;
     key_head_ = i % words_.key_heads;
-    for (int64_t n = first_head(); call_.d_query && n < first_head() + call_.group(); ++n) {
+    for (int64_t n = first_head(); !words_.whole && call_.d_query && n < first_head() + call_.group(); ++n) {
       C* sums = d_query_part<C>(call_, split_, n, 0);
       std::fill(sums, d_query_part<C>(call_, split_, n, parts(words_.query_length, kWidth<C>) * kWidth<C>), C(0));
     }
@@ -202,27 +226,38 @@ class Backward {
     std::fill_n(space_.d_value, count * space_.value_stride, C(0));
     for (int64_t n = first_head(); n < first_head() + call_.group(); ++n) {
       space_.keys.set(call_, n, column, count);
-      for (int64_t row = 0; row < call_.queries(n); row += words_.query_block) query_block(n, row);
+      for (int64_t row = 0; row < words_.query_length; row += words_.query_block) query_block(n, row);
     }
-    for (int64_t key = 0; key < count; ++key) {
-      if (call_.d_key) {
-        const C* sums = space_.d_key + key * space_.key_stride;
-        for (int64_t i = 0; i < words_.head_size; ++i) space_.row[i] = sums[i] * C(words_.scale);
-        write_row(call_.d_key, element_, column + key, key_head_, space_.row, words_.head_size);
-      }
-      if (call_.d_value) {
-        const C* sums = space_.d_value + key * space_.value_stride;
-        write_row(call_.d_value, element_, column + key, key_head_, sums, words_.value_head_size);
-      }
+    if (call_.d_key) {
+      for (int64_t i = 0; i < count * space_.key_stride; ++i) space_.d_key[i] *= C(words_.scale);
+      write_rows(call_.d_key, element_, column, key_head_, space_.d_key, space_.key_stride, count, words_.head_size);
+    }
+    if (call_.d_value) {
+      write_rows(call_.d_value, element_, column, key_head_, space_.d_value, space_.value_stride, count,
+                 words_.value_head_size);
     }
   }
 
   void query_block(int64_t n, int64_t first) {
     constexpr int64_t width = kWidth<C>;
-    const int64_t panels = parts(std::min(words_.query_block, words_.query_length - first), width);
+    const int64_t end = std::min(first + words_.query_block, words_.query_length), panels = parts(end - first, width);
     for (int64_t p = 0; p < panels; ++p) new (space_.panels + p) Queries<C>(call_, n, first + p * width);
+    if (words_.whole) {
+      for (int64_t row = first; row < end; ++row) deltas<C>(call_, n)[row] = minus_d_log_sum_exp<C>(call_, n, row);
+      std::fill_n(space_.d_query, panels * width * words_.head_size, C(0));
+    }
     const PanelRange range(space_.panels, panels, space_.keys);
-    if (range.end == 0) return;
+    if (range.end != 0) panels_of(n, first, range);
+    if (words_.whole && call_.d_query) {
+      for (int64_t p = 0; p < panels; ++p) {
+        write_d_query(call_, n, first + p * width, end, space_.d_query + p * width * words_.head_size);
+      }
+    }
+  }
+
+  // The panels of a block of queries that see the block of keys.
+  void panels_of(int64_t n, int64_t first, const PanelRange& range) {
+    constexpr int64_t width = kWidth<C>;
     const int64_t size = words_.head_size, value_size = words_.value_head_size, keys = space_.keys.count;
     const int64_t row = first + range.begin * width;
     const int64_t queries = std::min(first + range.end * width, words_.query_length) - row;
@@ -232,21 +267,23 @@ class Backward {
     if (call_.d_out) {
       pack_b(call_.d_out.dtype(), call_.d_out.vectors(element_, row, head), queries, value_size, space_.d_out);
     }
-    for (int64_t p = 0; p < range.end - range.begin; ++p) panel(n, space_.panels[range.begin + p], p);
+    for (int64_t p = 0; p < range.end - range.begin; ++p) {
+      const Queries<C>& own = space_.panels[range.begin + p];
+      C* in_block = space_.d_query + (own.row - first) * size;
+      panel(n, own, p, words_.whole ? in_block : d_query_part<C>(call_, split_, n, own.row));
+    }
     if (call_.d_value && call_.d_out) {
       pack_b(call_.d_out.dtype(), call_.d_out.features(element_, row, head), value_size, queries,
              space_.d_out_features);
-      pack_scores(space_.scores, keys, queries, space_.packed);
-      add_product(space_.packed, keys, queries, space_.d_out_features, space_.d_value, space_.value_stride);
+      add_product(space_.scores, keys, queries, space_.d_out_features, space_.d_value, space_.value_stride);
     }
     if (call_.d_key) {
       pack_b(dtype, call_.query.features(element_, row, head), size, queries, space_.query_features);
-      pack_scores(space_.d_scores, keys, queries, space_.packed);
-      add_product(space_.packed, keys, queries, space_.query_features, space_.d_key, space_.key_stride);
+      add_product(space_.d_scores, keys, queries, space_.query_features, space_.d_key, space_.key_stride);
     }
   }
 
-  void panel(int64_t n, const Queries<C>& queries, int64_t p) {
+  void panel(int64_t n, const Queries<C>& queries, int64_t p, C* d_query) {
     constexpr int64_t width = kWidth<C>;
     const int64_t size = words_.head_size, value_size = words_.value_head_size, keys = space_.keys.count;
     C* scores = space_.scores + p * keys * width;
@@ -270,9 +307,7 @@ class Backward {
       call_.gradient.run<C>(accumulators, tile, results, width, 1 + loaded);
       for (int64_t i = 0; i < loaded; ++i) add_loaded(i, n, queries, results[1 + i]);
     }
-    if (call_.d_query) {
-      multiply(size, keys, space_.key_features, d_scores, d_query_part<C>(call_, split_, n, queries.row), width, true);
-    }
+    if (call_.d_query) multiply(size, keys, space_.key_features, d_scores, d_query, width, true);
   }
 
   // Adds a panel to the gradient of the i-th loaded array.
@@ -291,21 +326,23 @@ class Backward {
   const Call& call_;
   const CallWords& words_;
   BackwardSpace<C> space_;
-  int64_t split_, task_, element_, key_head_;
+  int64_t split_, element_, key_head_;
 };
 
 template <typename C>
 void backward(const void* const* arguments, int64_t task) {
   const Call call(arguments);
-  Backward<C>(call, task).run();
+  const CallWords& words = call.words;
+  Backward<C> work(call);
+  const int64_t key_heads = words.joint ? 1 : words.batch * words.key_heads;
+  for_own(call, task, key_heads * words.splits, [&](int64_t i) { work.run(i); });
 }
 
 template <typename C>
 struct SumSpace {
-  C *sums, *row;
+  C* sums;
 
-  SumSpace(const Call& call, Arena& arena)
-      : sums(arena.take<C>(kWidth<C> * call.words.head_size)), row(arena.take<C>(call.words.head_size)) {}
+  SumSpace(const Call& call, Arena& arena) : sums(arena.take<C>(kWidth<C> * call.words.head_size)) {}
 };
 
 template <typename C>
@@ -315,16 +352,13 @@ void d_query(const void* const* arguments, int64_t task) {
   const CallWords& words = call.words;
   const SumSpace<C> space = workspace<SumSpace<C>>(call);
   const QueryBlock block(words, task);
-  C scale[width];
-  std::fill_n(scale, width, C(words.scale));
   for (int64_t row = block.row; row < block.row + block.count; row += width) {
     std::fill_n(space.sums, width * words.head_size, C(0));
     for (int64_t split = 0; split < words.splits; ++split) {
       const C* part = d_query_part<C>(call, split, block.n, row);
       for (int64_t i = 0; i < width * words.head_size; ++i) space.sums[i] += part[i];
     }
-    write_panel(call.d_query, call.element(block.n), row, call.head(block.n), space.sums, words.head_size,
-                std::min(width, block.row + block.count - row), scale, space.row);
+    write_d_query(call, block.n, row, block.row + block.count, space.sums);
   }
 }
 
@@ -339,8 +373,7 @@ void d_sinks(const void* const* arguments, int64_t) {
       const C log_sum_exp = call.log_sum_exp.get<C>(n, row, 0);
       if (log_sum_exp == -std::numeric_limits<C>::infinity()) continue;
       const C share = std::exp(call.sinks.get<C>(n, row, 0) - log_sum_exp);
-      sums[call.d_sinks.offset(n, row, 0)] -=
-          double(share) * double(static_cast<const C*>(call.delta)[n * words.query_length + row]);
+      sums[call.d_sinks.offset(n, row, 0)] -= double(share) * double(deltas<C>(call, n)[row]);
     }
   }
   with_float(call.d_sinks.dtype(), [&](auto element) {
@@ -353,7 +386,7 @@ template <typename C>
 void d_loaded(const void* const* arguments, int64_t task) {
   const Call call(arguments);
   const C* sums = static_cast<const C*>(call.d_loaded_sums) + call.added_before(task);
-  write_row(call.d_loaded[task], 0, 0, 0, sums, call.words.added[task]);
+  write_rows(call.d_loaded[task], 0, 0, 0, sums, 0, 1, call.words.added[task]);
 }
 
 }  // namespace attention

@@ -7,9 +7,9 @@
 //                                         of b that values are multiplied by next, as it lies:
 //     scores^T = keys x queries^T         out^T = values^T x probabilities^T         d_query^T = keys^T x d_scores^T
 //
-// Keys and values are packed as panels of a, block by block. What is a sum over queries (the gradients of keys and
-// values) needs probabilities as panels of a too: those alone are packed again. Few queries would leave most lanes
-// idle: decode.cc has rows of scores instead, and packs nothing.
+// Keys and values are packed as panels of a, block by block. In a sum over queries (the gradients of keys and values)
+// rows of scores are rows of a, which are multiplied where they lie. Few queries would leave most lanes idle: decode.cc
+// has rows of scores instead, and packs nothing.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,9 @@ struct CallWords {
   int64_t threshold;                       // of dropout
   double factor, scale;                    // of what dropout keeps; of products
   int64_t sinks;                           // elements of their gradient
+  int64_t per_task;                        // heads, blocks of queries or splits that a task does
   int64_t joint;                           // whether a task of the backward pass owns its keys of all heads
+  int64_t whole;                           // whether it has all keys of a head in one block
   int64_t added[kLoadGradients];           // elements of the gradients of what the score loads
   int64_t operands[kPrograms];             // of each program
   PlaceWords places[kPlaces];              // in the order of `Call`'s members
@@ -59,7 +61,10 @@ class Place {
  public:
   Place() = default;
   Place(const PlaceWords* place, const int64_t* words, const void* data)
-      : words_(place), terms_(words + place->terms), data_(static_cast<char*>(const_cast<void*>(data))) {}
+      : words_(place),
+        terms_(words + place->terms),
+        data_(static_cast<char*>(const_cast<void*>(data))),
+        element_bytes_(*this ? pointwise::element_bytes(dtype()) : 0) {}
 
   explicit operator bool() const { return words_->dtype >= 0; }
   const PlaceWords& words() const { return *words_; }
@@ -73,7 +78,7 @@ class Place {
   }
 
   void* at(int64_t batch, int64_t row, int64_t column) const {
-    return data_ + offset(batch, row, column) * pointwise::element_bytes(dtype());
+    return data_ + offset(batch, row, column) * element_bytes_;
   }
 
   template <typename T>
@@ -98,6 +103,7 @@ class Place {
   const PlaceWords* words_ = nullptr;
   const int64_t* terms_ = nullptr;
   char* data_ = nullptr;
+  int64_t element_bytes_ = 0;
 };
 
 // A pointwise function of scores as a kernel keeps them: where they are transposed, its rows are keys.
@@ -194,6 +200,13 @@ class Arena {
   int64_t used_ = 0;
 };
 
+// Calls body(i) for what a task does of `count` heads, blocks or splits. Small ones share what a task takes to begin.
+template <typename Body>
+inline void for_own(const Call& call, int64_t task, int64_t count, Body body) {
+  const int64_t first = task * call.words.per_task, end = std::min(count, first + call.words.per_task);
+  for (int64_t i = first; i < end; ++i) body(i);
+}
+
 // A `Space`, whose members are parts of the thread's memory.
 template <typename Space>
 inline Space workspace(const Call& call) {
@@ -266,20 +279,33 @@ inline void read_row(const Place& place, int64_t batch, int64_t position, int64_
   });
 }
 
+// Writes vectors of neighbouring positions, or from a feature on a part of them; in memory they are `stride` apart.
 template <typename C>
-inline void write_row(const Place& place, int64_t batch, int64_t position, int64_t head, const C* from, int64_t count) {
+inline void write_rows(const Place& place, int64_t batch, int64_t position, int64_t head, const C* from, int64_t stride,
+                       int64_t count, int64_t size, int64_t feature = 0) {
   with_float(place.dtype(), [&](auto element) {
-    pointwise::narrow_row(from, static_cast<decltype(element)*>(place.at(batch, position, head)), count);
+    auto* to = static_cast<decltype(element)*>(place.at(batch, position, head)) + feature;
+    for (int64_t i = 0; i < count; ++i) pointwise::narrow_row(from + i * stride, to + i * place.words().row, size);
   });
 }
 
 // Writes a panel of transposed vectors, `size` rows of kWidth, each lane times its factor.
 template <typename C>
 inline void write_panel(const Place& place, int64_t batch, int64_t position, int64_t head, const C* panel, int64_t size,
-                        int64_t lanes, const C* factors, C* row) {
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    for (int64_t i = 0; i < size; ++i) row[i] = panel[i * kWidth<C> + lane] * factors[lane];
-    write_row(place, batch, position + lane, head, row, size);
+                        int64_t lanes, const C* factors) {
+  constexpr int64_t width = kWidth<C>;
+  alignas(64) C scaled[width * width], rows[width * width];
+  const char* lines[width];
+  for (int64_t i = 0; i < width; ++i) lines[i] = reinterpret_cast<const char*>(scaled + i * width);
+  for (int64_t first = 0; first < size; first += width) {
+    const int64_t count = std::min(width, size - first);
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t lane = 0; lane < width; lane += kLanes<C>) {
+        store(scaled + i * width + lane, load(panel + (first + i) * width + lane) * load(factors + lane));
+      }
+    }
+    product::transpose<sizeof(C)>(lines, count, lanes, reinterpret_cast<char*>(rows));
+    write_rows(place, batch, position, head, rows, count, lanes, count, first);
   }
 }
 

@@ -49,14 +49,15 @@ inline Rows<C> part(const Call& call, const Group& group, int64_t split) {
 }
 
 template <typename C>
-inline void write_rows(const Call& call, const Group& group, const Rows<C>& rows) {
+inline void finish_rows(const Call& call, const Group& group, const Rows<C>& rows) {
   const int64_t size = call.words.value_head_size, queries = call.words.query_length;
-  for (int64_t i = 0; i < group.rows; ++i) {
-    const int64_t n = group.first + i / queries, row = i % queries;
-    const C inverse = finish_sum(call, n, row, rows.maximum[i], rows.sum[i]);
-    C* out = rows.out + i * size;
-    for (int64_t j = 0; j < size; ++j) out[j] *= inverse;
-    write_row(call.out, group.element, row, call.head(n), out, size);
+  for (int64_t head = 0; head < call.group(); ++head) {
+    const int64_t n = group.first + head, first = head * queries;
+    for (int64_t i = first; i < first + queries; ++i) {
+      const C inverse = finish_sum(call, n, i - first, rows.maximum[i], rows.sum[i]);
+      for (int64_t j = 0; j < size; ++j) rows.out[i * size + j] *= inverse;
+    }
+    write_rows(call.out, group.element, 0, call.head(n), rows.out + first * size, size, queries, size);
   }
 }
 
@@ -147,12 +148,12 @@ inline void multiply_rows(Dtype dtype, const product::Lines& source, int64_t col
 template <typename C>
 class Decode {
  public:
-  Decode(const Call& call, int64_t task)
+  Decode(const Call& call, const DecodeSpace<C>& space, int64_t index)
       : call_(call),
         words_(call.words),
-        space_(workspace<DecodeSpace<C>>(call)),
-        split_(task % words_.splits),
-        group_(call, task / words_.splits),
+        space_(space),
+        split_(index % words_.splits),
+        group_(call, index / words_.splits),
         rows_(words_.splits == 1 ? Rows<C>(call, group_.rows, 0, space_.rows) : part<C>(call, group_, split_)),
         of_head_(parts(words_.query_length, kWidth<C>)),
         panels_(call.group() * of_head_) {}
@@ -165,7 +166,7 @@ class Decode {
       const int64_t column = begin + i * words_.key_block;
       key_block(column, std::min(words_.key_block, end - column));
     }
-    if (words_.splits == 1) write_rows(call_, group_, rows_);
+    if (words_.splits == 1) finish_rows(call_, group_, rows_);
   }
 
  private:
@@ -260,7 +261,10 @@ class Decode {
 template <typename C>
 void decode(const void* const* arguments, int64_t task) {
   const Call call(arguments);
-  Decode<C>(call, task).run();
+  const CallWords& words = call.words;
+  const DecodeSpace<C> space = workspace<DecodeSpace<C>>(call);
+  for_own(call, task, words.batch * words.key_heads * words.splits,
+          [&](int64_t i) { Decode<C>(call, space, i).run(); });
 }
 
 template <typename C>
@@ -286,7 +290,7 @@ void combine(const void* const* arguments, int64_t task) {
     }
     all.maximum[i] = most;
   }
-  write_rows(call, group, all);
+  finish_rows(call, group, all);
 }
 
 }  // namespace attention

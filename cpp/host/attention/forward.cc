@@ -20,7 +20,7 @@ struct ForwardSpace {
   Queries<C>* panels;
   Keys<C> keys;
   ScoreSpace<C> score;
-  C *queries, *key, *value, *scores, *out, *row;
+  C *queries, *key, *value, *scores, *out;
   C *maximum, *sum;  // of each query so far
 
   ForwardSpace(const Call& call, Arena& arena) : panels(nullptr), keys(call, arena), score(call, arena) {
@@ -32,7 +32,6 @@ struct ForwardSpace {
     value = arena.take<C>(words.key_block * words.value_head_size);
     scores = arena.take<C>(words.key_block * kWidth<C>);
     out = arena.take<C>(count * kWidth<C> * words.value_head_size);
-    row = arena.take<C>(words.value_head_size);
     maximum = arena.take<C>(count * kWidth<C>);
     sum = arena.take<C>(count * kWidth<C>);
   }
@@ -73,15 +72,10 @@ inline void exponentials(int64_t keys, int64_t size, C* scores, C* maximum, C* s
 }
 
 template <typename C>
-void forward(const void* const* arguments, int64_t task) {
+void query_block(const Call& call, const ForwardSpace<C>& space, int64_t n, int64_t first) {
   constexpr int64_t width = kWidth<C>;
   constexpr C kNone = -std::numeric_limits<C>::infinity();
-  const Call call(arguments);
   const CallWords& words = call.words;
-  const ForwardSpace<C> space = workspace<ForwardSpace<C>>(call);
-  const int64_t blocks = parts(words.query_length, words.query_block);
-  // The last block first: with a causal band it has the most to do.
-  const int64_t n = task / blocks, first = (blocks - 1 - task % blocks) * words.query_block;
   const int64_t queries = std::min(words.query_block, words.query_length - first);
   const int64_t panels = parts(queries, width), size = words.head_size, value_size = words.value_head_size;
   const int64_t element = call.element(n), head = call.head(n), key_head = head / call.group();
@@ -121,13 +115,24 @@ void forward(const void* const* arguments, int64_t task) {
 
   for (int64_t p = 0; p < panels; ++p) {
     const int64_t row = first + p * width, lanes = std::min(width, queries - p * width);
-    C inverse[width];
+    alignas(64) C inverse[width] = {};
     for (int64_t lane = 0; lane < lanes; ++lane) {
       inverse[lane] = finish_sum(call, n, row + lane, space.maximum[p * width + lane], space.sum[p * width + lane]);
     }
-    write_panel(call.out, element, row, head, space.out + p * width * value_size, value_size, lanes, inverse,
-                space.row);
+    write_panel(call.out, element, row, head, space.out + p * width * value_size, value_size, lanes, inverse);
   }
+}
+
+template <typename C>
+void forward(const void* const* arguments, int64_t task) {
+  const Call call(arguments);
+  const CallWords& words = call.words;
+  const ForwardSpace<C> space = workspace<ForwardSpace<C>>(call);
+  const int64_t blocks = parts(words.query_length, words.query_block);
+  for_own(call, task, words.batch * words.query_heads * blocks, [&](int64_t i) {
+    // The last block first: with a causal band it has the most to do.
+    query_block(call, space, i / blocks, (blocks - 1 - i % blocks) * words.query_block);
+  });
 }
 
 }  // namespace attention

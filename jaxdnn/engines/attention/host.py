@@ -21,6 +21,7 @@ _COUNTER = 4  # neighbouring keys that share one counter of dropout's random bit
 # Tasks that keys are cut into at least, where they suffice; more of them take more memory.
 _LEAST_TASKS = 16
 _LEAST_JOINT_TASKS = 2  # where each has its keys of all heads
+_LEAST_WORK = 2**16  # multiplications of a task, where heads are many: about 10 us of a core with AVX2
 # Queries that stream, of the notes too; and where vectors end in the middle of a register.
 _FEW_QUERIES, _FEW_RAGGED_QUERIES = 24, 8
 _UNBOUNDED = 2**40  # of a band: beyond any position
@@ -41,15 +42,17 @@ class HostAttentionKnobs:
         sums.
       streams: whether the forward pass reads keys and values where they lie, and once for all queries of the heads
         that share them, which pays for few queries.
+      per_task: such blocks of queries, or splits, that a task does one after the other: several, where they are small.
     """
 
     query_block: int
     key_block: int
     splits: int
     streams: bool = False
+    per_task: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "query_block", "key_block", "splits")
+        check_least(self, 1, "query_block", "key_block", "splits", "per_task")
         for name, step in (("query_block", _PANEL), ("key_block", _COUNTER)):
             if getattr(self, name) % step:
                 raise ValueError(
@@ -116,7 +119,17 @@ def _knobs(problem: Attention, query_block: int, key_block: int, *, streams: boo
     query_block = min(query_block, _up(problem.query_length, _PANEL))
     key_block = min(key_block, max(_COUNTER, _up(problem.key_length, _COUNTER)))
     most = max(1, math.ceil(problem.key_length / key_block)) if streams or problem.backward is not None else 1
-    return HostAttentionKnobs(query_block, key_block, min(most, math.ceil(_LEAST_TASKS / tasks)), streams)
+    splits = min(most, math.ceil(_LEAST_TASKS / tasks))
+    per_task = 1 if joint else _per_task(problem, of_query_heads=problem.backward is None and not streams)
+    return HostAttentionKnobs(query_block, key_block, splits, streams, per_task)
+
+
+def _per_task(problem: Attention, *, of_query_heads: bool) -> int:
+    """How many heads make a task, if they are small and many."""
+    owned = problem.batch * (problem.query_heads if of_query_heads else problem.key_heads)
+    scores = problem.batch * problem.query_heads * problem.query_length * problem.key_length
+    work = scores * (problem.head_size + problem.value_head_size) // owned
+    return max(1, min(_LEAST_WORK // max(1, work), owned // _LEAST_TASKS))
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,19 @@ class _Call:
         return 1 if shared else self.config.splits
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether gradients of queries, keys or values are asked for."""
+        return any(self.heads[name] is not None for name in ("d_query", "d_key", "d_value"))
+
+    @property
+    def whole(self) -> bool:
+        """Whether a task of the backward pass has all keys of a head in one block, and so all that is summed over them:
+        delta, and the gradient of queries.
+        """
+        one_block = self.splits == 1 and self.problem.key_length <= self.config.key_block
+        return one_block and self.has_vectors and not self.load_gradients
+
+    @property
     def programs(self) -> tuple[Program | None, ...]:
         backward = self.problem.backward
         gradient = None if backward is None else backward.gradient
@@ -220,31 +246,32 @@ class _Call:
             rows = heads * problem.query_length if self.streams and self.splits > 1 else 0
             return 0, self.splits * rows * (2 + problem.value_head_size) * size, 0, 0
         vectors = 0 if problem.backward.d_query is None else heads * _up(problem.query_length, _PANEL)
-        parts = self.splits * vectors * problem.head_size
+        parts = 0 if self.whole else self.splits * vectors * problem.head_size
         return heads * problem.query_length * size, parts * size, self.sinks * 8, sum(self.added) * size
 
     def launches(self) -> Iterator[Launch]:
         problem, backward, arguments = self.problem, self.problem.backward, self.arguments()
 
-        def launch(kernel: str, tasks: int) -> Launch:
-            return Launch(f"attention_{kernel}_{problem.accumulator}", arguments, (tasks, 1, 1))
+        def launch(kernel: str, count: int, per_task: int = 1) -> Launch:
+            return Launch(f"attention_{kernel}_{problem.accumulator}", arguments, (math.ceil(count / per_task), 1, 1))
 
-        groups = problem.batch * problem.key_heads
+        groups, per_task = problem.batch * problem.key_heads, self.config.per_task
         if self.streams:
-            yield launch("decode", groups * self.splits)
+            yield launch("decode", groups * self.splits, per_task)
             if self.splits > 1:
                 yield launch("combine", groups)
             return
         if backward is None:
-            yield launch("forward", self.query_blocks)
+            yield launch("forward", self.query_blocks, per_task)
             return
-        yield launch("delta", self.query_blocks)
+        if not self.whole:
+            yield launch("delta", self.query_blocks)
         if self.load_gradients:
-            yield launch("backward", self.splits)
+            yield launch("backward", self.splits, per_task)
             yield launch("d_loaded", len(self.load_gradients))
-        elif any(heads is not None for heads in (backward.d_query, backward.d_key, backward.d_value)):
-            yield launch("backward", groups * self.splits)
-        if backward.d_query is not None:
+        elif self.has_vectors:
+            yield launch("backward", groups * self.splits, per_task)
+        if backward.d_query is not None and not self.whole:
             yield launch("d_query", self.query_blocks)
         if backward.d_sinks is not None:
             yield launch("d_sinks", 1)
@@ -268,7 +295,8 @@ class _Call:
         words += [0 if dropout is None else dropout.threshold]
         words += [Scalar("float64", 1 if dropout is None else dropout.factor).bits]
         words += [Scalar("float64", problem.scale).bits, self.sinks]
-        words += [int(bool(self.load_gradients)), *self.added, *[0] * (_LOAD_GRADIENTS - len(self.added))]
+        words += [config.per_task, int(bool(self.load_gradients)), int(self.whole)]
+        words += [*self.added, *[0] * (_LOAD_GRADIENTS - len(self.added))]
         words += [len(operands) for operands in self.operands]
         operands = [operand for operands in self.operands for operand in operands]
         strides = [stride for operand in operands for stride in self._strides(operand)]
