@@ -6,8 +6,8 @@
 //                   scores = keys x queries          p = exp(scores - log_sum_exp)
 //                   d_p    = values x d_out          d_s = p * (d_p - delta)
 //                   d_query += keys x d_s            d_value += p x d_out         d_key += d_s x queries
-//               The gradient of queries is summed in memory, an array for each split. A block that has all keys of
-//               a head leaves nothing to sum, and delta is the sum of p * d_p: there backward runs alone
+//               The gradient of queries is summed in memory, an array for each split. Where a block has all keys of a
+//               head there is nothing to sum, and backward does what delta and d_query do otherwise
 //     d_query   a block of queries of a head: adds up the splits
 //     d_sinks   one task
 //     d_loaded  an array that the score loads: rounds the sums of its gradient
@@ -38,12 +38,9 @@ struct QueryBlock {
 };
 
 template <typename C>
-struct DeltaSpace {
-  C *out, *d_out;
-
-  DeltaSpace(const Call& call, Arena& arena)
-      : out(arena.take<C>(call.words.value_head_size)), d_out(arena.take<C>(call.words.value_head_size)) {}
-};
+inline C log_sum_exp(const Call& call, int64_t n, int64_t row) {
+  return *static_cast<const C*>(call.log_sum_exp.at(n, row, 0));
+}
 
 // Delta of a head's queries.
 template <typename C>
@@ -51,32 +48,46 @@ inline C* deltas(const Call& call, int64_t n) {
   return static_cast<C*>(call.delta) + n * call.words.query_length;
 }
 
-// What delta is besides the sum of out * d_out, or of p * d_p.
 template <typename C>
-inline C minus_d_log_sum_exp(const Call& call, int64_t n, int64_t row) {
-  return call.d_log_sum_exp ? -call.d_log_sum_exp.get<C>(n, row, 0) : C(0);
-}
+struct DeltaSpace {
+  C *out, *d_out;  // panels of b
+
+  DeltaSpace(const Call& call, Arena& arena)
+      : out(arena.take<C>(kWidth<C> * call.words.value_head_size)),
+        d_out(arena.take<C>(kWidth<C> * call.words.value_head_size)) {}
+
+  // Finds it for a head's queries from `first` to `end`, a panel after the other.
+  void find(const Call& call, int64_t n, int64_t first, int64_t end) const {
+    constexpr int64_t width = kWidth<C>;
+    const int64_t element = call.element(n), head = call.head(n), size = call.words.value_head_size;
+    for (int64_t row = first; row < end; row += width) {
+      const int64_t lanes = std::min(width, end - row);
+      alignas(64) C sums[width] = {};
+      if (call.d_out) {
+        pack_b(call.out.dtype(), call.out.vectors(element, row, head), lanes, size, out);
+        pack_b(call.d_out.dtype(), call.d_out.vectors(element, row, head), lanes, size, d_out);
+        for (int64_t lane = 0; lane < width; lane += kLanes<C>) {
+          Vector<C> sum{};
+          for (int64_t i = lane; i < size * width; i += width) sum += load(out + i) * load(d_out + i);
+          store(sums + lane, sum);
+        }
+      }
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const int64_t own = row + lane;
+        const C of_sum = call.d_log_sum_exp ? call.d_log_sum_exp.get<C>(n, own, 0) : C(0);
+        const bool sees_none = log_sum_exp<C>(call, n, own) == -std::numeric_limits<C>::infinity();
+        deltas<C>(call, n)[own] = sees_none ? C(0) : sums[lane] - of_sum;
+      }
+    }
+  }
+};
 
 template <typename C>
 void delta(const void* const* arguments, int64_t task) {
   const Call call(arguments);
-  const CallWords& words = call.words;
-  const DeltaSpace<C> space = workspace<DeltaSpace<C>>(call);
-  const QueryBlock block(words, task);
+  const QueryBlock block(call.words, task);
   if (task == 0) std::fill_n(static_cast<C*>(call.d_loaded_sums), call.added_before(kLoadGradients), C(0));
-  for (int64_t row = block.row; row < block.row + block.count; ++row) {
-    constexpr int kChains = 16;
-    C sums[kChains] = {};
-    if (call.d_out) {
-      read_row(call.out, call.element(block.n), row, call.head(block.n), space.out, words.value_head_size);
-      read_row(call.d_out, call.element(block.n), row, call.head(block.n), space.d_out, words.value_head_size);
-      for (int64_t i = 0; i < words.value_head_size; ++i) sums[i % kChains] += space.out[i] * space.d_out[i];
-    }
-    C sum = minus_d_log_sum_exp<C>(call, block.n, row);
-    for (const C one : sums) sum += one;
-    const bool sees_none = call.log_sum_exp.get<C>(block.n, row, 0) == -std::numeric_limits<C>::infinity();
-    deltas<C>(call, block.n)[row] = sees_none ? C(0) : sum;
-  }
+  workspace<DeltaSpace<C>>(call).find(call, block.n, block.row, block.row + block.count);
 }
 
 template <typename C>
@@ -84,13 +95,15 @@ struct BackwardSpace {
   Queries<C>* panels;
   Keys<C> keys;
   ScoreSpace<C> score;
+  DeltaSpace<C> delta;
   C *key, *key_features, *value;                         // panels of a
   C *queries, *query_features, *d_out, *d_out_features;  // panels of b
   C *scores, *d_scores, *products, *added;
   C *d_query, *d_key, *d_value;  // the first where all keys of a head are here: panels of transposed vectors
   int64_t key_stride, value_stride;
 
-  BackwardSpace(const Call& call, Arena& arena) : panels(nullptr), keys(call, arena), score(call, arena) {
+  BackwardSpace(const Call& call, Arena& arena)
+      : panels(nullptr), keys(call, arena), score(call, arena), delta(call, arena) {
     const CallWords& words = call.words;
     const int64_t count = parts(std::min(words.query_block, words.query_length), kWidth<C>);
     const int64_t block = words.key_block, queries_padded = count * kWidth<C>;
@@ -119,36 +132,24 @@ template <typename C>
 inline void gradients(const Call& call, int64_t n, const Queries<C>& queries, int64_t keys, const C* kept, C* scores,
                       C* d_scores) {
   constexpr int64_t lanes = kLanes<C>, width = kWidth<C>;
-  constexpr C kHidden = -std::numeric_limits<C>::infinity();
-  const auto factor = [&](int64_t i) { return kept == nullptr ? Vector<C>{} + 1 : load(kept + i); };
-  C* const of_queries = deltas<C>(call, n) + queries.row;
   alignas(64) C base[width] = {}, delta[width] = {};
   for (int64_t lane = 0; lane < queries.count; ++lane) {
-    const C log_sum_exp = *static_cast<const C*>(call.log_sum_exp.at(n, queries.row + lane, 0));
-    base[lane] = log_sum_exp == kHidden ? C(0) : log_sum_exp;
+    const C own = log_sum_exp<C>(call, n, queries.row + lane);
+    base[lane] = own == -std::numeric_limits<C>::infinity() ? C(0) : own;
   }
-  std::copy_n(of_queries, queries.count, delta);
+  std::copy_n(deltas<C>(call, n) + queries.row, queries.count, delta);
   for (int64_t lane = 0; lane < width; lane += lanes) {
-    const Vector<C> own_base = load(base + lane);
-    Vector<C> sum{};
+    const Vector<C> own_base = load(base + lane), own_delta = load(delta + lane);
     for (int64_t i = lane; i < keys * width; i += width) {
-      const Vector<C> score = load(scores + i);
+      const Vector<C> score = load(scores + i), d_p = load(d_scores + i);
       // A hidden key has no part in a row, even if that is NaN.
-      const auto hidden = score == kHidden;
-      const Vector<C> p = exp(score - own_base);
-      sum += hidden ? Vector<C>{} : p * factor(i) * load(d_scores + i);
-      store(scores + i, hidden ? score : p);
-    }
-    if (call.words.whole) store(delta + lane, load(delta + lane) + sum);
-    const Vector<C> own_delta = load(delta + lane);
-    for (int64_t i = lane; i < keys * width; i += width) {
-      const Vector<C> p = load(scores + i), d_p = load(d_scores + i);
-      const auto hidden = p == kHidden;
-      store(scores + i, hidden ? Vector<C>{} : p * factor(i));
-      store(d_scores + i, hidden ? Vector<C>{} : p * (factor(i) * d_p - own_delta));
+      const auto hidden = score == -std::numeric_limits<C>::infinity();
+      const Vector<C> p = hidden ? Vector<C>{} : exp(score - own_base);
+      const Vector<C> factor = kept == nullptr ? Vector<C>{} + 1 : load(kept + i);
+      store(scores + i, p * factor);
+      store(d_scores + i, hidden ? Vector<C>{} : p * (factor * d_p - own_delta));
     }
   }
-  if (call.words.whole) std::copy_n(delta, queries.count, of_queries);
 }
 
 // sums += scores x features: the scores of a panel of queries are multiplied where they lie, as rows of a.
@@ -243,7 +244,7 @@ class Backward {
     const int64_t end = std::min(first + words_.query_block, words_.query_length), panels = parts(end - first, width);
     for (int64_t p = 0; p < panels; ++p) new (space_.panels + p) Queries<C>(call_, n, first + p * width);
     if (words_.whole) {
-      for (int64_t row = first; row < end; ++row) deltas<C>(call_, n)[row] = minus_d_log_sum_exp<C>(call_, n, row);
+      space_.delta.find(call_, n, first, end);
       std::fill_n(space_.d_query, panels * width * words_.head_size, C(0));
     }
     const PanelRange range(space_.panels, panels, space_.keys);
@@ -370,9 +371,9 @@ void d_sinks(const void* const* arguments, int64_t) {
   std::fill_n(sums, words.sinks, 0.0);
   for (int64_t n = 0; n < words.batch * words.query_heads; ++n) {
     for (int64_t row = 0; row < words.query_length; ++row) {
-      const C log_sum_exp = call.log_sum_exp.get<C>(n, row, 0);
-      if (log_sum_exp == -std::numeric_limits<C>::infinity()) continue;
-      const C share = std::exp(call.sinks.get<C>(n, row, 0) - log_sum_exp);
+      const C own = log_sum_exp<C>(call, n, row);
+      if (own == -std::numeric_limits<C>::infinity()) continue;
+      const C share = std::exp(call.sinks.get<C>(n, row, 0) - own);
       sums[call.d_sinks.offset(n, row, 0)] -= double(share) * double(deltas<C>(call, n)[row]);
     }
   }

@@ -193,8 +193,8 @@ class _Call:
 
     @property
     def whole(self) -> bool:
-        """Whether a task of the backward pass has all keys of a head in one block, and so all that is summed over them:
-        delta, and the gradient of queries.
+        """Whether a task of the backward pass has all keys of a head in one block: no other adds to the gradient
+        of queries, or needs delta.
         """
         one_block = self.splits == 1 and self.problem.key_length <= self.config.key_block
         return one_block and self.has_vectors and not self.load_gradients
