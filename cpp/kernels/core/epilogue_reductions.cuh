@@ -109,14 +109,14 @@ struct Partial {
       values[i] = static_cast<Type>(value);
     }
     if constexpr (!kByColumn) {
-      if (!present.whole) {
+      if (present.whole) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = present.has(at, i) ? values[i] : R::identity();
-      }
+        for (int i = 0; i < 8; ++i) add_to_row(i, values[i]);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        Type& to = held[0][i / 2 % 2 % kHeld];
-        to = R::combine(to, values[i]);
+        for (int i = 0; i < 8; ++i) {
+          if (present.has(at, i)) add_to_row(i, values[i]);
+        }
       }
     } else if constexpr (kKept && kExchanges == 0) {
 #pragma unroll
@@ -204,6 +204,12 @@ struct Partial {
   }
 
  private:
+  /// Adds value `i` of a fragment to its row.
+  __device__ __forceinline__ void add_to_row(int i, Type value) {
+    Type& to = held[0][i / 2 % 2 % kHeld];
+    to = R::combine(to, value);
+  }
+
   /// Exchanges number kFrom to kTo - 1 with lanes that have other rows: of each, half of the columns are left.
   template <int kFrom, int kTo, int kCount>
   static __device__ __forceinline__ void exchange(Type (&columns)[kCount]) {
