@@ -90,8 +90,11 @@ struct MatrixLoads {
   __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) {
     const unsigned short a_blocks = cluster.row_mask(), b_blocks = cluster.column_mask();
     const int k = k_first + index * ATile::kDepth;
-    ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched);
     constexpr int kViews = Call::Config::kViews;
+    // Many tiles end past the last column, and of all rows of tiles one past the last row: unless the product is
+    // transposed, the producer's few registers are worth more. Of views, columns to the right are moved to the left.
+    const int rows_end = Call::Config::kSwapped ? call.tiled_rows() : kAll, end = kViews > 1 ? kAll : call.n;
+    ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched, 0, rows_end);
     const int view = kViews > 1 ? index / call.view_stages : 0, b_k = k - view * call.view_stages * ATile::kDepth;
 #pragma unroll
     for (int i = 0; i < Call::kAccumulators; ++i) {
@@ -99,7 +102,7 @@ struct MatrixLoads {
 #pragma unroll
       for (int j = 1; j < kViews; ++j) b = view == j ? call.b[i * kViews + j] : b;
       BTile::load(b, stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, b_k, column,
-                  batch * call.b_batched);
+                  batch * call.b_batched, 0, end);
     }
   }
 };

@@ -34,6 +34,11 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx_cluster(unsigned barri
   asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+/// Takes `bytes` that were announced, and that nobody will write, for written.
+__device__ __forceinline__ void mbarrier_complete_tx(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -55,6 +55,12 @@ inline void mbarrier_arrive_expect_tx_cluster(unsigned barrier, unsigned bytes) 
   arrive(block_of(barrier), barrier % kSharedWindow, bytes);
 }
 
+inline void mbarrier_complete_tx(unsigned barrier, unsigned bytes) {
+  emulation::Block& block = *emulation::machine.current->block;
+  mbarrier(block, barrier).bytes -= static_cast<int>(bytes);
+  complete(block, barrier);
+}
+
 inline void mbarrier_arrive(unsigned barrier) { mbarrier_arrive_expect_tx(barrier, 0); }
 
 inline void mbarrier_arrive_cluster(unsigned barrier, unsigned rank) {
