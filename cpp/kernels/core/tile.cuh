@@ -90,8 +90,8 @@ struct OperandTile {
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
   /// By one thread: this block's share of the tile, or of one of its `kParts` along K, for the blocks whose bits are in
-  /// `blocks`. Of a tile along the extent, chunks from `end` on are left as they are: they are none of the matrix, of
-  /// which TMA's zeros would take longer than what is there.
+  /// `blocks`. Of a tile along the extent, chunks from `end` on, if it is not kAll, are left as they are:
+  /// they are none of the matrix, of which TMA's zeros would take longer than what is there.
   template <int kParts = 1>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
                                               unsigned short blocks, int k, int start, int batch, int part = 0,
@@ -100,7 +100,7 @@ struct OperandTile {
       const int line = share * (kLines / kParts);
 #pragma unroll
       for (int chunk = 0; chunk < kExtent / kLineElements; ++chunk) {
-        if (start + chunk * kLineElements >= end) {
+        if (end != kAll && start + chunk * kLineElements >= end) {
           ptx::mbarrier_complete_tx(barrier, kChunkBytes / kParts);
           continue;
         }
