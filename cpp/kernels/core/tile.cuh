@@ -48,7 +48,6 @@ constexpr ptx::WgmmaType wgmma_type() {
 
 constexpr int kDepthBytes = 128;  // of K in a stage
 constexpr int kChunk = 64;        // elements of a row that runs along M or N, in one box
-constexpr int kAll = 0x7fffffff;  // of a matrix' extent
 
 /// The descriptor of lines of kLine bytes, swizzled by the bits of shared addresses, from shared address `first` on.
 /// `groups`: bytes from 8 lines to the next; `chunks`: where lines run along the extent, from a chunk to the next.
@@ -90,17 +89,17 @@ struct OperandTile {
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
   /// By one thread: this block's share of the tile, or of one of its `kParts` along K, for the blocks whose bits are in
-  /// `blocks`. Of a tile along the extent, chunks from `end` on, if it is not kAll, are left as they are:
-  /// they are none of the matrix, of which TMA's zeros would take longer than what is there.
-  template <int kParts = 1>
+  /// `blocks`. With kToEnd, chunks of a tile along the extent from `end` on are left as they are: they are none of the
+  /// matrix, of which TMA's zeros would take longer than what is there.
+  template <int kParts = 1, bool kToEnd = false>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
                                               unsigned short blocks, int k, int start, int batch, int part = 0,
-                                              int end = kAll) {
+                                              int end = 0) {
     if constexpr (kAlongExtent) {
       const int line = share * (kLines / kParts);
 #pragma unroll
       for (int chunk = 0; chunk < kExtent / kLineElements; ++chunk) {
-        if (end != kAll && start + chunk * kLineElements >= end) {
+        if (kToEnd && start + chunk * kLineElements >= end) {
           ptx::mbarrier_complete_tx(barrier, kChunkBytes / kParts);
           continue;
         }

@@ -93,16 +93,17 @@ struct MatrixLoads {
     constexpr int kViews = Call::Config::kViews;
     // Many tiles end past the last column, and of all rows of tiles one past the last row: unless the product is
     // transposed, the producer's few registers are worth more. Of views, columns to the right are moved to the left.
-    const int rows_end = Call::Config::kSwapped ? call.tiled_rows() : kAll, end = kViews > 1 ? kAll : call.n;
-    ATile::load(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched, 0, rows_end);
+    constexpr bool kToLastRow = Call::Config::kSwapped, kToLastColumn = kViews == 1;
+    ATile::template load<1, kToLastRow>(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched,
+                                        0, call.tiled_rows());
     const int view = kViews > 1 ? index / call.view_stages : 0, b_k = k - view * call.view_stages * ATile::kDepth;
 #pragma unroll
     for (int i = 0; i < Call::kAccumulators; ++i) {
       const TensorMap* b = call.b[i * kViews];
 #pragma unroll
       for (int j = 1; j < kViews; ++j) b = view == j ? call.b[i * kViews + j] : b;
-      BTile::load(b, stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, b_k, column,
-                  batch * call.b_batched, 0, end);
+      BTile::template load<1, kToLastColumn>(b, stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks,
+                                             b_k, column, batch * call.b_batched, 0, call.n);
     }
   }
 };
