@@ -76,13 +76,15 @@ def choice(product):
         (ON_H100, "fitted", 1.05, 1.15),
         (ON_H100, "drawn", 1.05, 1.15),
         (MEASURED, "lines", 1.05, 1.2),
+        (MEASURED, "drawn", 1.04, 1.26),
         (MEASURED, "far off", 1.34, 1.42),
     ],
 )
 def test_first_choices_are_fast(configurations, measured, mean, worst):
     """Within 5% of the fastest in the mean, and 15% at worst; where rows lie across lines 20%.
 
-    But for two that are far off: of fewer columns than a tile, and a batch whose tiles of 64 columns are best.
+    But for two that are far off: of fewer columns than a tile, and a batch whose tiles of 64 columns are best. Of what
+    was drawn for an H200, in all configurations, two of 76 are 16% and 25% off.
     """
     ratios = {}
     for product, found in times(measured, configurations):
