@@ -50,6 +50,7 @@ PRODUCTS = {
     "4, 12 bytes": (case(75, 134, 300, "float16"), KNOBS),
     "2, 8 bytes": (case(75, 244, 330), KNOBS),
     "few": (case(3, 17, 9), IN_TURNS),
+    "last columns in a box past the last": (case(75, 183, 200), KNOBS),
     "gelu": (case(150, 265, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 265)),)), KNOBS),
     "gated": (case(70, 131, 136, accumulators=2, epilogue=gated), replace(KNOBS, tile_n=64)),
     "two results": (case(70, 131, 72, epilogue=two, operands=(("bfloat16", (1, 1, 131)),)), IN_TURNS),
