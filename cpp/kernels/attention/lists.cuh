@@ -4,9 +4,6 @@
 //
 //   attention_blocks   a warp for each block of kTileM queries by kTileN keys: whether no pair of them is visible, some
 //                      are, or all
-//   attention_spans    a block for each block of queries: the keys from the first that a query sees to the last. Where
-//                      each query sees all in between, as in documents that are packed one after the other, what is
-//                      visible of a block is a comparison of its columns with the span, and no function is asked
 //   attention_lists    a warp for each list: of the blocks of keys that a block of queries sees, or the other way round
 //   attention_ranks    a warp for each block of queries: of each block of keys, how many before it the queries see
 //
@@ -15,8 +12,8 @@
 //
 // Segments and positions: from the least and the greatest of both sides. Where these leave it open, some are visible.
 // A function: of each pair, until one is visible and one is not. That is (operations of the function) / 128 clocks of a
-// multiprocessor for each pair, of each list; the tensor cores take (d + dv) / 2048 clocks, for each head. Spans: of
-// each pair of blocks that are partly visible, until a query is found to miss a key between two that it sees.
+// multiprocessor for each pair, of each list; the tensor cores take (d + dv) / 2048 clocks, for each head.
+// attention/spans.cuh: what more is known of a list's blocks, and one kernel for all that segments need.
 #pragma once
 
 #include "attention/edge.cuh"
@@ -34,6 +31,9 @@ __device__ __forceinline__ Edge edge_of(Visible visible) {
   return visible == Visible::all ? Edge::none : visible == Visible::spanned ? Edge::counted : Edge::asked;
 }
 
+/// The number of the lowest bit that is set.
+__device__ __forceinline__ int lowest_bit(unsigned bits) { return __popcll((bits & -bits) - 1); }
+
 /// What a `Config` has besides kTileM, kTileN and Mask.
 struct AttentionBlocksDefaults : AttentionMaskDefaults {
   // Of rows and of columns; or none.
@@ -43,6 +43,7 @@ struct AttentionBlocksDefaults : AttentionMaskDefaults {
   using KeyPositions = void;
   static constexpr bool kPositions = false;  // whether the band counts positions that are arrays, of either side
   static constexpr bool kFunction = false;   // whether there is more to the mask's function than segments and positions
+  static constexpr bool kSpanned = false;    // whether spans are wanted of what segments alone say
 };
 
 template <class Config>
@@ -54,6 +55,10 @@ struct AttentionBlocks : AttentionMask<Config> {
   int heads = 1;  // that have lists of their own
   unsigned query_blocks = 0, key_blocks = 0, blocks = 0;
   long long position_left = 0, position_right = 0;  // of the band, if it counts positions
+
+  __device__ __forceinline__ int batch_of_list(unsigned list) const {
+    return list / heads * this->query_heads + list % heads;
+  }
 };
 
 /// The least and the greatest of some numbers.
@@ -63,17 +68,28 @@ struct Extremes {
   __device__ __forceinline__ bool single() const { return least == greatest; }
 };
 
-/// Of rows, or columns, `first` .. `end - 1` of a batch; by a warp. Where there is no array it is the coordinates'.
-template <class Operand, bool kRows>
+/// What an array has for a row, or a column, of a batch.
+template <class Operand, bool kRow>
+__device__ __forceinline__ int number_of(const OperandAddress& address, int batch, int at) {
+  const auto* data =
+      static_cast<const typename Operand::Type*>(address.data) + address.of_batch<Operand::kAffine>(batch);
+  return data[kRow ? address.of_row<Operand::kAffine>(at) : address.of_column<Operand::kAffine>(at)];
+}
+
+/// Of rows, or columns, `first` .. `end - 1` of a batch, at most kMost; by a warp. Where there is no array it is the
+/// coordinates'.
+template <class Operand, bool kRows, int kMost>
 __device__ __forceinline__ Extremes extremes(const OperandAddress& address, int batch, int first, int end) {
   if constexpr (is_same<Operand, void>) {
     return {first, end - 1};
   } else {
-    const auto* data =
-        static_cast<const typename Operand::Type*>(address.data) + address.of_batch<Operand::kAffine>(batch);
+    constexpr int kLoads = (kMost + 31) / 32;  // at once
     Extremes found{math::kHighest<int>, math::kLowest<int>};
-    for (int i = first + threadIdx.x % 32; i < end; i += 32) {
-      const int value = data[kRows ? address.of_row<Operand::kAffine>(i) : address.of_column<Operand::kAffine>(i)];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = first + 32 * i + threadIdx.x % 32;
+      if (at >= end) continue;
+      const int value = number_of<Operand, kRows>(address, batch, at);
       found.least = value < found.least ? value : found.least;
       found.greatest = value > found.greatest ? value : found.greatest;
     }
@@ -115,27 +131,31 @@ __device__ __forceinline__ void see_pairs(const AttentionBlocks<Config>& call, c
   }
 }
 
-/// Some rows and columns of scores, of which a warp says how much is visible.
+/// Some rows of scores, of which a warp says how much is visible of a block of columns.
 template <class Config>
-struct ScoreBlock {
+struct ScoreRows {
   const AttentionBlocks<Config>& call;
   KeyRange<Config> range;
-  int batch, first_row, end_row, first_column, end_column;
+  int batch, first_row, end_row;
+  Extremes segment, position;  // of the rows
 
-  __device__ __forceinline__ ScoreBlock(const AttentionBlocks<Config>& call, int batch, int row_block, int column_block)
-      : call(call), batch(batch), first_row(row_block * Config::kTileM), first_column(column_block * Config::kTileN) {
+  __device__ __forceinline__ ScoreRows(const AttentionBlocks<Config>& call, int batch, int row_block)
+      : call(call), batch(batch), first_row(row_block * Config::kTileM) {
     range.read(call, batch);
     end_row = range.last_query(first_row, Config::kTileM) + 1;
-    end_column = first_column + Config::kTileN < range.key_length ? first_column + Config::kTileN : range.key_length;
+    segment = of_rows<typename Config::QuerySegments>(call.query_segments);
+    position = of_rows<typename Config::QueryPositions>(call.query_positions);
   }
 
-  __device__ __forceinline__ Visible visible() const {
-    if (end_row <= first_row || end_column <= first_column) return Visible::none;
-    const Visible counted = by_range();
+  __device__ __forceinline__ Visible visible(int column_block) const {
+    const int first = column_block * Config::kTileN;
+    const int end = first + Config::kTileN < range.key_length ? first + Config::kTileN : range.key_length;
+    if (end_row <= first_row || end <= first) return Visible::none;
+    const Visible counted = by_range(first, end);
     if (counted == Visible::none) return counted;
-    const Visible by_sides = least(counted, least(by_segments(), by_positions()));
+    const Visible by_sides = least(counted, least(by_segments(first, end), by_positions(first, end)));
     if constexpr (Config::kFunction) {
-      return by_sides == Visible::none ? by_sides : by_function(counted == Visible::all);
+      return by_sides == Visible::none ? by_sides : by_function(first, end, counted == Visible::all);
     }
     return by_sides;
   }
@@ -143,39 +163,40 @@ struct ScoreBlock {
  private:
   static __device__ __forceinline__ Visible least(Visible a, Visible b) { return a < b ? a : b; }
 
-  __device__ __forceinline__ Visible by_range() const {
+  template <class Operand>
+  __device__ __forceinline__ Extremes of_rows(const OperandAddress& address) const {
+    return extremes<Operand, true, Config::kTileM>(address, batch, first_row, end_row);
+  }
+  template <class Operand>
+  __device__ __forceinline__ Extremes of_columns(const OperandAddress& address, int first, int end) const {
+    return extremes<Operand, false, Config::kTileN>(address, batch, first, end);
+  }
+
+  __device__ __forceinline__ Visible by_range(int first, int end) const {
     const int last_row = end_row - 1;
-    if (range.end_key(call, last_row) <= first_column || range.first_key(call, first_row) >= end_column) {
-      return Visible::none;
-    }
-    const bool all = range.first_key(call, last_row) <= first_column &&
-                     range.end_key(call, first_row) >= first_column + Config::kTileN;
+    if (range.end_key(call, last_row) <= first || range.first_key(call, first_row) >= end) return Visible::none;
+    const bool all =
+        range.first_key(call, last_row) <= first && range.end_key(call, first_row) >= first + Config::kTileN;
     return all ? Visible::all : Visible::some;
   }
 
-  __device__ __forceinline__ Visible by_segments() const {
+  __device__ __forceinline__ Visible by_segments(int first, int end) const {
     if constexpr (is_same<typename Config::QuerySegments, void>) {
       return Visible::all;
     } else {
-      const Extremes query =
-          extremes<typename Config::QuerySegments, true>(call.query_segments, batch, first_row, end_row);
-      const Extremes key =
-          extremes<typename Config::KeySegments, false>(call.key_segments, batch, first_column, end_column);
-      if (query.greatest < 0 || query.greatest < key.least || key.greatest < query.least) return Visible::none;
-      return query.single() && key.single() ? Visible::all : Visible::some;
+      const Extremes key = of_columns<typename Config::KeySegments>(call.key_segments, first, end);
+      if (segment.greatest < 0 || segment.greatest < key.least || key.greatest < segment.least) return Visible::none;
+      return segment.single() && key.single() ? Visible::all : Visible::some;
     }
   }
 
-  __device__ __forceinline__ Visible by_positions() const {
+  __device__ __forceinline__ Visible by_positions(int first, int end) const {
     if constexpr (!Config::kPositions) {
       return Visible::all;
     } else {
-      const Extremes query =
-          extremes<typename Config::QueryPositions, true>(call.query_positions, batch, first_row, end_row);
-      const Extremes key =
-          extremes<typename Config::KeyPositions, false>(call.key_positions, batch, first_column, end_column);
-      const long long nearest = static_cast<long long>(key.least) - query.greatest;
-      const long long farthest = static_cast<long long>(key.greatest) - query.least;
+      const Extremes key = of_columns<typename Config::KeyPositions>(call.key_positions, first, end);
+      const long long nearest = static_cast<long long>(key.least) - position.greatest;
+      const long long farthest = static_cast<long long>(key.greatest) - position.least;
       // The function's distances have 32 bits, and go round.
       if (nearest < math::kLowest<int> || farthest > math::kHighest<int>) return Visible::some;
       if (farthest < -call.position_left || nearest > call.position_right) return Visible::none;
@@ -185,7 +206,7 @@ struct ScoreBlock {
   }
 
   /// By all there is; `counted` if the range need not be looked at.
-  __device__ __forceinline__ Visible by_function(bool counted) const {
+  __device__ __forceinline__ Visible by_function(int first_column, int end_column, bool counted) const {
     constexpr int kAtOnce = 8, kColumns = Config::kTileN;
     static_assert(Config::kTileM * kColumns % (32 * kAtOnce) == 0, "a warp's elements");
     bool some = false, all = end_column == first_column + kColumns;
@@ -213,113 +234,13 @@ struct ScoreBlock {
   }
 };
 
-/// Keys that a query sees: the first and the last of them, and how many.
-struct SeenKeys {
-  int first = math::kHighest<int>, last = -1, count = 0;
-
-  __device__ __forceinline__ void add(int key) {
-    first = key < first ? key : first;
-    last = key > last ? key : last;
-    ++count;
-  }
-  __device__ __forceinline__ void add(const SeenKeys& others) {
-    first = others.first < first ? others.first : first;
-    last = others.last > last ? others.last : last;
-    count += others.count;
-  }
-  /// Whether there is none between them that it does not see.
-  __device__ __forceinline__ bool neighbours() const { return count == 0 || count == last - first + 1; }
-};
-
-template <class Config>
-struct AttentionSpans : AttentionBlocks<Config> {
-  static constexpr int kLanes = 4;  // of a query, each with as many neighbouring keys of a block
-  static constexpr int kThreads = kLanes * Config::kTileM;
-
-  KeySpan* spans = nullptr;  // [lists, queries]
-};
-
-template <class Config>
-__device__ __forceinline__ void attention_spans(const AttentionSpans<Config>& call) {
-  constexpr int kLanes = AttentionSpans<Config>::kLanes, kKeys = Config::kTileN / kLanes, kAtOnce = 4;
-  static_assert(kKeys % kAtOnce == 0, "a lane's keys");
-  extern __shared__ __align__(16) unsigned char shared_memory[];
-  volatile int& broken = *reinterpret_cast<int*>(shared_memory);  // whether one of the queries has no span
-  if (threadIdx.x == 0) broken = 0;
-  __syncthreads();
-
-  const unsigned list = blockIdx.x / call.query_blocks;
-  const int batch = list / call.heads * call.query_heads + list % call.heads;
-  const int query = blockIdx.x % call.query_blocks * Config::kTileM + threadIdx.x / kLanes;
-  Visible* const seen = call.seen + static_cast<long long>(blockIdx.x) * call.key_blocks;
-  KeyRange<Config> range;
-  range.read(call, batch);
-  SeenKeys keys;
-  const int key_blocks = call.key_blocks;
-  // It may stop early where one is broken, since no span is asked for then: a warp's lanes together, as they vote.
-  for (int before = 0; before < key_blocks && !ptx::vote_sync_any(broken != 0); before += 32) {
-    const int lane = threadIdx.x % 32;
-    const Visible visible = before + lane < key_blocks ? seen[before + lane] : Visible::none;
-    const unsigned whole = ptx::vote_sync_ballot(visible == Visible::all);
-    unsigned left = ptx::vote_sync_ballot(visible != Visible::none);
-    for (; left != 0 && broken == 0; left &= left - 1) {
-      const int number = __popcll((left & -left) - 1);
-      const int first = (before + number) * Config::kTileN + threadIdx.x % kLanes * kKeys;
-      SeenKeys found;
-      if (whole >> number & 1) {
-        found = {first, first + kKeys - 1, kKeys};
-      } else {
-        for (int key = first; key < first + kKeys; key += kAtOnce) {
-          Coordinate at[kAtOnce];
-          bool inside[kAtOnce], sees[kAtOnce];
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            at[i] = {query, key + i, batch};
-            inside[i] = query < range.query_length && key + i < range.key_length;
-          }
-          see_pairs(call, range, at, inside, false, sees);
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            if (inside[i] && sees[i]) found.add(key + i);
-          }
-        }
-      }
-      if (!found.neighbours()) broken = 1;
-      keys.add(found);
-    }
-  }
-#pragma unroll
-  for (int mask = 1; mask < kLanes; mask *= 2) {
-    keys.add({static_cast<int>(ptx::shfl_sync_bfly(static_cast<unsigned>(keys.first), mask)),
-              static_cast<int>(ptx::shfl_sync_bfly(static_cast<unsigned>(keys.last), mask)),
-              static_cast<int>(ptx::shfl_sync_bfly(static_cast<unsigned>(keys.count), mask))});
-  }
-  if (!keys.neighbours()) broken = 1;
-  __syncthreads();
-  const bool spanned = broken == 0;
-  if (threadIdx.x % kLanes == 0 && query < call.query_length) {
-    KeySpan span = {range.first_key(call, query), range.end_key(call, query)};
-    if (query >= range.query_length || (spanned && keys.count == 0)) {
-      span = {0, 0};
-    } else if (spanned) {
-      span = {keys.first, keys.last + 1};
-    }
-    call.spans[static_cast<long long>(list) * call.query_length + query] = span;
-  }
-  if (!spanned) return;
-  for (int block = threadIdx.x; block < key_blocks; block += AttentionSpans<Config>::kThreads) {
-    if (seen[block] == Visible::some) seen[block] = Visible::spanned;
-  }
-}
-
 template <class Config>
 __device__ __forceinline__ void attention_blocks(const AttentionBlocks<Config>& call) {
   const unsigned index = blockIdx.x * (AttentionBlocks<Config>::kThreads / 32) + threadIdx.x / 32;
   if (index >= call.blocks) return;
   const unsigned row = index / call.key_blocks, list = row / call.query_blocks;
-  const int batch = list / call.heads * call.query_heads + list % call.heads;
-  const ScoreBlock<Config> block(call, batch, row % call.query_blocks, index % call.key_blocks);
-  const Visible visible = block.visible();
+  const ScoreRows<Config> rows(call, call.batch_of_list(list), row % call.query_blocks);
+  const Visible visible = rows.visible(index % call.key_blocks);
   if (threadIdx.x % 32 == 0) call.seen[index] = visible;
 }
 
@@ -333,17 +254,13 @@ struct AttentionLists {
   unsigned matrix_stride = 0, listed_stride = 0, block_stride = 0;  // in `seen`
 };
 
-__device__ __forceinline__ void attention_lists(const AttentionLists& call) {
-  const unsigned index = blockIdx.x * (AttentionLists::kThreads / 32) + threadIdx.x / 32;
-  if (index >= call.lists_count) return;
-  const Visible* const seen =
-      call.seen + index / call.listed * call.matrix_stride + index % call.listed * call.listed_stride;
-  int* const list = call.lists + static_cast<long long>(index) * (1 + call.of_each);
+/// Writes one list, of so many blocks at most; by a warp.
+__device__ __forceinline__ void write_list(int* list, const Visible* seen, int of_each, unsigned block_stride) {
   const int lane = threadIdx.x % 32;
   int count = 0;
-  for (int last = call.of_each - 1; last >= 0; last -= 32) {
+  for (int last = of_each - 1; last >= 0; last -= 32) {
     const int block = last - lane;
-    const Visible visible = block >= 0 ? seen[block * call.block_stride] : Visible::none;
+    const Visible visible = block >= 0 ? seen[block * block_stride] : Visible::none;
     const unsigned found = ptx::vote_sync_ballot(visible != Visible::none);
     if (visible != Visible::none) {
       list[1 + count + __popcll(found & ((1u << lane) - 1))] = list_entry(block, edge_of(visible));
@@ -351,6 +268,14 @@ __device__ __forceinline__ void attention_lists(const AttentionLists& call) {
     count += __popcll(found);
   }
   if (lane == 0) list[0] = count;
+}
+
+__device__ __forceinline__ void attention_lists(const AttentionLists& call) {
+  const unsigned index = blockIdx.x * (AttentionLists::kThreads / 32) + threadIdx.x / 32;
+  if (index >= call.lists_count) return;
+  const Visible* const seen =
+      call.seen + index / call.listed * call.matrix_stride + index % call.listed * call.listed_stride;
+  write_list(call.lists + static_cast<long long>(index) * (1 + call.of_each), seen, call.of_each, call.block_stride);
 }
 
 struct AttentionRanks {

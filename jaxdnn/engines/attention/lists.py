@@ -1,6 +1,6 @@
 """Lists of the blocks of scores that attention's kernels visit, where masks are not arithmetic of coordinates.
 
-The kernels are in cpp/kernels/attention/lists.cuh.
+The kernels are in cpp/kernels/attention/lists.cuh and spans.cuh.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,26 @@ from math import ceil
 from jaxdnn.engines.attention.function import ScoreFunction, counted_band, mask_function, place_parameters, place_types
 from jaxdnn.engines.attention.problem import Attention, Band
 from jaxdnn.engines.product.problem import EpilogueOperand
-from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, struct_text
+from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, shared_memory_text, struct_text
 from jaxdnn.plan import Launch, Scalar, Scratch
 from jaxdnn.pointwise import Index
 
 THREADS = 256  # of a kernel whose warps work by themselves
-SPAN_LANES = 4  # of a query, of the kernel that finds spans
+SPAN_LANES = 4  # of a query, of the kernel that asks a function for spans
+SEGMENTS_THREADS = 1024  # of the kernel of segments
+SEEN_KEYS_BYTES = 12  # that it keeps of a query
+MOST_KEY_BLOCKS = 2**15  # that its shared memory has room for
 MOST_BOUND = 2**30  # of a band: more than any distance
 UNBOUNDED = 2**40  # of positions: more than any distance of theirs
-_DEFAULTS = ("jaxdnn::AttentionBlocksDefaults", {"Left": False, "Right": False, "Positions": False, "Function": False})
+_DEFAULTS = (
+    "jaxdnn::AttentionBlocksDefaults",
+    {"Left": False, "Right": False, "Positions": False, "Function": False, "Spanned": False},
+)
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One of cpp/kernels/attention/lists.cuh, by so many warps; `call` is what it is called with."""
+    """One of those kernels, by so many warps; `call` is what it is called with."""
 
     name: str
     call: str
@@ -87,39 +93,71 @@ class BlockLists:
     def stage(self, scratch: int) -> Stage:
         """What writes lists, in the second of the scratch buffers from `scratch` on; in the third ranks, or spans."""
         of_queries, of_keys = self.blocks
-        count = self.matrices * of_queries * of_keys
+        rows = self.matrices * of_queries
         lists, of_each = self.matrices * self.listed, self.blocks[not self.by_key]
-        seen, written = Scratch(scratch), Scratch(scratch + 1)
+        blocks = f"Blocks{self.name.title().replace('_', '')}"
+        kernels = self._of_segments(blocks, scratch) if self._segments_alone else self._kernels(blocks, scratch)
+        text = struct_text(blocks, *self._config(), _DEFAULTS) + "".join(one.text(self.name) for one in kernels)
+        if self._segments_alone:
+            text += shared_memory_text(f"jaxdnn::AttentionSegments<{blocks}>", self._segments_memory)
+        sizes = [rows * of_keys, 4 * lists * (1 + of_each)]
+        sizes += [4 * rows * of_keys] * self.ranked + [8 * self.matrices * self.problem.query_length] * self.spanned
+        header = "attention/spans.cuh" if self.spanned or self._segments_alone else "attention/lists.cuh"
+        return Stage((header,), text, tuple(one.launch(self.name) for one in kernels), tuple(sizes))
+
+    @property
+    def _segments_alone(self) -> bool:
+        """Whether one kernel writes all that is wanted."""
+        wanted = not self.by_key and not self.ranked and self.blocks[1] <= MOST_KEY_BLOCKS
+        return wanted and segments_alone(self.problem)
+
+    @property
+    def _segments_memory(self) -> int:
+        """Bytes that a block of theirs shares, but for one for each block of keys."""
+        return SEEN_KEYS_BYTES * (SEGMENTS_THREADS // self.tile_m * self.tile_m) + 16
+
+    def _of_segments(self, blocks: str, scratch: int) -> list[_Kernel]:
+        found = [
+            *self._parameters(Scratch(scratch)),
+            Parameter("int*", "lists", "lists", Scratch(scratch + 1)),
+            *self._spans(scratch + 2),
+        ]
+        warps = self.matrices * self.blocks[0] * SEGMENTS_THREADS // 32
+        shared = self._segments_memory + self.blocks[1]
+        return [_Kernel("attention_segments", f"Segments<{blocks}>", found, warps, SEGMENTS_THREADS, shared)]
+
+    def _kernels(self, blocks: str, scratch: int) -> list[_Kernel]:
+        of_queries, of_keys = self.blocks
+        rows, lists = self.matrices * of_queries, self.matrices * self.listed
+        seen = Scratch(scratch)
         found = self._parameters(seen)
         writing = [
             Parameter("const jaxdnn::Visible*", "seen", "seen", seen),
-            Parameter("int*", "lists", "lists", written),
+            Parameter("int*", "lists", "lists", Scratch(scratch + 1)),
             *numbers("unsigned", lists_count=lists, listed=self.listed),
-            *numbers(of_each=of_each),
+            *numbers(of_each=self.blocks[not self.by_key]),
             *numbers("unsigned", matrix_stride=of_queries * of_keys),
             *numbers("unsigned", listed_stride=1 if self.by_key else of_keys),
             *numbers("unsigned", block_stride=of_keys if self.by_key else 1),
         ]
-        blocks = f"Blocks{self.name.title().replace('_', '')}"
-        beside, rows = Scratch(scratch + 2), self.matrices * of_queries
-        kernels = [_Kernel("attention_blocks", f"Blocks<{blocks}>", found, warps=count)]
+        kernels = [_Kernel("attention_blocks", f"Blocks<{blocks}>", found, warps=rows * of_keys)]
         if self.spanned:
-            spanning = [*found, Parameter("jaxdnn::KeySpan*", "spans", "spans", beside)]
             threads = SPAN_LANES * self.tile_m
+            spanning = [*found, *self._spans(scratch + 2)]
             kernels.append(_Kernel("attention_spans", f"Spans<{blocks}>", spanning, rows * threads // 32, threads, 4))
         kernels.append(_Kernel("attention_lists", "Lists", writing, warps=lists))
         if self.ranked:
             ranking = [
                 Parameter("const jaxdnn::Visible*", "seen", "seen", seen),
-                Parameter("int*", "ranks", "ranks", beside),
+                Parameter("int*", "ranks", "ranks", Scratch(scratch + 2)),
                 *numbers("unsigned", rows=rows, query_blocks=of_queries),
                 *numbers(key_blocks=of_keys),
             ]
             kernels.append(_Kernel("attention_ranks", "Ranks", ranking, warps=rows))
-        text = struct_text(blocks, *self._config(), _DEFAULTS) + "".join(one.text(self.name) for one in kernels)
-        sizes = [count, 4 * lists * (1 + of_each)]
-        sizes += [4 * count] * self.ranked + [8 * self.matrices * self.problem.query_length] * self.spanned
-        return Stage(("attention/lists.cuh",), text, tuple(one.launch(self.name) for one in kernels), tuple(sizes))
+        return kernels
+
+    def _spans(self, scratch: int) -> list[Parameter]:
+        return [Parameter("jaxdnn::KeySpan*", "spans", "spans", Scratch(scratch))] * self.spanned
 
     def parameters(self, scratch: int) -> list[Parameter]:
         """What a kernel that walks through the lists is told of them."""
@@ -154,6 +192,7 @@ class BlockLists:
             "Right": band.right is not None,
             "Positions": band != mask.band,
             "Function": mask.program is not None,
+            "Spanned": self.spanned and self._segments_alone,
         }
         return place_types(places) | {"Mask": self.function.config}, constants
 
@@ -207,6 +246,12 @@ def block_lists(
     by_element = any(not modulus or heads % (divisor * modulus) for divisor, modulus in found)
     by_head = any(divisor % heads for divisor, _ in found)
     return BlockLists(problem, function, tile_m, tile_n, by_element, by_head, by_key, ranked, spanned)
+
+
+def segments_alone(problem: Attention) -> bool:
+    """Whether segments are all that a mask has besides arithmetic of coordinates."""
+    mask = problem.mask
+    return mask.query_segments is not None and mask.program is None and counted_band(mask) == mask.band
 
 
 def mask_places(problem: Attention) -> dict[str, EpilogueOperand]:

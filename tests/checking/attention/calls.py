@@ -72,6 +72,7 @@ def operand(name, type_, lengths):
         return random.integers(-60, 60, type_.shape, "int32")
     if name.endswith("segments"):  # documents one after the other, some of which nobody asks for, and padding
         ids = np.sort(random.integers(0, 3, type_.shape, "int32"), -1)
+        ids[-1] = np.arange(type_.shape[-1]) // 50 % 3  # with others in between
         return np.where(np.arange(type_.shape[-1]) < type_.shape[-1] - 9, ids, -1)
     if name.endswith("positions"):
         found = np.sort(random.integers(0, 400, type_.shape, "int32"), -1)

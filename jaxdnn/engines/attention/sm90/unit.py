@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxdnn.engines.attention.combine import combine_stage, partial_attention
 from jaxdnn.engines.attention.function import counted_band, place_parameters, place_types, score_function
-from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places
+from jaxdnn.engines.attention.lists import BlockLists, block_lists, mask_parameters, mask_places, segments_alone
 from jaxdnn.engines.attention.problem import Attention, Dropout, Heads
 from jaxdnn.engines.attention.score_tile import ScoreTile, function_and_tile
 from jaxdnn.engines.attention.sm90.knobs import (
@@ -62,7 +62,7 @@ def numbers_of_batch(problem: Attention) -> dict[str, EpilogueOperand]:
 
 def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     """What one call does."""
-    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=knobs.heads == 1 and _looks_up(problem))
+    lists = block_lists(problem, knobs.tile_m, knobs.tile_n, spanned=knobs.heads == 1 and _has_spans(problem))
     stages = [] if lists is None else [Stage(text=lists.function.text()), lists.stage(0)]
     values = None
     if by_feature(problem):
@@ -80,12 +80,13 @@ def plan(problem: Attention, knobs: AttentionSm90Knobs, sm_count: int) -> Plan:
     return joined(stages).plan("sm_90a")
 
 
-def _looks_up(problem: Attention) -> bool:
-    """Whether the mask's function looks up tables, tens of instructions for each score: then spans of keys are for it,
-    which was not timed. With segments, which take two, they save as much as it takes to find them
-    (benchmarks/results/attention_kernels.md). What a function of scores loads leaves no registers for their code.
+def _has_spans(problem: Attention) -> bool:
+    """Whether spans of keys are worth finding: of segments, which takes no longer than lists of blocks, and where a
+    function looks up tables, tens of instructions for each score. What a function of scores loads leaves no registers
+    for their code.
     """
-    return any(operand.gathered for operand in problem.mask.operands) and not problem.operands
+    looks_up = any(operand.gathered for operand in problem.mask.operands)
+    return (segments_alone(problem) or looks_up) and not problem.operands
 
 
 def attention_stage(
