@@ -27,9 +27,11 @@ from jaxdnn.engines.attention.sm90.knobs import (
 from jaxdnn.engines.attention.transposed import by_feature
 
 SHORT = ((64, 128), (64, 80), (64, 64))
-TILES = ((192, 128), (192, 112), (192, 96), (192, 80), (128, 128), (128, 112), (128, 80))
+NARROW = (192, 64)  # blocks of as many keys as a warp group has queries
+TILES = ((192, 128), (192, 112), (192, 96), (192, 80), NARROW, (128, 128), (128, 112), (128, 80))
 # Stages of queries, and whether they are in registers. Of 128 elements, two stages take 0 to 3 % less time than
 # registers, but 1 % more under a window; of 64, 7 % more (benchmarks/results/attention_kernels.md).
+# Where scores are computed by a function that loads nothing, a soft cap, two take up to 4 % more.
 IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE = (1, True), (2, False), (1, False)
 LARGEST_IN_REGISTERS = 64
 # Of keys and values: of large float32 vectors one is all that fits. Small blocks of three warp groups are read fast.
@@ -37,19 +39,21 @@ STAGES, FLOAT32_STAGES, SMALL_STAGES = (2,), (2, 1), (4, 3, 2)
 SCORE_STAGES = (2, 1, 0)  # 1,159, 1,308 and 2,029 us with a bias of 4096 x 4096 at head size 128
 SHARERS = 2  # elements of the batch, whose blocks share score tiles
 FLOAT32_TILES = ((128, 128), (128, 96), (128, 64), (64, 96), (64, 64))
-# With a function of scores, or dropout, for which three warp groups have few registers to spare.
+# With a function of scores, or dropout, for which three warp groups have few registers to spare; with one that loads
+# nothing they have enough.
 WITH_FUNCTIONS = ((128, 128), (128, 112), (128, 96), (128, 80), (128, 64), (192, 112))
 # Registers that a thread may hold without spilling some, by warp groups; a mask's function, dropout, and both together
 # need so many (benchmarks/results/attention_kernels.md).
 MOST_HELD = {1: 216, 2: 199, 3: 144}
 OF_MASK, OF_DROPOUT, OF_BOTH = 16, 44, 30
 WIDEST_DROPOUT = 112
-# The time of a block of 128 keys by queries of a tile, measured at head size 64; of other blocks, a fixed part; and of
-# a tile besides its blocks, in blocks.
+# The time of a block of 128 keys by queries of a tile, measured at head size 64; of other blocks, a fixed part, less
+# where scores are computed, of heads up to 128; and of a tile besides its blocks, in blocks.
 BLOCK = {192: 1.18, 128: 1.0, 64: 0.85}
 LARGE_BLOCK = 1.29  # of 192 queries, with larger heads
-SKIPPING = 0.95  # of that, where warp groups let blocks pass
-BLOCK_START = 0.15
+SKIPPING = 0.95  # of that, where warp groups let blocks pass under a causal mask
+PASSING = 0.5  # of a block's time, in which they let one pass under a window
+BLOCK_START, COMPUTED_START = 0.15, 0.03
 ONE_STAGE = 1.3  # of float32: as much longer where a block's copies wait for the multiplies of the one before
 TILE_START = 1.3
 COMBINED = 3  # blocks' time of the step that combines splits
@@ -103,10 +107,10 @@ def _skips(problem: Attention, knobs: AttentionSm90Knobs) -> bool:
     """
     if knobs.consumers != 3 or knobs.heads > 1 or mask_function(problem) is not None or problem.dropout is not None:
         return False
-    if score_function(problem) is not None and not knobs.score_stages:
-        return False  # what it loads takes the registers
+    if problem.operands and not knobs.score_stages:
+        return False  # what a function loads takes the registers
     if problem.mask.band.right is not None:
-        return score_function(problem) is None
+        return not problem.operands
     return _working(problem, knobs, (problem.query_length - 1) // knobs.tile_m * knobs.tile_m) < knobs.consumers
 
 
@@ -126,22 +130,26 @@ def _working(problem: Attention, knobs: AttentionSm90Knobs, query: int) -> int:
 
 def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float:
     """About, in blocks of 128 x 128."""
-    band = problem.mask.band
-    large = knobs.consumers == 3 and max(problem.head_size, problem.value_head_size) > 64
-    masked = band.right is not None
-    one = LARGE_BLOCK * (SKIPPING if knobs.skips and masked else 1) if large else BLOCK[knobs.tile_m * knobs.blocks]
-    together = one / knobs.blocks  # blocks of a multiprocessor are as its warp groups
-    block = together * (BLOCK_START + (1 - BLOCK_START) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
-    times: list[float] = []
-    idle = knobs.skips and not masked  # under a mask SKIPPING has what warp groups without queries save
+    band, size = problem.mask.band, max(problem.head_size, problem.value_head_size)
+    masked, windowed = band.right is not None, band.right is not None and band.left is not None
+    one = BLOCK[knobs.tile_m * knobs.blocks] / knobs.blocks  # which run as its warp groups do
+    if knobs.consumers == 3 and size > 64:
+        one = LARGE_BLOCK * (SKIPPING if knobs.skips and masked and not windowed else 1)
+    start = COMPUTED_START if _is_computed(problem) and size <= 128 else BLOCK_START
+    block = one * (start + (1 - start) * knobs.tile_n / 128) * (ONE_STAGE if knobs.stages == 1 else 1)
+    passing = knobs.skips and windowed
+    tile_start = TILE_START * (1 if passing else one)
     queries = knobs.tile_m // knobs.heads
+    times: list[float] = []
     for query in range(0, problem.query_length, queries):
-        last = min(query + queries, problem.query_length) - 1
-        first_key = 0 if band.left is None else max(0, query - band.left)
-        end_key = problem.key_length if band.right is None else min(problem.key_length, last + band.right + 1)
-        blocks = max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
-        working = BLOCK[64 * _working(problem, knobs, query)] / BLOCK[knobs.tile_m] if idle else 1
-        times.append(working * (blocks * block + TILE_START * together))
+        blocks: float = _seen_blocks(problem, knobs, query, queries)
+        if passing:
+            ends = range(query, min(query + queries, problem.query_length), 64)
+            own = sum(max(1, _seen_blocks(problem, knobs, first, 64)) for first in ends) / len(ends)
+            blocks += (1 - PASSING) * (own - blocks)
+        # Under a mask, SKIPPING has what those without queries save.
+        working = _working(problem, knobs, query) if knobs.skips and not masked else knobs.consumers
+        times.append(BLOCK[64 * working] / BLOCK[knobs.tile_m] * (blocks * block + tile_start))
     rows, parts = tile_count(problem, knobs) // len(times), splits(problem, knobs, target)
     spread = rows * sum(times) / target.sm_count + (max(times) - min(times)) / 4
     # Some multiprocessor has so many of the longest ones.
@@ -150,14 +158,20 @@ def time(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> float
     return max(spread, *rounds) + (COMBINED if parts > 1 else 0)
 
 
+def _seen_blocks(problem: Attention, knobs: AttentionSm90Knobs, query: int, queries: int) -> int:
+    """Of keys, which so many queries see of the band."""
+    band, last = problem.mask.band, min(query + queries, problem.query_length) - 1
+    first_key = 0 if band.left is None else max(0, query - band.left)
+    end_key = problem.key_length if band.right is None else min(problem.key_length, last + band.right + 1)
+    return max(0, ceil(end_key / knobs.tile_n) - first_key // knobs.tile_n)
+
+
 def _tiles(problem: Attention) -> Sequence[tuple[int, int]]:
     """Of queries and keys."""
     if by_feature(problem):
         return FLOAT32_TILES
     if not _has_functions(problem):
-        # Small blocks of three warp groups are for tiles that see many; those of parts of a sequence see few.
-        few = problem.mask.query_segments is not None
-        return (*(tile for tile in TILES if not (few and _is_small(tile))), *SHORT)
+        return (*TILES, *SHORT)
     if problem.query_length <= SHORT[0][0]:
         return SHORT
     if score_function(problem) is not None or problem.dropout is not None:
@@ -181,8 +195,12 @@ def _stages(problem: Attention, tile: tuple[int, int]) -> Sequence[int]:
 def _queries(problem: Attention, tile: tuple[int, int]) -> Sequence[tuple[int, bool]]:
     """Where queries may be, best first: a few leave the room to stages of keys, and functions leave no registers."""
     few = tile[0] <= SHORT[0][0]
+    if _is_computed(problem) and not by_feature(problem):
+        return (IN_REGISTERS, IN_ONE_STAGE)
     if by_feature(problem) or _has_functions(problem):
         return (IN_ONE_STAGE,) if few else (IN_TWO_STAGES, IN_ONE_STAGE)
+    if _is_small(tile) and (problem.head_size > LARGEST_IN_REGISTERS or tile == NARROW):
+        return (IN_ONE_STAGE, IN_TWO_STAGES, IN_REGISTERS)  # beside four stages of keys
     if few or problem.head_size <= LARGEST_IN_REGISTERS or problem.mask.band.left is not None:
         return (IN_REGISTERS, IN_TWO_STAGES, IN_ONE_STAGE)
     return (IN_TWO_STAGES, IN_REGISTERS, IN_ONE_STAGE)
@@ -194,8 +212,20 @@ def _has_functions(problem: Attention) -> bool:
     return any(one is not None for one in functions)
 
 
+def _is_computed(problem: Attention) -> bool:
+    """Whether a function of scores that loads nothing is all there is besides a band: its operations are as long as
+    multiplies are, so that what counts is how many scores a tile has.
+    """
+    computed = score_function(problem) is not None and not problem.operands
+    return computed and mask_function(problem) is None and problem.dropout is None
+
+
 def _with_functions(problem: Attention) -> Sequence[tuple[int, int]]:
     """Tiles of queries and keys, with a function of scores."""
+    if _is_computed(problem):
+        skipping = problem.mask.band.right is not None
+        large = max(problem.head_size, problem.value_head_size) > LARGEST_IN_REGISTERS
+        return (NARROW, *WITH_FUNCTIONS[:-1]) if skipping or not large else WITH_FUNCTIONS[:-1]
     if not _tiled(problem):
         return WITH_FUNCTIONS
     # What comes in tiles takes no registers of consumers; but where there are three of them, the producer has too few
