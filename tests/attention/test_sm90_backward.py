@@ -58,7 +58,9 @@ SMALL = {
     "segments, causal": Gradients((300, 300, 32, 96), (2, 1), 2, segment_ids=True, **CAUSAL, **RESIDUAL),
     "segments, of keys": Gradients((200, 300, 64, 64), by="kv", segment_ids=True),
     "positions": Gradients((200, 300, 64, 64), (2, 1), 2, positions=True, **WINDOW, **RESIDUAL),
-    "positions, lengths": Gradients((100, 140, 64, 64), batch=2, positions=True, lengths=True, **CAUSAL, **SINKS),
+    "positions, lengths": Gradients(
+        (100, 140, 64, 64), batch=2, positions=True, lengths=True, **CAUSAL, **SINKS, **RESIDUAL
+    ),
     "bias": Gradients((150, 300, 64, 64), (4, 2), 2, **bias(1, 4, 150, 300), **RESIDUAL),
     "bias, causal": Gradients((150, 301, 32, 32), (2, 1), 2, **bias(2, 1, 150, 301, dtype="float32"), **ALIGNED),
     "bias of keys": Gradients((70, 200, 128, 64), (2, 1), 3, **bias(3, 1, 1, 200), lengths=True),

@@ -50,7 +50,7 @@ SMALL = {
     "lengths": Gradients((140, 200, 32, 32), (2, 2), 3, lengths=True, **RESIDUAL),
     "lengths, aligned": Gradients((150, 300, 32, 96), (2, 1), 3, lengths=True, **ALIGNED, **RESIDUAL),
     "lengths, window": Gradients((150, 300, 32, 32), (2, 1), 3, lengths=True, **WINDOW),
-    "lengths, sinks": Gradients((150, 140, 32, 32), (2, 1), 3, lengths=True, **CAUSAL, **SINKS),
+    "lengths, sinks": Gradients((150, 140, 32, 32), (2, 1), 3, lengths=True, **CAUSAL, **SINKS, **RESIDUAL),
     "heads first": Gradients((140, 200, 32, 96), (4, 2), 2, heads_first=True, **CAUSAL, **RESIDUAL),
     "short": Gradients((3, 200, 8, 8), (4, 4), 2),
     "segments": Gradients((300, 300, 32, 96), (2, 1), 2, segment_ids=True, **CAUSAL, **RESIDUAL),

@@ -30,6 +30,17 @@ struct AttentionSm90BackwardDefaults : AttentionMaskDefaults {
   using DValue = void;
 };
 
+/// The number that a row has, if rows have such numbers.
+template <class Operand>
+__device__ __forceinline__ float number_of_row(const OperandAddress& address, int batch, int row) {
+  if constexpr (is_same<Operand, void>) {
+    return 0;
+  } else {
+    const auto* data = static_cast<const typename Operand::Type*>(address.data);
+    return widen(data[address.of_batch<Operand::kAffine>(batch) + address.of_row<Operand::kAffine>(row)]);
+  }
+}
+
 /// How many results a function has, if it is there.
 template <class Function>
 inline constexpr int kResultsOf = Function::kResults;

@@ -35,17 +35,6 @@ struct AttentionSm90BackwardRows {
   static_assert(Config::kValueSize <= 256 && Config::kTileM % kOfThread == 0, "lanes have a vector each, of one batch");
 };
 
-/// The number that a row has, if rows have such numbers.
-template <class Operand>
-__device__ __forceinline__ float number_of_row(const OperandAddress& address, int batch, int row) {
-  if constexpr (is_same<Operand, void>) {
-    return 0;
-  } else {
-    const auto* data = static_cast<const typename Operand::Type*>(address.data);
-    return widen(data[address.of_batch<Operand::kAffine>(batch) + address.of_row<Operand::kAffine>(row)]);
-  }
-}
-
 template <class Config>
 __device__ __forceinline__ void attention_sm90_backward_rows(const AttentionSm90BackwardRows<Config>& call) {
   using Call = AttentionSm90BackwardRows<Config>;

@@ -1,4 +1,5 @@
-// The gradient of sinks: the sum of -exp(sink - log-sum-exp) * delta over the queries of all batches that share one.
+// The gradient of sinks: the sum of -exp(sink - log-sum-exp) * delta over the queries of all batches that share one. Of
+// queries past their element's length, which are not among the numbers of rows, the sink is the log-sum-exp.
 //
 //   grid             a block a batch: the first of those that share a sink adds up their queries, always in the same
 //                    order; the others are done
@@ -15,9 +16,10 @@ namespace jaxdnn {
 
 template <class Config>
 struct AttentionSm90BackwardSinks {
-  OperandAddress sinks, d_sinks;
+  OperandAddress sinks, d_sinks, d_log_sum_exp, query_lengths;
   const float* rows = nullptr;
   int batches = 0;  // of heads
+  int query_length = 0;
   long long batch_rows = 0;
 
   static constexpr int kThreads = 256;
@@ -44,6 +46,11 @@ __device__ __forceinline__ void attention_sm90_backward_sinks(const AttentionSm9
     const float* const rows = call.rows + 2 * other * call.batch_rows;
     for (long long row = threadIdx.x; row < call.batch_rows; row += Call::kThreads) {
       total[0] -= ptx::ex2_approx_ftz(sink - rows[2 * row]) * rows[2 * row + 1];
+    }
+    const int length = number_of_batch<typename Config::QueryLengths>(call.query_lengths, other, call.query_length);
+    if (sink == -math::infinity<float>()) continue;
+    for (int row = length + threadIdx.x; row < call.query_length; row += Call::kThreads) {
+      total[0] += number_of_row<typename Config::DLogSumExp>(call.d_log_sum_exp, other, row);
     }
   }
   sum(total);

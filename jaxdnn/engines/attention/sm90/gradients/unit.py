@@ -169,9 +169,9 @@ class _Statement:
 
     def sinks(self) -> Stage:
         found = [
-            *self.place_parameters(("sinks", "d_sinks")),
+            *self.place_parameters(("sinks", "d_sinks", "d_log_sum_exp", "query_lengths")),
             Parameter("const float*", "rows", "rows", _ROWS),
-            *numbers(batches=self.batches),
+            *numbers(batches=self.batches, query_length=self.problem.query_length),
             *numbers("long long", batch_rows=self.rows),
         ]
         return self.small("sinks", "", found, self.batches, 256, SINKS_SHARED)
