@@ -95,6 +95,8 @@ LARGE = {
     "bias 128": call((4096, 4096, 128, 128), (8, 8), **bias(1, 8, 4096, 4096), **CAUSAL),
     "bias 192": call((4096, 4096, 192, 192), (8, 8), **bias(1, 8, 4096, 4096)),
     "bias 256": call((4096, 4096, 256, 256), (8, 8), **bias(1, 8, 4096, 4096)),
+    "soft cap 64": call((4096, 4096, 64, 64), (8, 8), **CAUSAL, logits_soft_cap=30.0, **RESIDUAL),
+    "soft cap 64, segments": call((4096, 4096, 64, 64), (8, 8), **CAUSAL, logits_soft_cap=30.0, segment_ids=True),
     "soft cap 128": call((4096, 4096, 128, 128), (8, 8), **CAUSAL, logits_soft_cap=30.0),
     "slopes 128": call((4096, 4096, 128, 128), (8, 8), score_mod=slopes, **CAUSAL, **RESIDUAL),
     "mask 128": call((4096, 4096, 128, 128), (8, 8), **mask(1, 1, 4096, 4096)),

@@ -226,11 +226,10 @@ def _with_functions(problem: Attention) -> Sequence[tuple[int, int]]:
         skipping = problem.mask.band.right is not None
         large = max(problem.head_size, problem.value_head_size) > LARGEST_IN_REGISTERS
         return (NARROW, *WITH_FUNCTIONS[:-1]) if skipping or not large else WITH_FUNCTIONS[:-1]
-    if not _tiled(problem):
-        return WITH_FUNCTIONS
-    # What comes in tiles takes no registers of consumers; but where there are three of them, the producer has too few
-    # for a list and a fourth ring.
-    return (TILES[0], *WITH_FUNCTIONS) if mask_function(problem) is None else WITH_FUNCTIONS[:-1]
+    if mask_function(problem) is not None:  # three warp groups have no registers for both
+        return WITH_FUNCTIONS[:-1]
+    # What comes in tiles takes no registers of consumers.
+    return (TILES[0], *WITH_FUNCTIONS) if _tiled(problem) else WITH_FUNCTIONS
 
 
 def _tiled(problem: Attention) -> bool:
