@@ -195,7 +195,7 @@ def _stages(problem: Attention, tile: tuple[int, int]) -> Sequence[int]:
 def _queries(problem: Attention, tile: tuple[int, int]) -> Sequence[tuple[int, bool]]:
     """Where queries may be, best first: a few leave the room to stages of keys, and functions leave no registers."""
     few = tile[0] <= SHORT[0][0]
-    if _is_computed(problem) and not by_feature(problem):
+    if _is_computed(problem):
         return (IN_REGISTERS, IN_ONE_STAGE)
     if by_feature(problem) or _has_functions(problem):
         return (IN_ONE_STAGE,) if few else (IN_TWO_STAGES, IN_ONE_STAGE)
@@ -213,10 +213,10 @@ def _has_functions(problem: Attention) -> bool:
 
 
 def _is_computed(problem: Attention) -> bool:
-    """Whether a function of scores that loads nothing is all there is besides a band: its operations are as long as
-    multiplies are, so that what counts is how many scores a tile has.
+    """Whether a function of scores that loads nothing is all there is besides a band: its operations take as long as
+    multiplies of 16 bits, so that what counts is how many scores a tile has.
     """
-    computed = score_function(problem) is not None and not problem.operands
+    computed = score_function(problem) is not None and not problem.operands and not by_feature(problem)
     return computed and mask_function(problem) is None and problem.dropout is None
 
 
