@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import pytest
 
 from jaxdnn import device
 from jaxdnn.bench.convolution import Call, case
@@ -58,22 +59,32 @@ def test_first_choices_are_fast():
     assert max(ratios.values()) <= 1.08, ratios
 
 
-def test_first_choices_of_sequences_are_fast():
+@pytest.mark.parametrize(
+    ("name", "calls", "mean", "worst"), [("sequences", 40, 1.03, 1.17), ("few_channels", 20, 1.065, 1.39)]
+)
+def test_first_choices_by_patches_are_fast(name, calls, mean, worst):
     """Within 3% of the fastest in the mean, of sequences and of images whose filter stays, 17% at worst: of what was
-    timed, whatever its stages, for there were fewer of patches then.
+    timed, whatever its stages, for there were fewer of patches then. Of what was drawn with few channels two are far
+    off: a filter whose rows begin between sectors, and the shortest sum of all.
     """
     names = ("batch", "places", "channels", "window", "features", "dilation", "direction", "epilogue")
     tile = ("tile_m", "tile_n", "cluster_m", "cluster_n", "consumers", "schedule", "swapped", "patch", "along_lines")
     ratios = {}
-    for key, group in measured("nvidia-h200-sequences.csv", names):
+    for key, group in measured(f"nvidia-h200-{name}.csv", names):
         found = {tuple(map(row.get, tile)): float(row["microseconds"]) for row in group}
         batch, places, channels, window, features, dilation, direction, epilogue = key
         image = (int(batch), *map(int, places.split("x")), int(channels))
         fields = {"dilation": int(dilation), "epilogue": epilogue}
         call = Call(image, tuple(map(int, window.split("x"))), int(features), **fields)
-        chosen = ({name: str(getattr(knobs, name)) for name in tile} for knobs in configurations(call, direction))
-        timed = (found[one] for one in (tuple(knobs.values()) for knobs in chosen) if one in found)
-        ratios[key] = next(timed) / min(found.values())
-    assert len(ratios) > 40
-    assert statistics.fmean(ratios.values()) <= 1.03, ratios
-    assert max(ratios.values()) <= 1.17, ratios
+        chosen = (tuple(str(getattr(knobs, one)) for one in tile) for knobs in configurations(call, direction))
+        ratios[key] = next(found[one] for one in chosen if one in found) / min(found.values())
+    assert len(ratios) > calls
+    assert statistics.fmean(ratios.values()) <= mean, ratios
+    assert max(ratios.values()) <= worst, ratios
+
+
+@pytest.mark.parametrize(("features", "width"), [(104, 112), (112, 112), (200, 224), (32, 32)])
+def test_columns_between_widths_have_tiles_of_their_own(features, width):
+    """34 us with 104 columns, of which tiles of 16, or im2col, took 66."""
+    knobs = next(configurations(Call((56, 3328, 16), (3,), features), "fprop"))
+    assert (bool(knobs.patch), knobs.tile_n) == (True, width)

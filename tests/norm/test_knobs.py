@@ -56,6 +56,27 @@ def test_skewed_rows_have_wide_accesses_and_few_loads_of_parameters():
     assert first(replace(rows, shape=(4097, 37))).vector == 1
 
 
+def test_short_skewed_rows_are_read_four_columns_at_a_time():
+    rows = NormCase("layer_norm", (90_000, 301), x=BF16, scale=BF16, bias=BF16)
+    assert (first(rows).vector, first(rows).turns, first(rows).rows_per_block) == (4, 8, 8)
+    assert first(replace(rows, shape=(14_000, 2053))).vector == 8
+
+
+def test_one_parameter_of_a_long_skewed_row_comes_as_soon_as_the_row():
+    rows = NormCase("rms_norm", (4097, 5121), x=BF16, scale=BF16)
+    assert (first(rows).turns, first(rows).stages, first(rows).prefetch) == (1, 0, 409)
+    assert first(replace(rows, shape=(40_000, 771))).turns == 8
+
+
+@pytest.mark.parametrize(
+    ("columns", "layout"),
+    [(19, (1, 3, 8)), (61, (1, 4, 16)), (97, (1, 4, 32)), (201, (1, 7, 32)), (198, (2, 4, 32)), (60, (4, 4, 4))],
+)
+def test_narrow_accesses_are_few_of_a_thread(columns, layout):
+    knobs = first(NormCase("rms_norm", (40_000, columns), x=BF16, scale=BF16))
+    assert (knobs.vector, knobs.vectors, knobs.threads_per_row) == layout
+
+
 def test_few_long_rows_are_in_flight_in_two_launches():
     few = NormCase("rms_norm", (64, 262_144), x=BF16, scale=F32)
     assert (first(few).join, first(few).stages, first(few).turns) == ("launches", 2, 4)

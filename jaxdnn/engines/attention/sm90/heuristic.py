@@ -65,7 +65,7 @@ DEEP = ((2, 4), (2, 3), (1, 4), (1, 3))  # blocks of a multiprocessor, and stage
 # tiles, and keys are not split where 0.8 of the multiprocessors have a tile, which then draw the whole bandwidth.
 PACKED = 0.9
 ALONE = 1 / 0.8
-COMBINE_BYTES = 10_000_000  # what memory delivers during a launch, of 2.5 us
+COMBINE_BYTES = 19_000_000  # what memory delivers while splits are combined: 3.2 us, and 1.3 between two launches
 
 
 def candidates(problem: Attention, target: Target) -> Iterator[AttentionSm90Knobs]:
@@ -316,9 +316,9 @@ def splits(problem: Attention, knobs: AttentionSm90Knobs, target: Target) -> int
     block = problem.key.itemsize * knobs.tile_n * (problem.head_size + problem.value_head_size)
 
     def cost(splits: int) -> float:
-        parts, part = ceil(tiles * splits / slots), ceil(blocks / splits)
-        drawn = slots / ALONE  # by all, while one draws a block
-        apart = part / 2 if parts > 1 and problem.mask.key_lengths is not None else 0
+        parts, part = ceil(tiles * splits / target.sm_count), ceil(blocks / splits)
+        drawn = target.sm_count / ALONE  # by all, while one multiprocessor draws a block
+        apart = part / 2 * knobs.blocks if tiles * splits > slots and problem.mask.key_lengths is not None else 0
         time = (max(tiles * blocks, parts * part * drawn) + apart * drawn) * block
         return time if splits == 1 else time + COMBINE_BYTES + 2 * sum(partial_bytes(problem, splits))
 

@@ -15,6 +15,9 @@ from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, NormKnobs, Room, vecto
 MOST_CANDIDATES = 8
 # Rows that are on their way into the L2 cache before a block wants them. Too many push each other out [10].
 PREFETCH_BYTES = 4 << 20
+LEAST_PREFETCHED = 2048  # bytes of a row
+NARROW_BYTES = 8
+SHORT_ROW = 4096
 Join = Literal["cluster", "launches"]
 
 
@@ -54,9 +57,11 @@ class Heuristic(Room):
         each = -(-vector_columns(columns, vector) // (vector * splits))
         threads_per_row = power_of_two(-(-each * vector // elements))
         # Four neighbouring lanes, and a warp of a row in splits or a skewed one, even if that leaves a thread fewer
-        # columns.
+        # columns. Narrow accesses are few of a thread, and neighbours' where a warp has enough lanes [21].
         warp = splits > 1 or columns % vector
-        threads_per_row = max(threads_per_row, 32 if warp else min(4, power_of_two(each)))
+        narrow = vector * min(self.row_sizes) < NARROW_BYTES
+        lanes = min(32, power_of_two(-(-each // 4))) if narrow else min(4, power_of_two(each))
+        threads_per_row = max(threads_per_row, 32 if warp else lanes)
         if threads_per_row > 1024 or (splits - 1) * each * vector >= columns:
             return None
         rows = max(1, threads // threads_per_row) if splits == 1 else 1
@@ -134,8 +139,16 @@ class Heuristic(Room):
         return next(turns for turns, taken in rounds.items() if taken <= 1.15 * rounds[1])
 
     def skewed_candidates(self, elements: int) -> Iterator[NormKnobs]:
-        """Parameters of a skewed row come one at a time: they are kept for eight, where registers hold them [13]."""
-        ring, near = self.long_ring(8)(self.layout(1, elements, 128)), self.near(elements)
+        """Parameters of a skewed row come one at a time: they are kept for eight, where registers hold them [13]. Short
+        rows are read four columns at a time then; and one parameter of a long row comes as soon as the row [22].
+        """
+        row_bytes, *others = (size * self.problem.columns for size in self.row_sizes)
+        short = row_bytes <= SHORT_ROW and not others
+        if len(self.parameter_sizes) == 1 and row_bytes >= LEAST_PREFETCHED and not others:
+            direct = self.direct(self.layout(1, elements, 256))
+            yield from [direct] if direct else []
+        layout = self.layout(1, elements, 256, widest=4) if short else self.layout(1, elements, 128)
+        ring, near = self.long_ring(8)(layout), self.near(elements)
         kept = ring is not None and ring.threads * ring.blocks_per_sm >= 512
         yield from (knobs for knobs in ([ring, near] if kept else [near, ring]) if knobs)
 
@@ -185,7 +198,7 @@ class Heuristic(Room):
         row_bytes = [size * self.problem.columns for size in self.row_sizes]
         if self.target.compute_capability < 90 or knobs.splits > 1 or self.words == 2:
             return knobs
-        if min(row_bytes) < 2048:
+        if min(row_bytes) < LEAST_PREFETCHED:
             return knobs
         return replace(knobs, prefetch=max(1, PREFETCH_BYTES // (sum(row_bytes) * knobs.rows_per_block)))
 

@@ -43,6 +43,8 @@ _SHAPES = (
     ConvolutionKnobs(cluster_m=1, tile_m=128, schedule="pingpong", consumers=3),
 )
 _WIDTHS = (256, 192, 160, 128, 96, 80, 64, 48, 32, 16)
+_BETWEEN = (224, 112)  # of 97 to 112 columns, or twice as many, of which the others leave more, or are narrow [18]
+_WIDE = 64
 _ENOUGH_STAGES = 4
 _MOST_STAGES = {128: 4, 64: 6, 32: 8}  # by bytes of channels, where the filter stays: so much is on its way [15]
 _ACCUMULATORS_OF_THREE = 64  # of a thread that is compiled for 128 registers [11]
@@ -86,10 +88,15 @@ def _resident(gemm: ImplicitGemm, knobs: ConvolutionKnobs) -> ConvolutionKnobs:
 def _widths(gemm: ImplicitGemm) -> list[int]:
     """Columns of tiles, the widest first: of those with few past the last column, none much narrower than others."""
     columns = gemm.group_columns if gemm.groups > 1 else gemm.product.n
-    padded = {width: ceil(columns / width) * width for width in _WIDTHS}
-    least = min(padded.values())
-    fitting = [width for width in _WIDTHS if padded[width] <= _SPARE * least]
-    return [width for width in fitting if 4 * width >= min(columns, fitting[0])]
+
+    def fitting(widths: tuple[int, ...]) -> list[int]:
+        padded = {width: ceil(columns / width) * width for width in widths}
+        return [width for width in widths if padded[width] <= _SPARE * min(padded.values())]
+
+    found = fitting(_WIDTHS)
+    if found[0] < _WIDE:
+        found = fitting((*_BETWEEN, *_WIDTHS))
+    return [width for width in found if 4 * width >= min(columns, found[0])]
 
 
 def _lines(gemm: ImplicitGemm) -> list[int]:
