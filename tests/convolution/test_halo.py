@@ -59,6 +59,8 @@ SMALL = edges.SMALL | {
     "residual, one dimension": convolution(
         (3, 139, 64), (2, 64, 72), BF16, padding="SAME", epilogue="residual", extras=(row(72), ((3, 139, 72), BF16))
     ),
+    "features between widths": convolution((2, 139, 16), (3, 16, 104), BF16, padding="SAME"),
+    "twice as many": convolution((2, 70, 32), (4, 32, 200), F16, padding="SAME"),
     "residual, three dimensions": convolution(
         (2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME", epilogue="residual",
         extras=(row(32), ((2, 3, 9, 6, 32), BF16)),
@@ -110,6 +112,14 @@ FORCED = {
         patches(tile_m=64, tile_n=16, stages=3, patch=64, filter_stages=9, swizzle=1, **IN_TURNS),
     ],
     "one dimension, dilated, image": [patches(tile_m=192, tile_n=32, consumers=3, stages=2, patch=32)],
+    "features between widths, output": [
+        patches(tile_m=128, tile_n=112, stages=4, patch=32, filter_stages=3, **IN_TURNS),
+        patches(tile_m=192, tile_n=112, stages=3, consumers=3, patch=64, filter_stages=5),
+    ],
+    "twice as many, output": [
+        patches(tile_m=128, tile_n=224, stages=3, patch=64, filter_stages=4, resident=True),
+        patches(tile_m=192, tile_n=112, stages=2, consumers=3, patch=64, filter_stages=4, resident=True, swizzle=1),
+    ],
     "residual, one dimension, output": [patches(tile_m=256, tile_n=80, stages=2, patch=64, fetch="tma")],
     # A block more than a convolution has.
     "both, mapped, output": [patches(tile_m=192, tile_n=16, consumers=3, stages=2, patch=64)],
@@ -130,6 +140,8 @@ LARGE = {
     "volume": convolution((4, 16, 56, 56, 64), (3, 3, 3, 64, 64), BF16, padding="SAME"),
     "volume of 32 channels": convolution((1, 128, 128, 128, 32), (3, 3, 3, 32, 32), BF16, padding="SAME"),
     "one dimension": convolution((64, 3000, 80), (3, 80, 512), BF16, padding="SAME"),
+    "104 features": convolution((56, 3328, 16), (3, 16, 104), BF16, padding="SAME"),
+    "200 features": convolution((86, 1000, 32), (7, 32, 200), BF16, padding="SAME"),
     "32 groups": convolution((128, 14, 14, 1024), (3, 3, 32, 1024), BF16, padding="SAME", groups=32),
     "16 groups": convolution((32, 56, 56, 256), (3, 3, 16, 256), BF16, padding="SAME", groups=16, rhs_dilation=(2, 2)),
     "gelu": convolution(

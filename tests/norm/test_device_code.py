@@ -144,6 +144,16 @@ RUNS = {
         NormKnobs(4, 2, 32, 2, turns=3),
         NormKnobs(4, 2, 32, 2),
     ),
+    "skewed, eight rows in stages": Run(
+        rms(70, 139, x=BF16, scale=BF16),
+        NormKnobs(4, 2, 32, 8, stages=2, turns=8),
+        NormKnobs(4, 2, 32, 8, stages=2),
+    ),
+    "narrow rows of half a warp": Run(
+        layer(41, 61, x=BF16, scale=BF16, bias=BF16, statistics=True),
+        NormKnobs(1, 4, 16, 16, turns=1),
+        NormKnobs(1, 4, 16, 16),
+    ),
     "skewed, in stages": Run(
         layer(27, 261, x=F16, scale=F16, bias=F16, data="large_mean"),
         NormKnobs(8, 1, 64, 2, stages=2, turns=3),
