@@ -181,6 +181,17 @@ def test_gradients_in_float32(tmp_path):
     assert not np.array_equal(results[1], results[1].astype(problem.key.dtype).astype("float32"))
 
 
+def test_a_sink_of_minus_infinity_has_no_gradient(tmp_path):
+    """Nor do queries that see nothing, or are past their element's length."""
+    one = SMALL["lengths, sinks"]
+    operands, results = one.operands(sinks=np.float32([-np.inf, 0.5])), one.results()
+    Emulated([planned(one.problem)], tmp_path).run(0, operands, results)
+    one.check(operands, results)
+    ((first, second),) = results[list(one.backward.signature.results).index("d_sinks")]
+    assert first == 0
+    assert second != 0
+
+
 def test_what_is_not_asked_for_is_not_computed(tmp_path):
     short = SMALL["short"]
     problem = short.problem

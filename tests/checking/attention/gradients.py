@@ -50,8 +50,8 @@ class Gradients:
         self.forward, self.backward = find_differentiated_calls(called, *vectors, *jax.tree.leaves(named))
         self.problem = self.backward.problem
 
-    def operands(self):
-        """Of the backward call: random ones, and the results of the forward one."""
+    def operands(self, **given):
+        """Of the backward call: random ones but for those that are `given`, and the results of the forward one."""
         problem = self.problem
         random = np.random.default_rng(0)
         lengths = {"query_lengths": problem.query_length, "key_lengths": problem.key_length}
@@ -61,6 +61,7 @@ class Gradients:
                 found[name] = random.standard_normal(type_.shape).astype(type_.dtype)
             else:
                 found[name] = operand(name, type_, lengths)
+        found |= given
         types = self.forward.signature.results
         results = problems.run(
             self.forward.problem, [found[name] for name in self.forward.signature.operands], list(types.values())
