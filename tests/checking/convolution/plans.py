@@ -10,6 +10,7 @@ from checking.convolution.exact import arrays, check
 from checking.product.calls import run_plan
 from jaxdnn import device
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
+from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 
 ENGINE = ConvolutionSm90()
 H100 = device._NAMED[90]
@@ -48,6 +49,11 @@ def check_where_finite(call, operands, machine, number):
         assert finite.any()
         assert not finite.all()
         np.testing.assert_array_equal(np.isfinite(np.float64(found)).ravel(), finite)
+
+
+def patches(tile_m=128, patch=128, filter_stages=6, **knobs):
+    """Knobs of patches, in blocks by themselves."""
+    return ConvolutionKnobs(tile_m=tile_m, patch=patch, filter_stages=filter_stages, **{"cluster_m": 1} | knobs)
 
 
 def check_compiled(problem, most, offered=by_places):
