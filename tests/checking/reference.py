@@ -170,8 +170,8 @@ def attention(
     # A row that is NaN says nothing of values that it doesn't see, as zero times NaN would.
     weigh = _sum_of(there) if case.data == "nan" else dot("bnts,bsnd->bntd")
     weighted = rounding.product(weigh, kept, value, max(1, case.keys), case.input_unit)
-    # The total's cotangent is a sum over results as they were stored, of values as they were multiplied.
-    totals = rounding.derivative(jnp.broadcast_to(total[..., None], weighted.shape), case.input_unit)
+    # The total's cotangent is a sum over a query's results as they were stored, of values as they were multiplied.
+    totals = rounding.derivative(rounding.broadcast(total[..., None], weighted.shape), case.input_unit)
     out = rounding.each(weighted / totals)
     results = tuple(jnp.swapaxes(result, 1, 2) for result in (out, log_sum_exp)[: len(case.outputs)])
     return results if case.batch is not None else tuple(result[0] for result in results)
