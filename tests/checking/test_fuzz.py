@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from checking.calls import refusal
-from checking.cases import BF16, F16, F32, F64, TABLE, MatmulCase, NormCase
+from checking.cases import BF16, F16, F32, F64, TABLE, AttentionCase, MatmulCase, NormCase
 from checking.cases.dtypes import E4M3, E5M2, I8
 from checking.compare import as_tuple, difference
 from checking.compiler_log import kernels
@@ -37,6 +37,15 @@ def test_random_calls(op, start):
     numbers = range(start, min(start + PORTION, COUNT))
     wrong = [text for _, text in fuzz.failures(op, SEED, numbers, workers=2)]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("engine", ["xla", "host"])
+def test_weights_of_almost_one(engine):
+    """Gradients of queries that see few keys are small differences, of what is summed over features."""
+    case = AttentionCase(
+        seed=1693358851, queries=217, keys=6, heads=4, size=160, value_size=160, causal=True, lengths="query key"
+    )
+    assert fuzz.problem(fuzz.Fuzzed(case, "vjp", options=(("engine", engine),))) == ""
 
 
 @pytest.mark.parametrize("start", range(0, COUNT // 2, PORTION // 2))

@@ -32,12 +32,10 @@ def row(n):
 
 
 # Edges: lines of places that end in a block, images that end in a tile, channels that end in a stage.
-SMALL = edges.SMALL | {
+SMALL = edges.SMALL | edges.GROUPS | {
     "windows of 2, flipped": convolution((2, 8, 11, 40), (2, 4, 40, 64), F16, padding=((1, 0), (0, 2)), flip=True),
     "single lines": convolution((2, 5, 18, 32), (1, 3, 32, 64), BF16),
     "three dimensions": convolution((2, 3, 9, 6, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
-    "groups of 64": convolution((2, 6, 7, 128), (3, 3, 64, 192), BF16, padding="SAME", groups=2),
-    "groups of 32": convolution((2, 6, 7, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
     "epilogue": convolution(
         (2, 6, 9, 64), (3, 3, 64, 64), BF16, padding="SAME", epilogue="bias gelu", extras=(row(64),)
     ),

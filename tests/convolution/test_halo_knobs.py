@@ -14,10 +14,7 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 
 PADDED = ((1, 1), (1, 1))
-SMALL = edges.SMALL | {
-    "groups of 64": convolution((2, 6, 7, 128), (3, 3, 64, 192), BF16, padding="SAME", groups=2),
-    "groups of 32": convolution((2, 6, 7, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
-}
+SMALL = edges.SMALL | edges.GROUPS
 
 
 @pytest.mark.parametrize(

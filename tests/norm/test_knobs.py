@@ -60,12 +60,14 @@ def test_short_skewed_rows_are_read_four_columns_at_a_time():
     rows = NormCase("layer_norm", (90_000, 301), x=BF16, scale=BF16, bias=BF16)
     assert (first(rows).vector, first(rows).turns, first(rows).rows_per_block) == (4, 8, 8)
     assert first(replace(rows, shape=(14_000, 2053))).vector == 8
+    assert first(NormCase("rms_norm", (90_000, 301), x=BF16, scale=BF16, residual=BF16)).vector == 8
 
 
 def test_one_parameter_of_a_long_skewed_row_comes_as_soon_as_the_row():
     rows = NormCase("rms_norm", (4097, 5121), x=BF16, scale=BF16)
     assert (first(rows).turns, first(rows).stages, first(rows).prefetch) == (1, 0, 409)
     assert first(replace(rows, shape=(40_000, 771))).turns == 8
+    assert first(NormCase("rms_norm", (4097, 5121), x=BF16, scale=BF16, residual=BF16)).turns > 1
 
 
 @pytest.mark.parametrize(

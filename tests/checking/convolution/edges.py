@@ -15,3 +15,8 @@ SMALL = {
     "one dimension": convolution((3, 93, 72), (3, 72, 40), BF16, padding="SAME"),
     "one dimension, dilated": convolution((2, 150, 32), (4, 32, 72), F16, rhs_dilation=(3,), padding=((9, -2),)),
 }
+# Of which a tile has one, or two.
+GROUPS = {
+    "groups of 64": convolution((2, 6, 7, 128), (3, 3, 64, 192), BF16, padding="SAME", groups=2),
+    "groups of 32": convolution((2, 6, 7, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
+}

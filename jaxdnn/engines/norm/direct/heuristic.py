@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import Literal
 
 from jaxdnn.device import resident_clusters
-from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, NormKnobs, Room, vector_columns
+from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, NARROW_BYTES, NormKnobs, Room, vector_columns
 
 MOST_CANDIDATES = 8
 # Rows that are on their way into the L2 cache before a block wants them. Too many push each other out [10].
 PREFETCH_BYTES = 4 << 20
-LEAST_PREFETCHED = 2048  # bytes of a row
-NARROW_BYTES = 8
-SHORT_ROW = 4096
+LEAST_PREFETCHED, SHORT_ROW = 2048, 4096  # bytes of a row
 Join = Literal["cluster", "launches"]
 
 

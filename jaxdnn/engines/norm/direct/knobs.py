@@ -8,6 +8,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.norm.problem import Rows
 
+NARROW_BYTES = 8  # of an access, of which fewer are narrow
 MAX_CLUSTER = 8  # the largest that every device with clusters takes
 STREAMED = ("x", "residual", "d_y", "d_sum")  # operands of every row and column
 
@@ -131,7 +132,7 @@ class Room:
         columns = self.problem.columns
         dividing = math.gcd(columns, widest)
         together = self.problem.groups == 1 or self.problem.rows * columns % widest == 0
-        self.skewed = dividing * min(self.row_sizes) < 8 and together and columns >= 32 * widest
+        self.skewed = dividing * min(self.row_sizes) < NARROW_BYTES and together and columns >= 32 * widest
         self.vector = widest if self.skewed else dividing
 
     def shareable(self, knobs: NormKnobs) -> bool:
