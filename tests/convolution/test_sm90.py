@@ -51,6 +51,19 @@ def test_configurations_compile(name):
         check_compiled(problem, 8 if name == "28" else 2)
 
 
+@pytest.mark.parametrize(("channels", "features"), [(64, 104), (104, 64), (16, 64)])
+def test_maps_ask_for_lines_of_their_own(channels, features):
+    """Of rows of whole lines for two at once, and else for one, whose neighbour is of another row."""
+    case = convolution((2, 28, 28, channels), (3, 3, channels, features), BF16, padding="SAME")
+    asked = set()
+    for call in calls(case).values():
+        for knobs in ENGINE.configurations(call.problem, H100):
+            for launch in ENGINE.build(knobs, call.problem, H100).launches:
+                maps = [one for one in launch.arguments if isinstance(one, TensorMap) and one.dtype == 9]
+                asked |= {(one.strides[0] % 128 == 0, one.l2_promotion) for one in maps}
+    assert asked == {(True, 3), (False, 2)}
+
+
 def test_a_plan_is_what_it_is():
     """Windows of 3 x 2 in steps of 2 x 3, around an image of 11 x 10."""
     call = calls(SMALL["stride"])["output"]

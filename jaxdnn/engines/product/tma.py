@@ -46,6 +46,14 @@ def element_type(dtype: str, *, multiplied: bool = False) -> int:
     return TFLOAT32 if multiplied and dtype == "float32" else MAP_DTYPE.get(dtype, _BYTES)
 
 
+def promotion(row: int) -> int:
+    """How much the L2 cache loads at once of rows that are so many bytes apart. The second half of 256 bytes is another
+    row's, unless rows are whole lines ([48] in benchmarks/results/product_kernels.md, and [19] of Patches in
+    convolution_kernels.md).
+    """
+    return PROMOTE_128 if row % DEPTH_BYTES else PROMOTE_256
+
+
 def operand_map(
     matrix: Matrix, batch: int, along: bool, extent: int, *, sharers: int = 1, l2_promotion: int | None = None
 ) -> TensorMap:
@@ -71,9 +79,8 @@ def tensor_map(
     batched = matrix.batch_stride != 0 and batch > 1
     row = matrix.row_stride * matrix.itemsize
     if l2_promotion is None:
-        # The second half of what the L2 cache then loads is another row's, unless rows are whole lines of a matrix
-        # alone; of a batch's it is often nobody's ([48] in benchmarks/results/product_kernels.md).
-        l2_promotion = PROMOTE_128 if batched or row % DEPTH_BYTES else PROMOTE_256
+        # Of a batch, what the L2 cache loads besides is often nobody's [48].
+        l2_promotion = PROMOTE_128 if batched else promotion(row)
     return TensorMap(
         buffer=matrix.buffer,
         dtype=element_type(matrix.dtype, multiplied=multiplied),

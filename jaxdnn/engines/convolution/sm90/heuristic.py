@@ -63,6 +63,7 @@ _SWAPPED = tuple(
     Sm90Knobs(tile_m=128, tile_n=tile_n, stages=8, cluster_m=1, schedule="pingpong") for tile_n in (128, 192)
 )
 _SWAPPED_IM2COL = 0.98  # of what is expected of them is what they take
+_SWAPPED_ACROSS = 1.3  # likewise with filters whose rows are not whole lines [Patches, 19]
 _PADDED_IM2COL = 1.25  # times as long takes an image whose lines end with padding [Patches, 15]
 # Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
 # long as those [Dense layers].
@@ -94,7 +95,10 @@ def _unsure(knobs: Sm90Knobs) -> float:
 def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> float:
     longer = _CLUSTERED if knobs.cluster_m * knobs.cluster_n > 1 else 1
     longer *= _MERGED_IM2COL if gemm.merged > 1 else 1
-    longer *= _SWAPPED_IM2COL if knobs.swapped else 1
+    if knobs.swapped:
+        (filters,) = gemm.product.b
+        whole = filters.row_stride * filters.itemsize % DEPTH_BYTES == 0
+        longer *= _SWAPPED_IM2COL if whole else _SWAPPED_ACROSS
     longer *= _PADDED_IM2COL if gemm.multiplied < 1 else 1
     if gemm.product.a_transposed:
         longer *= _FILTER_IM2COL

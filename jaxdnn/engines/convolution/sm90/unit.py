@@ -16,7 +16,7 @@ from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, box_lines, depth
 from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.engines.product.split_k import Diagonal
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type, operand_map
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, SWIZZLE, element_type, operand_map, promotion
 from jaxdnn.engines.unit import Constant, Parameter, map_parameter, numbers
 from jaxdnn.plan import Scalar, TensorMap
 
@@ -105,7 +105,7 @@ class ConvolutionUnit(Unit):
             box=(gemm.line // image.itemsize, lines // knobs.cluster_n),
             element_strides=(1, *(axis.stride for axis in gemm.axes), 1),
             swizzle=SWIZZLE[gemm.line],
-            l2_promotion=PROMOTE_256,
+            l2_promotion=promotion(image.row_stride * image.itemsize),
             corners=tuple(axis.corners for axis in gemm.axes),
         )
 
@@ -133,7 +133,7 @@ class ConvolutionUnit(Unit):
             box=box,
             element_strides=(1, 1, 1),
             swizzle=SWIZZLE[gemm.line if along_k else DEPTH_BYTES],
-            l2_promotion=PROMOTE_256,
+            l2_promotion=promotion(matrix.row_stride * matrix.itemsize),
         )
 
 

@@ -12,7 +12,7 @@ from jaxdnn.engines.convolution.window_lines import SEGMENT, STAGE_SEGMENTS, Win
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.sm90.unit import Unit
-from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type
+from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type, promotion
 from jaxdnn.engines.unit import Constant, Parameter, map_parameter, numbers
 from jaxdnn.plan import TensorMap
 
@@ -86,7 +86,7 @@ class FewChannelsUnit(Unit):
             box=(CHUNK, lines.padded, lines.filter_lines, 1),
             element_strides=(1, 1, 1, 1),
             swizzle=SWIZZLE[DEPTH_BYTES],
-            l2_promotion=PROMOTE_256,
+            l2_promotion=promotion(row),
         )
 
     def _output_map(self, product: Product) -> TensorMap:
@@ -102,5 +102,5 @@ class FewChannelsUnit(Unit):
             box=(CHUNK, SEGMENT, 1),
             element_strides=(1, 1, 1),
             swizzle=SWIZZLE[DEPTH_BYTES],
-            l2_promotion=PROMOTE_256,
+            l2_promotion=promotion(row),
         )

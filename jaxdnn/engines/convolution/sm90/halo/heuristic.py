@@ -6,7 +6,7 @@ Numbers in brackets are those of the notes on patches in benchmarks/results/conv
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product as pairs
-from math import ceil
+from math import ceil, gcd
 
 from jaxdnn.device import Target, fewest_clusters
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
@@ -21,10 +21,11 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.accumulators import accumulator_limit, sums_rows
 from jaxdnn.engines.product.operands import packed
-from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.heuristic import fetched, storing
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers
 from jaxdnn.engines.product.sm90_model import (
+    ACROSS_LINES,
     L2_RATE,
     MEMORY_RATE,
     SHARED_RATE,
@@ -61,6 +62,7 @@ _SUMS = 2  # times as long as to store 2 bytes takes what is computed of a sum [
 _TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
 _FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
+_WAITING_FOR_LITTLE = 1.5  # likewise for two of shorter lines, which are little that is on its way [19]
 _SHORT_LINES = {128: 1.0, 64: 1.03, 32: 1.2}  # times as long, by bytes of channels in a stage [14, 15]
 _SHORT_TAPS = 1.15  # likewise of the shortest, where the filter passes by: its tiles are of one multiply [15]
 _STAGE = 0.1e-6  # seconds of a stage that nothing is multiplied [15]
@@ -137,14 +139,17 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     length = stages * patches.depth  # of K
     blocks = knobs.tile_m // BLOCK_ROWS
     taps = 0 if knobs.resident else patches.plane_taps
-    image = patches.loaded(knobs.tile_m)
-    loaded = stages * (image + taps * patches.tap_bytes(product, knobs))
-    lines = stages * (image // knobs.patch + taps * patches.tap_lines(product, knobs))
+    image, filters = patches.loaded(knobs.tile_m), taps * patches.tap_bytes(product, knobs)
+    loaded, image_across = stages * (image + filters), _across(product.a)
+    filter_across = 1.0 if product.b_transposed else _across(product.b[0])
+    asked = stages * (image * image_across + filters * filter_across)
+    filter_lines = taps * patches.tap_lines(product, knobs)
+    lines = stages * (image // knobs.patch * image_across + filter_lines * filter_across)
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
     multiplying = max(multiplies, (loaded + read) / SHARED_RATE) + stages * _STAGE
-    loading = max(loaded / L2_RATE, lines / _LINE_RATE)
+    loading = max(asked / L2_RATE, lines / _LINE_RATE)
     work = sum(result.itemsize for result in product.stored) / 2 + (0 if product.is_plain or sums_rows(product) else 1)
     work += _SUMS * len(product.reduced)
     storing = TILE + _EPILOGUE * knobs.tile_n * (knobs.consumer_rows // 64) * work
@@ -157,7 +162,7 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     if knobs.patch == LINES[-1] and not knobs.resident:
         tile *= _SHORT_TAPS
     if knobs.stages <= _FEW_STAGES:
-        tile *= _WAITING
+        tile *= _WAITING if knobs.patch == LINES[0] else _WAITING_FOR_LITTLE
     if knobs.filter_stages < _FEW_FILTER_STAGES and not knobs.resident:
         tile *= _WAITING
     columns = columns_of_tiles(product, knobs)
@@ -166,6 +171,11 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     written = sum(result.itemsize for result in product.stored) * product.m * product.n * product.batch
     moving = (moved(product) - written) / MEMORY_RATE + written / _WRITE_RATE * _of_two(product, knobs)
     return _START + at_once(ceil(tiles / blocks) * tile, moving)
+
+
+def _across(matrix: Matrix) -> float:
+    """How much longer it takes to load lines of rows that lie across those of the L2 cache [19]."""
+    return ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0)
 
 
 def _of_two(product: Product, knobs: ConvolutionKnobs) -> float:

@@ -8,7 +8,7 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.unit import Unit
-from jaxdnn.engines.product.tma import PROMOTE_256, SWIZZLE, element_type
+from jaxdnn.engines.product.tma import SWIZZLE, element_type, promotion
 from jaxdnn.engines.unit import Constant, Parameter, numbers
 from jaxdnn.plan import TensorMap
 
@@ -61,7 +61,7 @@ class HaloUnit(ConvolutionUnit):
             box=(columns, *self.patches.box, 1, 1),
             element_strides=(1, 1, 1, 1, 1),
             swizzle=SWIZZLE[columns * result.itemsize],
-            l2_promotion=PROMOTE_256,
+            l2_promotion=promotion(row),
         )
 
     def image_map(self, product: Product) -> TensorMap:

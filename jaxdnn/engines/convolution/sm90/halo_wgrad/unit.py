@@ -9,7 +9,7 @@ from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPa
 from jaxdnn.engines.convolution.sm90.unit import axis_parameters
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.split_k import split_accumulators, split_stage
-from jaxdnn.engines.product.tma import DEPTH_BYTES, PROMOTE_256, SWIZZLE, element_type
+from jaxdnn.engines.product.tma import DEPTH_BYTES, SWIZZLE, element_type, promotion
 from jaxdnn.engines.unit import (
     Parameter,
     Stage,
@@ -96,7 +96,7 @@ def _image_map(patches: WgradPatches, knobs: WgradKnobs) -> TensorMap:
         box=(knobs.patch // matrix.itemsize, *patches.sides(knobs), 1, knobs.images),
         element_strides=(1, 1, 1, 1, 1),
         swizzle=SWIZZLE[knobs.patch],
-        l2_promotion=PROMOTE_256,
+        l2_promotion=promotion(pixel),
     )
 
 
@@ -118,5 +118,5 @@ def _output_map(patches: WgradPatches, knobs: WgradKnobs, last: int) -> TensorMa
         box=(knobs.block_columns, knobs.width, knobs.height, 1, knobs.images),
         element_strides=(1, 1, 1, 1, 1),
         swizzle=SWIZZLE[DEPTH_BYTES // knobs.lines],
-        l2_promotion=PROMOTE_256,
+        l2_promotion=promotion(strides[0]),
     )
