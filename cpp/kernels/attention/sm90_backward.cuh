@@ -20,7 +20,9 @@
 //                    are queries, whose numbers are read from shared memory. dS^T goes to shared memory, too: dQ is a
 //                    sum over the keys of both consumers. Each has half of its columns, or of 128 queries
 //   dQ               sums in float32 in scratch memory, as fragments (`QuerySums`). TMA adds to them, from shared
-//                    memory. Until that is known to be done takes longer than a block's products: two are under way.
+//                    memory. Until that is known to be done takes longer than a block's products: two are under way,
+//                    by a warp each. Where shared memory is short, both have one buffer, which has been read long
+//                    before.
 //                    attention/sm90/backward_query.cuh scales and rounds what they are in the end. Where they are
 //                    large, heads are computed in parts, one after the other, which have the same memory for them
 //   order            tiles add to a block of queries in the order of their keys: the first one stores, the others wait
@@ -49,8 +51,8 @@
 //                    named 1       256 threads: dS^T is in shared memory
 //                    named 2, 3    288 threads, the consumers and a warp that adds: its dQ is in shared memory
 //                    named 4 .. 7  160 threads, such a warp and each consumer: it has been read
-//   shared memory    | K, V | Q, dO, score tile, log-sum-exp and delta: 2 stages | dS^T, twice | dQ, twice | barriers
-//                    | tiles |
+//   shared memory    | K, V | Q, dO, score tile, log-sum-exp and delta: 2 stages | dS^T, twice | dQ, twice or once |
+//                    barriers | tiles |
 //                    dS^T alternates: who writes it again has since met who read it, at named barrier 1
 //   registers        of a consumer's thread 240: (d + dv) / 2 for dK and dV, kTileM / 2 for each of S and dP, and
 //                    kTileM / 4 for each of P and dS
@@ -97,7 +99,7 @@ struct AttentionBackwardConsumer {
   const unsigned sums_at;  // and of where it leaves sums
   StageReader<typename Call::Keys> keys;
   StageReader<typename Call::Queries> queries;
-  unsigned buffer = 0;  // of gradients of scores, and of sums
+  unsigned buffer = 0;  // of gradients of scores, and of sums; and the warp that adds these
   StripFunction<typename Config::Score, Config::kFetched> score;
   Dropout dropout;
 
@@ -383,13 +385,15 @@ struct AttentionBackwardConsumer {
 
   /// Leaves a block's sums to the warp that adds them.
   __device__ __forceinline__ void hand_over(const float (&d_query)[Sums::kNumbers]) {
-    ptx::barrier_sync(Call::kSumsEmpty + 2 * buffer + consumer, Call::kSumsEmptyThreads);
+    constexpr bool kOwnBuffers = Config::kSumBuffers == 2;
+    const unsigned reader = kOwnBuffers ? buffer : buffer ^ 1;  // the warp that has to have read what lies there
+    ptx::barrier_sync(Call::kSumsEmpty + 2 * reader + consumer, Call::kSumsEmptyThreads);
 #pragma unroll
     for (int i = 0; i < Sums::kNumbers / 4; ++i) {
       unsigned words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) words[j] = ptx::mov_b32(d_query[4 * i + j]);
-      ptx::st_shared<16>(sums_at + buffer * Sums::kBytes + Sums::vector(0, i, 0), words);
+      ptx::st_shared<16>(sums_at + (kOwnBuffers ? buffer * Sums::kBytes : 0) + Sums::vector(0, i, 0), words);
     }
     ptx::fence_proxy_async();
     ptx::barrier_arrive(Call::kSumsFull + buffer, Call::kSumsFullThreads);

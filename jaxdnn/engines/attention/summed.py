@@ -14,6 +14,9 @@ from jaxdnn.engines.unit import Parameter, Stage, numbers
 from jaxdnn.plan import Result, Scratch
 from jaxdnn.pointwise import AffineLoad, Term, Terms
 
+_ADDED = 2.5e-6  # seconds that one more kernel takes, which adds parts up
+_RATE = 3e12  # bytes a second that parts are written and read at
+
 
 @dataclass(frozen=True)
 class Summed:
@@ -81,8 +84,12 @@ class LoadedSum:
         return found, (stored, stages)
 
 
-def loaded_sum(problem: Attention, gradient: LoadGradient, tile: tuple[int, int], least_tiles: int) -> LoadedSum:
-    """Cut into tiles of so many rows and columns of scores, in as many parts as make so many of them."""
+def loaded_sum(
+    problem: Attention, gradient: LoadGradient, tile: tuple[int, int], blocks: int, flops: float
+) -> LoadedSum:
+    """Cut into tiles of so many rows and columns of scores, and in parts where these take less time: of so many blocks
+    at work, each of which does so many operations a second.
+    """
     place, lengths = gradient.place, (problem.query_length, problem.key_length)
     of_batches = summed(place, problem.batch * problem.query_heads)
     by = (bool(place.row_stride), bool(place.column_stride))
@@ -90,7 +97,14 @@ def loaded_sum(problem: Attention, gradient: LoadGradient, tile: tuple[int, int]
     owners = of_batches.count * prod(n for n, own in zip(tiles, by, strict=True) if own)
     steps = of_batches.members * prod(n for n, own in zip(tiles, by, strict=True) if not own)
     elements = of_batches.count * prod(n for n, own in zip(lengths, by, strict=True) if own)
-    return LoadedSum(gradient, of_batches, owners, steps, min(steps, ceil(least_tiles / owners)), elements)
+    step = 2 * prod(tile) * (problem.head_size + problem.value_head_size) / flops
+
+    def seconds(parts: int) -> float:
+        time = max(1.0, owners * parts / blocks) * ceil(steps / parts) * step
+        return time if parts == 1 else time + _ADDED + 2 * 4 * parts * elements / _RATE
+
+    parts = min(range(1, min(steps, ceil(blocks / owners)) + 1), key=seconds)
+    return LoadedSum(gradient, of_batches, owners, steps, parts, elements)
 
 
 def summed_reason(places: Sequence[EpilogueOperand], batches: int) -> str | None:

@@ -11,6 +11,7 @@ MOST_THREADS = 1024  # kMostThreads in product/reduce.cuh
 FEW_THREADS = 256
 # Neighbours of a block: whole lines of memory, and many lanes; or sectors, and more of them.
 COLUMNS, FEW_COLUMNS = 32, 8
+AT_ONCE = 8  # kAtOnce: values that a thread waits for together
 # An axis of which a thread would have more values than this is cut into parts of fewer, for so many blocks as draw a
 # GPU's bandwidth: 50,176 rows of 64 columns took two blocks 200 us (benchmarks/results/convolution_kernels.md). The
 # numbers are reckoned, by what a round trip to the L2 cache and a launch take; they were not measured.
@@ -50,6 +51,11 @@ def reduce_together(
         columns = min(columns, FEW_COLUMNS)
     # A large block where even its threads have a few values each: there may be no other.
     threads = MOST_THREADS if length * columns >= 4 * MOST_THREADS else FEW_THREADS
+    # Of a short axis each has several, where enough blocks are left: 3 values of 476,288 columns took 14,884 blocks.
+    while columns < threads and 2 * length * columns <= AT_ONCE * threads:
+        if outer * math.ceil(kept / (2 * columns)) < BLOCKS:
+            break
+        columns *= 2
     tiles, count = math.ceil(kept / columns), len(buffers)
     sources = [source for source, _ in buffers]
 

@@ -86,15 +86,17 @@ struct AttentionBackwardBlock {
     });
   }
 
-  /// Adds what consumers leave in one of two buffers to the sums in global memory, in the order of the keys; by a warp,
-  /// which takes every second step. So the next one's sums leave while this one's are waited for.
-  __device__ __forceinline__ void add(int buffer) const {
+  /// Adds what consumers leave in shared memory to the sums in global memory, in the order of the keys; by one of two
+  /// warps, which takes every second step. So the next one's sums leave while this one's are waited for. Consumers wait
+  /// until their buffer has been read: by the same warp, or, where both warps have one buffer, by the other.
+  __device__ __forceinline__ void add(int warp) const {
     using Sums = typename Call::Sums;
-    const unsigned staged = shared + Call::kSumsAt + buffer * Sums::kBytes;
+    constexpr bool kOwnBuffers = Config::kSumBuffers == 2;
+    const unsigned staged = shared + Call::kSumsAt + (kOwnBuffers ? warp * Sums::kBytes : 0);
     const bool leads = threadIdx.x % 32 == 0;
     StageReader<typename Call::Keys> tiles{keys};
-    int turn = buffer;
-    release(buffer);
+    int turn = warp;
+    if (kOwnBuffers || warp == 1) release(warp);
     each_tile<true>([&](const Tile& tile) {
       // It uses no keys, but has read the tile's number, whose place in the ring of tiles their stage stands for.
       tiles.wait();
@@ -112,7 +114,7 @@ struct AttentionBackwardBlock {
           ptx::fence_proxy_async_global();
         }
         __syncwarp();
-        ptx::barrier_sync(Call::kSumsFull + buffer, Call::kSumsFullThreads);
+        ptx::barrier_sync(Call::kSumsFull + warp, Call::kSumsFullThreads);
         if (leads) {
           float* const sums = call.query_sums + (index - call.first_block) * (Sums::kBytes / 4);
           if (rank == 0) {
@@ -124,7 +126,7 @@ struct AttentionBackwardBlock {
           ptx::cp_async_bulk_wait_group_read<0>();
         }
         __syncwarp();
-        release(buffer);
+        release(warp);
         if (leads) {
           ptx::cp_async_bulk_wait_group<0>();
           ptx::fence_proxy_async_global();
@@ -135,11 +137,11 @@ struct AttentionBackwardBlock {
   }
 
  private:
-  /// Lets both consumers write to a buffer of sums.
-  __device__ __forceinline__ void release(int buffer) const {
+  /// Tells both consumers that a warp has read its sums.
+  __device__ __forceinline__ void release(int warp) const {
 #pragma unroll
     for (int consumer = 0; consumer < Call::kConsumers; ++consumer) {
-      ptx::barrier_arrive(Call::kSumsEmpty + 2 * buffer + consumer, Call::kSumsEmptyThreads);
+      ptx::barrier_arrive(Call::kSumsEmpty + 2 * warp + consumer, Call::kSumsEmptyThreads);
     }
   }
 };

@@ -19,6 +19,7 @@ struct AttentionSm90BackwardDefaults : AttentionMaskDefaults {
   static constexpr int kFetched = kFragmentColumns;
   // Whether one of the arrays that it loads comes in tiles, a row for each query and an element for each key.
   static constexpr bool kScoreTiled = false;
+  static constexpr int kSumBuffers = 2;  // of sums of queries' gradients: one, or one of each warp that adds them
   // The sinks, the log-sum-exp's cotangent and the seeds of dropout: an EpilogueOperand, or none.
   using Sinks = void;
   using DSinks = void;
@@ -128,14 +129,17 @@ struct AttentionSm90Backward : AttentionMask<Config> {
   static constexpr int kQueriesAt = Keys::kStageStride;
   static constexpr int kWeightsAt = kQueriesAt + 2 * Queries::kStageStride;
   static constexpr int kSumsAt = kWeightsAt + kDQuery * 2 * WeightTile::kBytes;
-  static constexpr int kBarriersAt = kSumsAt + kDQuery * 2 * Sums::kBytes;
+  static constexpr int kBarriersAt = kSumsAt + kDQuery * Config::kSumBuffers * Sums::kBytes;
   static constexpr int kQueryBarriersAt = kBarriersAt + Keys::kBarrierBytes;
   static constexpr int kQueueAt = kQueryBarriersAt + Queries::kBarrierBytes;
   static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
 
-  // Named barriers: gradients of scores are in shared memory; one of two sums is there, and for each consumer, may be.
+  // Named barriers: gradients of scores are in shared memory; one of two sums is there, and has been read, for each
+  // consumer.
   static constexpr int kWeightsThere = 1, kSumsFull = 2, kSumsEmpty = 4;
   static constexpr int kSumsFullThreads = 288, kSumsEmptyThreads = 160;
+
+  static_assert(Config::kSumBuffers == 1 || Config::kSumBuffers == 2, "as many as warps that add, or one for both");
 
   __device__ __forceinline__ int query_blocks() const { return (this->query_length + kTileM - 1) / kTileM; }
   __device__ __forceinline__ int key_blocks() const { return (this->key_length + kTileN - 1) / kTileN; }

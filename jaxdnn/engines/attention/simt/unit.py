@@ -38,6 +38,7 @@ from jaxdnn.pointwise.cuda import register_type
 
 MOST_BOUND = 2**30  # of a band: more than any distance
 DELTA_WARPS, SINK_THREADS = 8, 512  # kDeltaWarps and kSinkThreads in attention/simt/backward.cuh
+FLOPS = 0.1e12  # a second, of a block, at most
 BLOCKS = 2  # that each multiprocessor has at least of a sum of what scores add, if there are so many tiles
 # The members of a struct in attention/simt/call.cuh, which a `Config` states only where it differs.
 DEFAULTS = ("jaxdnn::AttentionSimtDefaults", {"Left": False, "Right": False})
@@ -181,7 +182,7 @@ class Unit:
     def _d_loaded(self, gradient: LoadGradient, number: int, before: Stage) -> list[Stage]:
         """The sum of what scores add, in parts where there are few blocks, and the sum of those."""
         problem, knobs = self.problem, self.knobs
-        whole = loaded_sum(problem, gradient, (knobs.tile_m, knobs.tile_n), BLOCKS * self.sm_count)
+        whole = loaded_sum(problem, gradient, (knobs.tile_m, knobs.tile_n), BLOCKS * self.sm_count, FLOPS)
         found, (stored, stages) = whole.stages(len(before.scratch), ctype(register_type(problem.accumulator)), number)
         kernel = Tiled("attention_simt_d_loaded", "simt/d_loaded.cuh", "DLoaded", d_loaded(problem, knobs))
         own: dict[str, str] = {"DLoaded": operand_type(gradient.place, stored, "single", "jaxdnn::")}

@@ -21,6 +21,8 @@ from jaxdnn.engines.attention.sm90.heuristic import LEAST_MASKED, is_masked
 
 # Bytes of the float32 sums of queries' gradients; and how many tiles a part of the heads has for each multiprocessor.
 MOST_SUMS, FEWEST_WAVES = 2**27, 12
+# What shared memory has to have room for, best first: tiles of what scores read, and how many sums.
+ROOM = ((True, 2), (True, 1), (False, 2))
 LEAST_UNMASKED = 4  # heads that are worked through together, without a mask
 
 
@@ -28,8 +30,9 @@ def backward_candidates(problem: Attention, target: Target) -> Iterator[Attentio
     """Knobs that work for the call; large blocks are read less often, but leave functions fewer registers."""
     tiles = sorted(TILES, reverse=problem.query_length > TILES[0])
     found: dict[int, AttentionSm90BackwardKnobs] = {}
-    for tile_m, tiled in product(tiles, (True, False)):
-        knobs = AttentionSm90BackwardKnobs(tile_m, backward_swizzle(problem, tile_m, target), score_tiles=tiled)
+    for tile_m, (tiled, sums) in product(tiles, ROOM):
+        swizzle = backward_swizzle(problem, tile_m, target)
+        knobs = AttentionSm90BackwardKnobs(tile_m, swizzle, score_tiles=tiled, sums=sums)
         if backward_knobs_reason(problem, knobs, target.shared_memory) is None:
             found.setdefault(knobs.tile_m, knobs)
     fitting = [one for one in found.values() if held_with_functions(problem, one)[0] <= MOST_HELD]

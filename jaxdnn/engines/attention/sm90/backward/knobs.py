@@ -12,6 +12,7 @@ from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 TILE_N = 128
 TILES = (64, 128)
 THREADS = 384
+SUMS = (2, 1)
 SIZES = (32, 64, 96, 128)  # of vectors: columns of a multiply whose other operand is in registers
 MOST_HELD = 240 - 16  # registers of a thread; what is left takes addresses and rows' numbers
 FEWEST_FETCHED = 16  # queries of a fragment
@@ -29,6 +30,7 @@ class AttentionSm90BackwardKnobs:
       parts: of all heads, computed one after the other, so that the sums of their queries' gradient take less memory.
       shares: of the query heads of a key head, which have tiles of their own, whose gradients are added up in the end.
       score_tiles: whether TMA brings tiles of an array that scores read, with the queries of a block.
+      sums: buffers of a block of queries' gradient, from which it is added to that of all keys.
     """
 
     tile_m: int = 64
@@ -36,11 +38,14 @@ class AttentionSm90BackwardKnobs:
     parts: int = 1
     shares: int = 1
     score_tiles: bool = False
+    sums: int = 2
 
     def __post_init__(self) -> None:
         check_least(self, 1, "swizzle", "parts", "shares")
         if self.tile_m not in TILES:
             raise ValueError(f"AttentionSm90BackwardKnobs: tile_m is {self.tile_m}; expected one of {TILES}")
+        if self.sums not in SUMS:
+            raise ValueError(f"AttentionSm90BackwardKnobs: sums is {self.sums}; expected one of {SUMS}")
 
 
 def padded_size(size: int) -> int:
@@ -68,7 +73,7 @@ def backward_shared_memory(problem: Attention, knobs: AttentionSm90BackwardKnobs
     stage = -(-(vectors + scores + knobs.tile_m * 8) // 1024) * 1024
     query_sums = 0
     if backward.d_query is not None:
-        query_sums = 2 * (TILE_N * DEPTH_BYTES * (knobs.tile_m // CHUNK) + sums_bytes(problem, knobs))
+        query_sums = 2 * TILE_N * DEPTH_BYTES * (knobs.tile_m // CHUNK) + knobs.sums * sums_bytes(problem, knobs)
     barriers = 16 * (1 + 2)
     return TILE_N * DEPTH_BYTES * (key + value) + 2 * stage + query_sums + barriers + TILE_QUEUE
 

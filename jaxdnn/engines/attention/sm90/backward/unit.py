@@ -46,7 +46,15 @@ _ROWS, _CONTRIBUTIONS, _QUERY_SUMS = Scratch(0), Scratch(1), Scratch(2)
 # The members of a struct in attention/sm90/backward_call.cuh, which a `Config` states only where it differs.
 DEFAULTS = (
     "jaxdnn::AttentionSm90BackwardDefaults",
-    {"Left": False, "Right": False, "Out": True, "TileN": TILE_N, "ScoreTiled": False, "Fetched": FEWEST_FETCHED},
+    {
+        "Left": False,
+        "Right": False,
+        "Out": True,
+        "TileN": TILE_N,
+        "ScoreTiled": False,
+        "SumBuffers": 2,
+        "Fetched": FEWEST_FETCHED,
+    },
 )
 
 
@@ -148,6 +156,7 @@ class _Statement:
             "Right": band.right is not None,
             "TileN": TILE_N,
             "ScoreTiled": self.score_tile is not None,
+            "SumBuffers": self.knobs.sums,
             "Fetched": held_with_functions(problem, self.knobs)[1],
             "Out": backward.d_out is not None,
             "TileM": self.knobs.tile_m,

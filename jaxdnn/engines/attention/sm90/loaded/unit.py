@@ -18,6 +18,7 @@ from jaxdnn.plan import Launch, Scalar, Scratch
 TILE_M, THREADS = 128, 384
 WARPS = 8  # that have sums
 SHARED = 227 * 1024  # of a block
+FLOPS = 2.6e12  # a second, of a block (benchmarks/results/attention_kernels.md)
 MOST_ODD_ROWS = 8  # of tiles, of which clusters of two would leave one idle
 # Of queries and keys, of cotangents and values, which are needed later, and of loaded tiles.
 _STAGES = ((2, 2, 2), (2, 2, 1), (2, 1, 1), (1, 1, 1))
@@ -64,7 +65,7 @@ def loaded_stages(
     function = replace(function, prefix=f"Loaded{number}")
     by_row, by_column = bool(gradient.place.row_stride), bool(gradient.place.column_stride)
     cluster = _cluster(problem, sm_count) if by_row and by_column else 1
-    whole = loaded_sum(problem, gradient, (TILE_M * cluster, keys), sm_count // cluster)
+    whole = loaded_sum(problem, gradient, (TILE_M * cluster, keys), sm_count // cluster, FLOPS * cluster)
     found, (stored, stages) = whole.stages(scratch, "float", number)
     seeds = {} if problem.dropout is None else {"seeds": problem.dropout.seeds}
     band = counted_band(problem.mask)
