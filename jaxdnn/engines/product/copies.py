@@ -14,6 +14,7 @@ THREADS = 256  # of product/copy.cuh
 # Seconds that a copy takes, before which the product can't start, and one more of the same launch: [34] of the notes on
 # sm90 in benchmarks/results/product_kernels.md.
 COPY, ANOTHER_COPY = 4.5e-6, 2e-6
+REACHED = 0.87  # of a GPU's bandwidth: 4,158 of 4,800 GB/s, of an H200
 RESIDENT = 8e6  # bytes of copies that stay in the L2 cache until they are read
 TILE_BYTES = 128  # of a row of a tile, which has as many rows as that has elements
 
@@ -29,7 +30,7 @@ def copy_seconds(copies: Sequence[Copy], batch: int, bandwidth: float) -> float:
     if not copies:
         return 0.0
     copied = copied_bytes(copies, batch)
-    return COPY + ANOTHER_COPY * (len(copies) - 1) + (1 if copied <= RESIDENT else 2) * copied / bandwidth
+    return COPY + ANOTHER_COPY * (len(copies) - 1) + (1 if copied <= RESIDENT else 2) * copied / (REACHED * bandwidth)
 
 
 def copy_stage(copies: Sequence[Copy], batch: int) -> Stage:

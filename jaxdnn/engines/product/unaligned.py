@@ -37,7 +37,8 @@ XLA_RATE = {True: 400e12, False: 200e12}
 XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
 XLA_EPILOGUE, XLA_EPILOGUE_OF_16_BITS = 1.25, 1.35
-XLA_TILE = 128  # rows and columns that they multiply at least, of one matrix
+# Rows and columns that they multiply at least, of one matrix [51].
+XLA_TILE = (128, 64)
 # Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32 [32].
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
@@ -110,7 +111,7 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     """An estimate of the time of XLA's kernels, which are no faster than ours when all is aligned."""
     rows, columns = product.m, product.n
     if product.batch == 1:  # many have smaller ones
-        rows, columns = (ceil(size / XLA_TILE) * XLA_TILE for size in (rows, columns))
+        rows, columns = (ceil(size / tile) * tile for size, tile in zip((rows, columns), XLA_TILE, strict=True))
     flops = 2 * rows * columns * product.k * product.batch * len(product.b)
     itemsize, operands = product.a.itemsize, (product.a, *product.b)
     whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
