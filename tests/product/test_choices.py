@@ -219,7 +219,7 @@ def test_unaligned_products_go_where_they_are_fast(configurations, target, mean,
 
 
 def test_few_columns_of_many_unaligned_rows_go_to_xla():
-    """28 us, and not 36 with a copy of all rows."""
+    """A copy of all rows takes 36 us; plain JAX 28, and products in float32, as XLA has them here, 4 more to move."""
     row = {"m": 57_859, "n": 32, "k": 254, "batch": 1, "dtype": "bfloat16", "epilogue": "swiglu"}
     assert server(row) == "xla"
 
