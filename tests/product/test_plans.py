@@ -258,12 +258,14 @@ def test_a_plan_stays_within_its_buffers(name):
         ((1, 20, 476_288), [7442]),
         ((1, 3, 65_000), [508]),
         ((4, 3, 2000), [252]),
+        ((1000, 3, 1), [1000]),
     ],
 )
 def test_axes_are_reduced_by_as_many_blocks_as_pay(extents, blocks):
     of = "jaxdnn::ReductionOf<jaxdnn::Reduction::sum, float>"
     stage = reduce_stage(of, Scratch(0), (Result(0), "float"), extents, 0)
     assert [launch.grid[0] for launch in stage.launches] == blocks
+    assert all(launch.block[0] < 2 * extents[2] for launch in stage.launches), "a block has columns that aren't there"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ import pytest
 
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
-from jaxdnn.engines.product import split_k
+from jaxdnn.engines.product import reduce, split_k
 from jaxdnn.engines.product.copies import copy_stage
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.operands import Copy
@@ -55,9 +55,11 @@ def split(dtype: str, m: int, n: int, batch: int, splits: int, resident: int = s
     return Step(plan, (acc, b, c), (2 * acc.sum(1)).astype(c.dtype) + c, overwritten=(2, 0))
 
 
-def reduction(kind: str, register: str, extents: tuple[int, int, int]) -> Step:
+def reduction(kind: str, register: str, extents: tuple[int, int, int], blocks: int = reduce.BLOCKS) -> Step:
     of = f"jaxdnn::ReductionOf<jaxdnn::Reduction::{kind}, {register}>"
-    stage = reduce_stage(of, Scratch(0), (Result(0), register), extents, 0)
+    with pytest.MonkeyPatch.context() as patch:  # with few blocks that are enough, of many columns
+        patch.setattr(reduce, "BLOCKS", blocks)
+        stage = reduce_stage(of, Scratch(0), (Result(0), register), extents, 0)
     launches = [
         replace(one, arguments=tuple(Result(1) if a == Scratch(0) else a for a in one.arguments))
         for one in stage.launches
@@ -102,6 +104,10 @@ STEPS = {
         f"{kind} {extents}": reduction(kind, register, extents)
         for kind, register in (("sum", "double"), ("max", "float"), ("min", "jaxdnn::int32"))
         for extents in ((1, 5000, 1), (3, 37, 1), (2, 9, 3), (1, 130, 33), (2, 8303, 33))  # the last in uneven parts
+    },
+    **{
+        f"sum {extents}, columns of few lanes": reduction("sum", "float", extents, blocks=2)
+        for extents in ((1, 1, 700), (1, 3, 700), (3, 8, 300), (1, 20, 300))
     },
     "copy of bytes": copies("int8", [(2, 150, 37)], transposed=True),
     "copy of words": copies("float32", [(1, 37, 44)], transposed=True),

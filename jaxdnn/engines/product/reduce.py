@@ -52,9 +52,11 @@ def reduce_together(
     # A large block where even its threads have a few values each: there may be no other.
     threads = MOST_THREADS if length * columns >= 4 * MOST_THREADS else FEW_THREADS
     # Of a short axis each has several, where enough blocks are left: 3 values of 476,288 columns took 14,884 blocks.
-    while columns < threads and 2 * length * columns <= AT_ONCE * threads:
-        if outer * math.ceil(kept / (2 * columns)) < BLOCKS:
-            break
+    while (
+        columns < min(threads, kept)
+        and 2 * length * columns <= AT_ONCE * threads
+        and outer * math.ceil(kept / (2 * columns)) >= BLOCKS
+    ):
         columns *= 2
     tiles, count = math.ceil(kept / columns), len(buffers)
     sources = [source for source, _ in buffers]

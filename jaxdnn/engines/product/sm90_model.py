@@ -106,15 +106,18 @@ def in_row_order(product: Product) -> bool:
     return product.k <= depth(product) and size <= L2_BYTES // 4 and not product.reduced
 
 
-def across_lines(matrix: Matrix, apart: int = 0) -> float:
-    """How much longer it takes to load 128 bytes of each row of a matrix, less what there is not of a row's last ones:
-    they may lie across lines of the L2 cache, because of how long rows are, or of tiles that begin so many elements
-    apart.
+def across_rows(matrix: Matrix, apart: int = 0) -> float:
+    """How much longer it takes to load lines that may lie across those of the L2 cache, because of how long rows of a
+    matrix are, or of tiles that begin so many elements apart.
     """
+    return ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize, apart * matrix.itemsize), 1.0)
+
+
+def across_lines(matrix: Matrix, apart: int = 0) -> float:
+    """Likewise 128 bytes of each row, less what there is not of a row's last ones."""
     row = matrix.columns * matrix.itemsize
     filled = row / (ceil(row / DEPTH_BYTES) * DEPTH_BYTES)
-    aligned = gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize, apart * matrix.itemsize)
-    return max(1.0, filled * ACROSS_LINES.get(aligned, 1.0))
+    return max(1.0, filled * across_rows(matrix, apart))
 
 
 def is_across(product: Product) -> bool:

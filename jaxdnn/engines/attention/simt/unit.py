@@ -38,8 +38,8 @@ from jaxdnn.pointwise.cuda import register_type
 
 MOST_BOUND = 2**30  # of a band: more than any distance
 DELTA_WARPS, SINK_THREADS = 8, 512  # kDeltaWarps and kSinkThreads in attention/simt/backward.cuh
-FLOPS = 0.1e12  # a second, of a block, at most
-BLOCKS = 2  # that each multiprocessor has at least of a sum of what scores add, if there are so many tiles
+# Of a sum of what scores add: operations a second of a block, reckoned, and a multiprocessor's blocks at work at once.
+FLOPS, BLOCKS = 0.1e12, 2
 # The members of a struct in attention/simt/call.cuh, which a `Config` states only where it differs.
 DEFAULTS = ("jaxdnn::AttentionSimtDefaults", {"Left": False, "Right": False})
 BASE, DELTA = Scratch(0), Scratch(1)

@@ -6,7 +6,7 @@ Numbers in brackets are those of the notes on patches in benchmarks/results/conv
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product as pairs
-from math import ceil, gcd
+from math import ceil
 
 from jaxdnn.device import Target, fewest_clusters
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm
@@ -21,16 +21,16 @@ from jaxdnn.engines.convolution.sm90.halo.knobs import (
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.accumulators import accumulator_limit, sums_rows
 from jaxdnn.engines.product.operands import packed
-from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.heuristic import fetched, storing
 from jaxdnn.engines.product.sm90.knobs import accumulator_registers
 from jaxdnn.engines.product.sm90_model import (
-    ACROSS_LINES,
     L2_RATE,
     MEMORY_RATE,
     SHARED_RATE,
     TILE,
     TOGETHER,
+    across_rows,
     at_once,
     moved,
 )
@@ -140,11 +140,12 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     blocks = knobs.tile_m // BLOCK_ROWS
     taps = 0 if knobs.resident else patches.plane_taps
     image, filters = patches.loaded(knobs.tile_m), taps * patches.tap_bytes(product, knobs)
-    loaded, image_across = stages * (image + filters), _across(product.a)
-    filter_across = 1.0 if product.b_transposed else _across(product.b[0])
-    asked = stages * (image * image_across + filters * filter_across)
     filter_lines = taps * patches.tap_lines(product, knobs)
-    lines = stages * (image // knobs.patch * image_across + filter_lines * filter_across)
+    # What lies across lines of the L2 cache is asked for in more of them [19].
+    of_image = across_rows(product.a)
+    of_filter = 1.0 if product.b_transposed else across_rows(product.b[0])
+    loaded, asked = stages * (image + filters), stages * (image * of_image + filters * of_filter)
+    lines = stages * (image // knobs.patch * of_image + filter_lines * of_filter)
     own = knobs.tile_n // knobs.groups  # columns that a line of channels meets
     read = blocks * (BLOCK_ROWS + own) * length * size
     multiplies = 2 * knobs.tile_m * own * length / (_RATE / sm_count)
@@ -171,11 +172,6 @@ def seconds(gemm: ImplicitGemm, knobs: ConvolutionKnobs, sm_count: int) -> float
     written = sum(result.itemsize for result in product.stored) * product.m * product.n * product.batch
     moving = (moved(product) - written) / MEMORY_RATE + written / _WRITE_RATE * _of_two(product, knobs)
     return _START + at_once(ceil(tiles / blocks) * tile, moving)
-
-
-def _across(matrix: Matrix) -> float:
-    """How much longer it takes to load lines of rows that lie across those of the L2 cache [19]."""
-    return ACROSS_LINES.get(gcd(DEPTH_BYTES, matrix.row_stride * matrix.itemsize), 1.0)
 
 
 def _of_two(product: Product, knobs: ConvolutionKnobs) -> float:
