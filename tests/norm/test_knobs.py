@@ -46,20 +46,24 @@ def test_rows_are_asked_for_early_in_one_turn_alone():
     assert first(NormCase("rms_norm", (8192, 8192), x=BF16, scale=F32, residual=BF16), A100).prefetch == 0
 
 
-def test_skewed_rows_have_wide_accesses_and_few_loads_of_parameters():
-    rows = NormCase("layer_norm", (4097, 5121), x=BF16, scale=F32, bias=F32)
-    assert (first(rows).vector, first(rows).turns, first(rows).stages) == (8, 8, 2)
-    # Registers do not hold both parameters of such rows; and there are too few for rings of eight turns.
-    for near in (replace(rows, shape=(30_001, 771)), replace(rows, shape=(200, 5121))):
-        assert (first(near).vector, first(near).parameters, first(near).ahead) == (4, "memory", 2)
+def test_skewed_rows_have_few_loads_of_parameters():
+    """Wide ones are kept for eight rows, where registers hold them; others come from the L1 cache with a long row."""
+    rows = NormCase("layer_norm", (30_001, 771), x=BF16, scale=F32, bias=F32)
+    for columns, threads in ((301, 128), (771, 128), (1626, 128), (2053, 128), (3003, 128), (5121, 256)):
+        knobs = first(replace(rows, shape=(30_001, columns)))
+        assert (knobs.vector, knobs.threads, knobs.turns, knobs.stages) == (4, threads, 8, 2)
+    knobs = first(replace(rows, shape=(200, 5121)))  # too few for rings of eight turns
+    assert (knobs.vector, knobs.parameters, knobs.ahead) == (4, "memory", 2)
     assert first(replace(rows, shape=(4097, 5124))).vector == 4  # 8 bytes divide a row
     assert first(replace(rows, shape=(4097, 37))).vector == 1
 
 
-def test_short_skewed_rows_are_read_four_columns_at_a_time():
+def test_skewed_rows_are_read_four_columns_at_a_time():
     rows = NormCase("layer_norm", (90_000, 301), x=BF16, scale=BF16, bias=BF16)
-    assert (first(rows).vector, first(rows).turns, first(rows).rows_per_block) == (4, 8, 8)
-    assert first(replace(rows, shape=(14_000, 2053))).vector == 8
+    for columns, turns in ((301, 8), (771, 8), (1155, 8), (1626, 1), (2053, 1), (3003, 1), (5121, 1)):
+        knobs = first(replace(rows, shape=(90_000, columns)))
+        assert (knobs.vector, knobs.turns) == (4, turns)
+        assert knobs.parameters == ("memory" if turns == 1 else "registers")
     assert first(NormCase("rms_norm", (90_000, 301), x=BF16, scale=BF16, residual=BF16)).vector == 8
 
 

@@ -96,17 +96,24 @@ struct StageWriter {
   /// The thread that has to do with barriers.
   static __device__ __forceinline__ bool first() { return kThreads == 1 || threadIdx.x % 32 == 0; }
 
-  /// Waits until the next stage is empty, and has `load(address, barrier)` start copies of its bytes, or so many.
-  template <class Load>
-  __device__ __forceinline__ void fill(const Load& load, unsigned bytes = Pipeline::kStageBytes) {
+  /// Waits until the next stage is empty, and has `load(address, barrier)` start copies of its bytes, or so many. What
+  /// the first thread itself writes there, `store(address)` does.
+  template <class Load, class Store>
+  __device__ __forceinline__ void fill(const Load& load, unsigned bytes, const Store& store) {
     const unsigned full = pipeline.full(position.stage);
     if (first()) {
       mbarrier_wait(pipeline.empty(position.stage), position.parity ^ 1);
+      store(pipeline.stage(position.stage));
       ptx::mbarrier_arrive_expect_tx(full, bytes);
     }
     if constexpr (kThreads > 1) ptx::bar_warp_sync();
     load(pipeline.stage(position.stage), full);
     position.advance();
+  }
+
+  template <class Load>
+  __device__ __forceinline__ void fill(const Load& load, unsigned bytes = Pipeline::kStageBytes) {
+    fill(load, bytes, [](unsigned) {});
   }
 };
 

@@ -1,21 +1,25 @@
-// D[b] = epilogue(A[b] * B[b]) over a short K on Hopper's tensor cores, where rows of A lie one behind the other. All
-// but how a tile is loaded and multiplied is product/sm90.cuh.
+// D[b] = epilogue(A[b] * B[b]) over a short K on Hopper's tensor cores, where rows of A lie one behind the other; also
+// epilogue(A * B, A * B'). All but how a tile is loaded and multiplied is product/sm90.cuh.
 //
 // TMA asks for a row's lines of 128 bytes, however few of their bytes a row has: of 80 bytes, or of 144, it asks for
-// twice as much as there is, row by row, and results wait for that. Here a tile's rows are one copy, as they lie, and
-// the tensor cores take them from registers. All of K is one stage:
+// twice as much as there is, row by row, and results wait for that; and of rows that begin elsewhere than at multiples
+// of 16 bytes it takes none. Here a tile's rows are one copy, as they lie, and the tensor cores take them from
+// registers. All of K is one stage:
 //
 //   A        | row 0: kRowElements | row 1 | ...       no swizzle: 8 rows are as many banks apart, unless they are
 //                                                      multiples of 32 bytes long
 //   B        the filling of a tile along N, with zeros where K is padded to whole steps
 //
 // A row may end in the middle of a step. Of what is infinite, a product with B's zeros would be no number: those
-// registers are zeros too.
+// registers are zeros too. Rows that are no pieces of 16 bytes are read by pairs of elements, of an odd length one
+// element at a time: four loads, or eight, in place of one. The last tile of such a matrix may end within a piece, of
+// which the producer stores the few elements that are the matrix's.
 //
-//   shared memory   a stage is | B's tile | A's rows |
+//   shared memory   a stage is | B's tiles | A's rows |
 //
 // Bytes: A, B and D once each from memory, which bounds it; from L2 also B for every tile, and A for every kTileN
-// columns. Flops: 2 m n k.
+// columns. Flops: 2 m n k. Loads of pairs take 16 clocks of shared memory a warp and step at worst, where rows are 31
+// or 33 words apart, 1,024 of 64 rows of 254 elements, which memory delivers to a multiprocessor in 1,850.
 #pragma once
 
 #include "product/sm90.cuh"
@@ -27,20 +31,26 @@ template <class Config>
 struct WholeRowsStage {
   static constexpr int kElements = Config::kRowElements, kRowBytes = 2 * kElements;
   static constexpr int kSteps = (kElements + 15) / 16, kDepth = 16 * kSteps;
-  static constexpr bool kHalfStep = kElements % 16 != 0;  // is the last one
-  using BTile = RowsOfB<typename Config::B, Config::kTileN, kDepth>;
-  static constexpr int kBytes = BTile::kBytes + Config::kTileM * kRowBytes;
-  static_assert(kElements % 8 == 0, "a row is pieces of 16 bytes");
-  static_assert(kBytes % 1024 == 0, "the next stage begins with a swizzled tile");
+  static constexpr bool kPieces = kElements % 8 == 0;     // begin at multiples of 16 bytes
+  static constexpr bool kHalfStep = kElements % 16 != 0;  // is the last one, of whole pieces
+  static constexpr int kWidth = Config::kTileN / Config::kAccumulators;
+  using BTile = RowsOfB<typename Config::B, kWidth, kDepth>;
+  using BTiles = RowsOfB<typename Config::B, Config::kTileN, kDepth>;  // of both matrices, one behind the other
+  static constexpr int kRowsAt = Config::kAccumulators * BTile::kBytes;
+  static constexpr int kBytes = (kRowsAt + Config::kTileM * kRowBytes + 1023) / 1024 * 1024;
+  static_assert(BTile::kBytes % 1024 == 0, "the next matrix begins with a swizzled tile");
+  static_assert(BTiles::kBytes == kRowsAt, "one multiply reads both matrices, one behind the other");
 
   unsigned long long b;
-  unsigned rows, pieces;  // where the lane's row of the warp's first 16 is; and from it to its piece of a step
+  unsigned rows, pieces;  // where the lane's row of the warp's first 16 is; and from it to its part of a step
 
   template <class Call>
   __device__ __forceinline__ WholeRowsStage(const Call&, unsigned stages, int first_row)
-      : b(BTile::descriptor(stages)),
-        rows(stages + BTile::kBytes + (first_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16) * kRowBytes),
-        pieces(threadIdx.x % 32 / 16 * 16) {}
+      : b(BTiles::descriptor(stages)) {
+    const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + (kPieces ? lane % 16 : lane / 4);
+    rows = stages + kRowsAt + row * kRowBytes;
+    pieces = kPieces ? lane / 16 * 16 : lane % 4 * 4;
+  }
 
   template <class Accumulator, int kBlocks, int kRegisters>
   __device__ __forceinline__ void multiply(Accumulator (&accumulators)[kBlocks][kRegisters], int stage, int,
@@ -51,13 +61,43 @@ struct WholeRowsStage {
       unsigned a[kSteps][4];
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const bool half = kHalfStep && step == kSteps - 1;
-        ptx::ldmatrix_x4<false>(a[step], row + step * 32 + (half ? 0 : pieces));
-        if (half) a[step][2] = a[step][3] = 0;
+        if constexpr (kPieces) {
+          load_pieces(a[step], row, step);
+        } else {
+          load_pairs(a[step], row, step);
+        }
       }
-      multiply_registers<BTile>(accumulators[block], a, b + stage_offset(stage, kBytes), false);
+      multiply_registers<BTiles>(accumulators[block], a, b + stage_offset(stage, kBytes), false);
     }
     ptx::wgmma_commit_group();
+  }
+
+ private:
+  __device__ __forceinline__ void load_pieces(unsigned (&a)[4], unsigned row, int step) const {
+    const bool half = kHalfStep && step == kSteps - 1;
+    ptx::ldmatrix_x4<false>(a, row + step * 32 + (half ? 0 : pieces));
+    if (half) a[2] = a[3] = 0;
+  }
+
+  /// A lane's pairs of a row and of the eighth after it, in each half of a step.
+  __device__ __forceinline__ void load_pairs(unsigned (&a)[4], unsigned row, int step) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int first = step * 16 + i / 2 * 8;  // element of the first lane
+      const unsigned from = row + i % 2 * 8 * kRowBytes + first * 2 + pieces;
+      if constexpr (kElements % 2 == 0) {
+        ptx::ld_shared<4>(&a[i], from);
+      } else {
+        unsigned short pair[2];
+        ptx::ld_shared(pair[0], from);
+        ptx::ld_shared(pair[1], from + 2);
+        a[i] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
+      }
+      if (first + 8 > kElements) {
+        const int left = kElements - first - static_cast<int>(pieces / 2);
+        a[i] = left > 1 ? a[i] : left == 1 ? a[i] & 0xffff : 0;
+      }
+    }
   }
 };
 
@@ -74,9 +114,15 @@ struct WholeRowsLoads {
       : call(call), row(row), column(column), batch(batch) {}
 
   __device__ __forceinline__ void load(int, unsigned stage, unsigned full) const {
-    const auto* const from = call.rows + batch * call.rows_batch + static_cast<long long>(row) * Call::Stage::kElements;
-    ptx::cp_async_bulk_load(stage + BTile::kBytes, from, call.stage_bytes(row) - BTile::kBytes, full);
-    BTile::load(call.b[0], stage, full, 0, 0, 0, column, batch * call.b_batched);
+    constexpr int kRowsAt = Call::Stage::kRowsAt;
+    const unsigned bytes = call.stage_bytes(row) - kRowsAt;
+    if (Call::Stage::kPieces || bytes > 0) {
+      ptx::cp_async_bulk_load(stage + kRowsAt, call.first_element(row, batch), bytes, full);
+    }
+#pragma unroll
+    for (int i = 0; i < Call::kAccumulators; ++i) {
+      BTile::load(call.b[i], stage + i * BTile::kBytes, full, 0, 0, 0, column, batch * call.b_batched);
+    }
   }
 };
 
@@ -84,17 +130,40 @@ template <class Config>
 struct ProductShortK : ProductSm90<Config, WholeRowsStage<Config>> {
   using Stage = WholeRowsStage<Config>;
   using Loads = WholeRowsLoads<ProductShortK>;
-  static constexpr int kProducerRegisters = 40;  // as of convolutions: it reckons addresses
-  static_assert(Config::kClusterM * Config::kClusterN == 1 && Config::kAccumulators == 1, "blocks work alone");
+  // As of convolutions: it reckons addresses, and may store elements.
+  static constexpr int kProducerRegisters = Stage::kPieces ? 40 : 56;
+  static_assert(Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
 
   const typename Config::A* rows = nullptr;
   long long rows_batch = 0;  // elements from a matrix to the next
 
-  __device__ __forceinline__ unsigned stage_bytes(int row) const {
-    const int left = this->m - row;
-    return Stage::BTile::kBytes + Stage::kRowBytes * (left < Config::kTileM ? left : Config::kTileM);
+  __device__ __forceinline__ const typename Config::A* first_element(int row, int batch) const {
+    return rows + batch * rows_batch + static_cast<long long>(row) * Stage::kElements;
   }
-  __device__ __forceinline__ void prefetch_maps() const { ptx::prefetch_tensormap(this->b[0]); }
+
+  /// Of A's, in the tile that begins at this row.
+  __device__ __forceinline__ unsigned row_bytes(int row) const {
+    const int left = this->m - row;
+    return Stage::kRowBytes * (left < Config::kTileM ? left : Config::kTileM);
+  }
+
+  __device__ __forceinline__ unsigned stage_bytes(int row) const { return Stage::kRowsAt + row_bytes(row) / 16 * 16; }
+
+  __device__ __forceinline__ void store_rest(unsigned stage, int row, int batch) const {
+    if constexpr (!Stage::kPieces) {
+      const unsigned bytes = row_bytes(row);
+      const auto* const from = reinterpret_cast<const unsigned short*>(first_element(row, batch));
+      for (unsigned at = bytes / 16 * 16; at < bytes; at += 2) {
+        const unsigned element = from[at / 2];
+        ptx::st_shared<2>(stage + Stage::kRowsAt + at, &element);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void prefetch_maps() const {
+#pragma unroll
+    for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(this->b[i]);
+  }
 };
 
 template <class Config>

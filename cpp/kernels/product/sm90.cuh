@@ -207,6 +207,9 @@ struct ProductSm90 {
   /// Of a stage of the tile that begins at this row.
   __device__ __forceinline__ unsigned stage_bytes(int) const { return Stage::kBytes; }
 
+  /// By who starts the copies of a stage of the tile that begins at this row, before that: writes what they leave out.
+  __device__ __forceinline__ void store_rest(unsigned, int, int) const {}
+
   /// Before the first copy.
   __device__ __forceinline__ void prefetch_maps() const {
     ptx::prefetch_tensormap(a);
@@ -282,8 +285,8 @@ struct ProductBlock {
       typename Call::Loads loads(call, pipeline.cluster, row(tile), column(tile), tile.batch / call.splits,
                                  first_stage(tile));
       for (int block = 0; block < depth_blocks; ++block) {
-        stages.fill([&](unsigned stage, unsigned full) { loads.load(block, stage, full); },
-                    call.stage_bytes(row(tile)));
+        stages.fill([&](unsigned stage, unsigned full) { loads.load(block, stage, full); }, call.stage_bytes(row(tile)),
+                    [&](unsigned stage) { call.store_rest(stage, row(tile), tile.batch / call.splits); });
       }
     }
   }

@@ -37,9 +37,10 @@ class Copy(NamedTuple):
     view_step: int = 0
 
 
-def packed(product: Product, views: int = 1) -> tuple[Product, list[Copy]]:
+def packed(product: Product, views: int = 1, *, whole_rows: bool = False) -> tuple[Product, list[Copy]]:
     """The product with copies, in scratch memory, of those operands that the kernel can't load as they lie; or of a
-    alone, if it loads so many views of b: k is what these have in whole stages. And the copies.
+    alone, if it loads so many views of b: k is what these have in whole stages; and of b alone, if it loads whole rows
+    of a. And the copies.
     """
     copies: list[Copy] = []
     k = view_k(product, views)
@@ -47,7 +48,7 @@ def packed(product: Product, views: int = 1) -> tuple[Product, list[Copy]]:
     def loaded(matrix: Matrix, which: str) -> Matrix:
         transposed = transposes(product, which)
         as_it_lies = which == "b" if views > 1 else not transposed and tma_reason(matrix, which) is None
-        if as_it_lies:
+        if as_it_lies or (whole_rows and which == "a"):
             return matrix
         rows, columns = (matrix.columns, matrix.rows) if transposed else (matrix.rows, matrix.columns)
         columns = columns if views == 1 else k

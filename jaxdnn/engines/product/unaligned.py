@@ -17,6 +17,8 @@ from jaxdnn.engines.product.operands import Copy, packed
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.simt import heuristic as simt
 from jaxdnn.engines.product.sm90.heuristic import candidates
+from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
+from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
 from jaxdnn.engines.product.sm90_model import MEMORY_RATE, moved
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
@@ -91,11 +93,15 @@ def sm90_seconds(product: Product, target: Target, aligned: float) -> tuple[floa
         start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
-    knobs = next(candidates(product, target, matrices=True))
-    _, copies = packed(product, knobs.views)
     multiplied = aligned
-    if knobs.views > 1:
-        multiplied = hastened(product, model.seconds(product, knobs, target.sm_count, matrices=True))
+    alone = product.batch == 1 or not product.is_plain  # of a batch with nothing fused XLA's kernels are faster [52]
+    if alone and whole_rows_reason(product) is None and lines_reason(product, target) is None:
+        _, copies = packed(product, whole_rows=True)
+    else:
+        knobs = next(candidates(product, target, matrices=True))
+        _, copies = packed(product, knobs.views)
+        if knobs.views > 1:
+            multiplied = hastened(product, model.seconds(product, knobs, target.sm_count, matrices=True))
     return multiplied + copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE) + storing, copies
 
 

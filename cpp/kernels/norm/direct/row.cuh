@@ -96,18 +96,23 @@ struct RowThreads {
   __device__ __forceinline__ int column(int v) const { return first + v * (Config::kThreadsPerRow * Config::kVector); }
 
   /// Whether any of vector `v` lies in the slice. Vectors never straddle its ends, but those of a skewed row: `kVector`
-  /// divides `slice`, and else the columns.
-  __device__ __forceinline__ bool holds(int v) const { return Config::kExact || column(v) < end; }
+  /// divides `slice`, and else the columns. `kWhole` vectors of each thread end in all rows before the last column: who
+  /// asks about one of those asks nothing at run time.
+  __device__ __forceinline__ bool holds(int v) const { return Config::kExact || v < Config::kWhole || column(v) < end; }
+
+  /// The elements of a vector that is held from the first one that lies in the row to the one after the last.
+  __device__ __forceinline__ int first_inside(int v) const { return Config::kSkewed && v == 0 ? -column(v) : 0; }
+  __device__ __forceinline__ int end_inside(int v) const {
+    return Config::kSkewed && v >= Config::kWhole ? columns - column(v) : Config::kVector;
+  }
 
   /// Whether all of a vector that is held lies in the row.
   __device__ __forceinline__ bool whole(int v) const {
-    return !Config::kSkewed || (column(v) >= 0 && column(v) + Config::kVector <= columns);
+    return first_inside(v) <= 0 && end_inside(v) >= Config::kVector;
   }
 
   /// Whether element `i` of a vector that is held lies in the row.
-  __device__ __forceinline__ bool inside(int v, int i) const {
-    return !Config::kSkewed || (column(v) + i >= 0 && column(v) + i < columns);
-  }
+  __device__ __forceinline__ bool inside(int v, int i) const { return first_inside(v) <= i && i < end_inside(v); }
 
   /// How many of the row's columns a split has.
   __device__ __forceinline__ int count(int split) const {
@@ -118,7 +123,7 @@ struct RowThreads {
   /// Clears what vector `v` holds of other rows.
   template <class T>
   __device__ __forceinline__ void trim(Vector<T, Config::kVector>& vector, int v) const {
-    if (!whole(v)) vector.trim(-column(v), columns - column(v));
+    if (!whole(v)) vector.trim(first_inside(v), end_inside(v));
   }
 
   /// Stores what vector `v` has of the row at `destination`.
@@ -127,7 +132,7 @@ struct RowThreads {
     if (whole(v)) {
       vector.store(destination + column(v));
     } else {
-      vector.store(destination + column(v), -column(v), columns - column(v));
+      vector.store(destination + column(v), first_inside(v), end_inside(v));
     }
   }
 
@@ -249,7 +254,7 @@ struct Parameter {
     } else if (threads.whole(v)) {
       vector.load(source + threads.column(v), 0, Config::kVector);
     } else {
-      vector.load(source + threads.column(v), -threads.column(v), threads.columns - threads.column(v));
+      vector.load(source + threads.column(v), threads.first_inside(v), threads.end_inside(v));
     }
   }
 

@@ -15,7 +15,8 @@ from jaxdnn.engines.norm.direct.knobs import MAX_CLUSTER, NARROW_BYTES, NormKnob
 MOST_CANDIDATES = 8
 # Rows that are on their way into the L2 cache before a block wants them. Too many push each other out [10].
 PREFETCH_BYTES = 4 << 20
-LEAST_PREFETCHED, SHORT_ROW = 2048, 4096  # bytes of a row
+LEAST_PREFETCHED = 2048  # bytes of a row
+LONG_ROW, SKEWED_VECTOR = 3000, 4  # bytes of a skewed one, and columns that a thread reads of it at a time [22]
 Join = Literal["cluster", "launches"]
 
 
@@ -137,18 +138,21 @@ class Heuristic(Room):
         return next(turns for turns, taken in rounds.items() if taken <= 1.15 * rounds[1])
 
     def skewed_candidates(self, elements: int) -> Iterator[NormKnobs]:
-        """Parameters of a skewed row come one at a time: they are kept for eight, where registers hold them [13]. Short
-        rows are read four columns at a time then; and one parameter of a long row comes as soon as the row [22].
+        """Parameters of a skewed row come one at a time: they are kept for eight, where registers hold them [13], or
+        come from the L1 cache with each of longer rows; and one parameter comes as soon as the row. Four columns at a
+        time, of which fewer reach past a row than of eight [22].
         """
         row_bytes, *others = (size * self.problem.columns for size in self.row_sizes)
-        short = row_bytes <= SHORT_ROW and not others
+        widest = self.vector if others else SKEWED_VECTOR
         if len(self.parameter_sizes) == 1 and row_bytes >= LEAST_PREFETCHED and not others:
-            direct = self.direct(self.layout(1, elements, 256))
+            direct = self.direct(self.layout(1, elements, 256, widest=widest))
             yield from [direct] if direct else []
-        layout = self.layout(1, elements, 256, widest=4) if short else self.layout(1, elements, 128)
-        ring, near = self.long_ring(8)(layout), self.near(elements)
-        kept = ring is not None and ring.threads * ring.blocks_per_sm >= 512
-        yield from (knobs for knobs in ([ring, near] if kept else [near, ring]) if knobs)
+        ring, near = self.long_ring(8)(self.layout(1, elements, 128, widest=widest)), self.near(elements)
+        if ring is not None and ring.threads * ring.blocks_per_sm < 384:
+            ring = None
+        light = max(self.parameter_sizes) <= max(self.row_sizes) and not others
+        first, second = (near, ring) if light and row_bytes >= LONG_ROW else (ring, near)
+        yield from (knobs for knobs in (first, second) if knobs)
 
     def split(self, elements: int, complete: Callable[[NormKnobs | None], NormKnobs | None]) -> Iterator[NormKnobs]:
         """Rows over two launches, in splits for 256 threads."""
@@ -176,6 +180,8 @@ class Heuristic(Room):
         reads 16, next to its neighbour's.
         """
         widest = 16 // max(self.parameter_sizes)
+        if self.skewed and len(self.row_sizes) == 1:
+            widest = min(widest, SKEWED_VECTOR)
         layout = self.layout(1, elements, 256, widest=widest)
         if layout is None or layout.vector < widest or layout.threads > 512:
             return None

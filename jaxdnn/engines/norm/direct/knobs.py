@@ -177,6 +177,8 @@ class Room:
                 row = max(row - kept, row // len(self.row_sizes))  # one step has no parameters, the other reads the sum
             ring = (32 if self.problem.groups > 1 or self.problem.columns % knobs.vector else 24) if knobs.stages else 0
             masks = 0 if exact else 4 * vectors
+            if self.skewed and knobs.vector <= 4:
+                masks -= 2 * (vectors - 1)  # of which nothing is asked
             masks += 3 * vectors if self.problem.columns % knobs.vector and len(self.row_sizes) > 1 else 0
             near = knobs.parameters == "memory" and not knobs.ahead
             if knobs.cluster > 1 and near and not self.skewed and self.problem.groups == 1:

@@ -108,6 +108,13 @@ class Call:
         return rows // math.gcd(rows, self.knobs.rows_per_block)
 
     @property
+    def whole(self) -> int:
+        """Vectors of each thread that lie before the last column in every row and split, however skewed."""
+        knobs = self.knobs
+        last = self.problem.columns - (knobs.splits - 1) * self.slice
+        return min(knobs.vectors, last // (knobs.vector * knobs.threads_per_row))
+
+    @property
     def exact(self) -> bool:
         """Whether every thread has the same number of columns."""
         return self.knobs.splits * self.knobs.split_columns == self.problem.columns
@@ -217,6 +224,7 @@ class Call:
         constants = {
             "Vector": knobs.vector,
             "Vectors": knobs.vectors,
+            "Whole": self.whole,
             "ThreadsPerRow": knobs.threads_per_row,
             "RowsPerBlock": knobs.rows_per_block,
             "Splits": knobs.splits,

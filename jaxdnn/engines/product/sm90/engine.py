@@ -92,7 +92,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
 
     def configurations(self, problem: Product, target: Target) -> Iterator[Sm90Knobs]:
         whole = whole_rows_reason(problem) is None
-        first = whole and lines_reason(problem) is None
+        first = whole and lines_reason(problem, target) is None
         if first:
             yield from short_k_candidates(problem, target)
         yield from candidates(problem, target, matrices=True)

@@ -98,7 +98,8 @@ class Unit:
         self.steps: list[Stage] = []
         self.launches: list[Launch] = []
         self.scratch: list[int] = []
-        self.product, copies = packed(swapped(product) if knobs.swapped else product, knobs.views)
+        loaded = swapped(product) if knobs.swapped else product
+        self.product, copies = packed(loaded, knobs.views, whole_rows=knobs.whole_rows)
         if copies:
             self.then(copy_stage(copies, product.batch))
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads

@@ -3,17 +3,28 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product import sm90_model as model
 from jaxdnn.engines.product.accumulators import accumulator_limit
+from jaxdnn.engines.product.copies import copy_seconds
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import L2_BYTES, Sm90Knobs, accumulator_registers, cluster_tiles, stores
-from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason, staged
+from jaxdnn.engines.product.sm90 import heuristic as of_lines
+from jaxdnn.engines.product.sm90.knobs import (
+    L2_BYTES,
+    Sm90Knobs,
+    accumulator_registers,
+    cluster_tiles,
+    store_reason,
+    stores,
+)
+from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason, stage, staged
 from jaxdnn.engines.product.sm90_shapes import deepest
-from jaxdnn.engines.product.tma import DEPTH_BYTES
+from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
 # The most rows first [41]: a tile is little work, and what comes between two of them counts.
 _SHAPES = (
@@ -28,6 +39,12 @@ _WIDTHS = (32, 64, 96, 128)  # of tiles whose warps store lines of at least 64 b
 _NARROW = 64  # columns of a tile, up to which half of the multiprocessors may be idle
 _FEWEST_TILES = {True: 0.5, False: 1.5}  # of a multiprocessor, of what is narrow, and of what is not
 _SHORT_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
+# Rows that begin anywhere [52]: columns of a tile, and its rows, at most, where there are few columns or two matrices,
+# and elsewhere; up to which K few columns are few; bytes a second that tiles come at from the L2 cache, of 64 rows and
+# of more; and how much longer that takes than copies and lines, before these are worth it: of results that TMA stores,
+# and of others, which take longer than a model of lines says.
+_ANYWHERE_WIDTH, _ANYWHERE_ROWS, _ANYWHERE_K = 64, {True: 256, False: 192}, 64
+_L2_RATE, _WORTH_COPIES = {True: 4e12, False: 5e12}, {True: 1.3, False: 1.5}
 
 
 def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
@@ -45,7 +62,9 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
         few = cluster_tiles(product, knobs) * product.batch < _FEWEST_TILES[width <= _NARROW] * target.sm_count
         return knobs.tile_m > rows or (few and knobs.tile_m > 64)
 
-    if cut:  # neighbours' lines have to meet in the L2 cache [42]
+    if tma_reason(product.a, "a"):
+        found.sort(key=_anywhere(product, width))
+    elif cut:  # neighbours' lines have to meet in the L2 cache [42]
         found.sort(key=lambda knobs: (knobs.tile_m, knobs.tile_n, knobs.schedule) != (128, 64, "cooperative"))
     for knobs in sorted(found, key=last):
         fitted = _fitted(product, knobs, target)
@@ -53,13 +72,35 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
             yield fitted
 
 
-def lines_reason(product: Product) -> str | None:
+def lines_reason(product: Product, target: Target) -> str | None:
     """Why tiles of lines take less time, or None."""
+    if tma_reason(product.a, "a"):
+        return _copies_reason(product, target)
     if product.k > _SHORT_K:
         return f"k is {product.k}; up to {_SHORT_K} whole rows take less time than their lines"
     if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0:
         return "rows of a are whole lines, or halves, which TMA loads as fast"
     return None
+
+
+def _anywhere(product: Product, width: int) -> Callable[[Sm90Knobs], tuple[bool, bool]]:
+    """What orders tiles of rows that begin anywhere: each element is loaded by itself, with all that waits for it."""
+    few = width <= _WIDTHS[0] or (product.n <= _ANYWHERE_WIDTH and product.k <= _ANYWHERE_K)
+    rows = _ANYWHERE_ROWS[few or len(product.b) > 1]
+    return lambda knobs: (knobs.tile_n != min(width, _ANYWHERE_WIDTH), knobs.tile_m > rows)
+
+
+def _copies_reason(product: Product, target: Target) -> str | None:
+    """Why lines of a copy take less time than rows that begin anywhere, or None."""
+    rows, lines = (next(found(product, target), None) for found in (candidates, of_lines.candidates))
+    if rows is None or lines is None:
+        return None
+    loading = cluster_tiles(product, rows) * product.batch * stage(product, rows) / _L2_RATE[rows.tile_m == 64]
+    copying = copy_seconds(packed(product)[1], product.batch, target.bandwidth or model.MEMORY_RATE)
+    worth = _WORTH_COPIES[store_reason(product, lines) is None]
+    if loading < worth * (copying + model.seconds(product, lines, target.sm_count)):
+        return None
+    return f"tiles of {rows.tile_m} rows ask the L2 cache for more than copies of all rows take"
 
 
 def _fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:

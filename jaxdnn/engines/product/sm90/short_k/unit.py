@@ -25,10 +25,10 @@ class ShortKUnit(Unit):
         return {**super().load_constants(product), "RowElements": product.k}
 
     def load_parameters(self, product: Product) -> list[Parameter]:
-        a, (b,) = product.a, product.b
-        box = (CHUNK, short_k.depth(product))
-        tiles = tensor_map(b, product.batch, box, SWIZZLE[DEPTH_BYTES], multiplied=True)
-        found = [Parameter(f"const {a.dtype}*", "rows", "rows", a.buffer), map_parameter("b0", "b[0]", tiles)]
+        a, box = product.a, (CHUNK, short_k.depth(product))
+        tiles = [tensor_map(b, product.batch, box, SWIZZLE[DEPTH_BYTES], multiplied=True) for b in product.b]
+        found = [Parameter(f"const {a.dtype}*", "rows", "rows", a.buffer)]
+        found += [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(tiles)]
         if product.batch > 1 and a.batch_stride:
             found.append(Parameter("long long", "rows_batch", "rows_batch", Scalar("int64", a.batch_stride)))
         return found
