@@ -196,6 +196,10 @@ def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
         (case(40000, 40, 64), False),
         (case(40000, 40, 96), False),
         (case(40000, 40, 200), False),
+        (case(443, 480, 72, batch=180), True),
+        (case(751, 920, 168, batch=51), False),  # 49 us, and 56 in rows
+        (case(751, 128, 168, batch=51), True),
+        (case(38301, 920, 168), True),
     ],
 )
 def test_lines_are_cut_where_rows_are_whole(one, whole):

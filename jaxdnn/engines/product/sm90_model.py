@@ -33,14 +33,14 @@ L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
 # matrices, and of those whose lines lie across others [39].
 TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 70e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
-# so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48].
-ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.5}
+# so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48, 53].
+ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
 # Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
 # turns [24, 36].
 CLUSTER_TURN = 0.5e-6
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
 WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
-MULTICAST = 0.5  # of what a cluster loads together, the part that its blocks don't load each by itself
+MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}

@@ -37,8 +37,10 @@ _SHAPES = (
 )
 _WIDTHS = (32, 64, 96, 128)  # of tiles whose warps store lines of at least 64 bytes
 _NARROW = 64  # columns of a tile, up to which half of the multiprocessors may be idle
+_CUT_K = 64  # up to which results are most of what is moved
 _FEWEST_TILES = {True: 0.5, False: 1.5}  # of a multiprocessor, of what is narrow, and of what is not
 _SHORT_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
+_BATCH_K = 96  # from which on matrices of a batch with several tiles of b are faster in lines [53]
 # Rows that begin anywhere [52]: columns of a tile, and its rows, at most, where there are few columns or two matrices,
 # and elsewhere; up to which K few columns are few; bytes a second that tiles come at from the L2 cache, of 64 rows and
 # of more; and how much longer that takes than copies and lines, before these are worth it: of results that TMA stores,
@@ -51,7 +53,8 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs that work for the product: as many columns as it has, and then as many rows as leave no block idle."""
     width = next((width for width in _WIDTHS if product.n <= width), _WIDTHS[-1])
     rows = min(384, ceil(product.m / 64) * 64)
-    cut = product.n > _WIDTHS[-1] and product.n * 2 % 32 and product.m * product.n * product.batch * 2 > L2_BYTES
+    size = product.m * product.n * product.batch * 2
+    cut = product.n > _WIDTHS[-1] and product.n * 2 % 32 and size > L2_BYTES and product.k <= _CUT_K
     found = [
         replace(shape, tile_n=tile_n, whole_rows=True)
         for tile_n in sorted(_WIDTHS, key=lambda tile_n: (tile_n != width, -tile_n))
@@ -78,6 +81,8 @@ def lines_reason(product: Product, target: Target) -> str | None:
         return _copies_reason(product, target)
     if product.k > _SHORT_K:
         return f"k is {product.k}; up to {_SHORT_K} whole rows take less time than their lines"
+    if product.batch > 1 and product.n > _WIDTHS[-1] and product.k > _BATCH_K:
+        return "of each matrix b there are several tiles, whose lines two blocks load together"
     if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0:
         return "rows of a are whole lines, or halves, which TMA loads as fast"
     return None
