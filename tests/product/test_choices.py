@@ -13,23 +13,17 @@ import jaxdnn
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from jaxdnn import device
-from jaxdnn.config import Options
 from jaxdnn.engines.product.operands import packed
-from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
 from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import with_knobs
-from jaxdnn.planning.select import select
 
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
 ON_H100 = CONFIGURATIONS / "nvidia-h100-product.csv"  # of pairs of columns, and of what was drawn
-# Microseconds of each engine's fastest configuration.
-UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"  # a launch for each copy
-UNALIGNED_ON_H100 = CONFIGURATIONS / "nvidia-h100-unaligned.csv"  # one launch for all
 FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
@@ -194,100 +188,6 @@ def test_copies_are_made_where_they_pay():
             assert found[chosen] <= 1.2 * min(found.values()), f"{product}: {chosen}"
             unaligned += 1
     assert unaligned > 5
-
-
-@pytest.mark.parametrize(
-    ("configurations", "target", "mean", "worst", "of_plain"),
-    [(UNALIGNED, H200, 1.03, 1.4, 0.92), (UNALIGNED_ON_H100, H100, 1.04, 1.4, 0.96)],
-)
-def test_unaligned_products_go_where_they_are_fast(configurations, target, mean, worst, of_plain):
-    """Of the fastest engine; and of plain JAX within 12% in nine of ten, and faster in the mean."""
-    with configurations.open() as file:
-        rows = list(csv.DictReader(file))
-    if configurations is UNALIGNED_ON_H100:  # copies were timed where rows are loaded as they lie now
-        rows = [row for row in rows if whole_rows_reason(unaligned(row))]
-    ratios, plain = {}, []
-    for row in rows:
-        times = {engine: float(row[engine]) for engine in ("sm90", "simt") if row[engine]}
-        times["xla"] = float(row["xla"] or row["plain_jax"])
-        chosen = server(row, target)
-        assert chosen in times, f"{row}: nobody measured {chosen}"
-        ratios[tuple(row.values())] = times[chosen] / min(times.values())
-        plain.append(times[chosen] / float(row["plain_jax"]))
-    assert {server(row, target) for row in rows} == {"sm90", "simt", "xla"}
-    assert statistics.fmean(ratios.values()) <= mean, ratios
-    assert max(ratios.values()) <= worst, max(ratios, key=ratios.__getitem__)
-    assert statistics.geometric_mean(plain) <= of_plain
-    assert statistics.quantiles(plain, n=10)[-1] <= 1.12, sorted(plain)
-
-
-def unaligned(row):
-    """A product that was timed."""
-    m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
-    epilogue = {"epilogue": gelu, "operands": ((row["dtype"], (1, 1, n)),)} if row["epilogue"] == "gelu" else {}
-    if row["epilogue"] == "swiglu":
-        epilogue = {"epilogue": gated, "accumulators": 2}
-    return ProductCase(m, n, k, row["dtype"], batch=batch, precision=None, **epilogue).product()
-
-
-def server(row, target):
-    """The engine that serves an unaligned product."""
-    product = unaligned(row)
-    engines = (
-        one.name for one in (Sm90(), Simt()) if not (one.reason(product, target) or one.outdone(product, target))
-    )
-    return next(engines, "xla")
-
-
-@pytest.mark.parametrize(
-    ("product", "said"),
-    [
-        # Copies take most of the time; the multiplies do; there is little to copy.
-        (ProductCase(64, 48_436, 4096, "bfloat16", a_transposed=True), "378.4 MiB, and storing unaligned results"),
-        (ProductCase(72, 41_393, 3584, "bfloat16"), None),  # which is loaded as it lies
-        (ProductCase(314, 9739, 3968, "bfloat16"), None),
-        (ProductCase(704, 32, 426, "bfloat16", batch=32), "would take longer"),
-        (ProductCase(704, 32, 426, "bfloat16", batch=16, shared="b"), "would take longer"),
-        (ProductCase(704, 32, 426, "bfloat16", batch=2, shared="b"), None),
-        # Nothing is fused, and all is small; or not.
-        (ProductCase(64, 48, 24, "bfloat16"), "begin in less time"),
-        (ProductCase(64, 48, 24, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 48)),)), None),
-        (ProductCase(64, 48, 136, "bfloat16"), None),
-        (ProductCase(4096, 512, 128, "bfloat16"), None),
-    ],
-)
-def test_others_that_take_less_time(product, said):
-    reason = Sm90().outdone(product.product(), H200)
-    assert reason is None if said is None else said in (reason or "")
-
-
-def test_what_is_outdone_serves_where_the_options_leave_no_other():
-    arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((64, 24), (24, 48))]
-    (call,) = find_calls(jaxdnn.matmul, *arrays)
-
-    def chosen(**options):
-        return select(call.spec.replace(options=Options(target="sm_90", **options)), call.signature, "cuda").engine
-
-    assert chosen() == "xla"
-    assert chosen(engine="sm90") == "sm90"
-    assert chosen(fallback=False) == "skinny"
-
-
-@pytest.mark.parametrize("sizes", [(125, 384, 3072), (64, 512, 4096)])
-def test_xla_splits_a_long_k_of_float32(sizes):
-    """10.7 and 13.0 us by way of a copy of b, 9.0 and 9.7 by XLA."""
-    row = dict(zip("mnk", sizes, strict=True)) | {"dtype": "float32", "batch": 1, "epilogue": ""}
-    assert server(row, H200) == "xla"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "engine"),
-    [((64, 384, 768), "xla"), ((698, 3584, 5120), "xla"), ((2496, 2560, 3072), "sm90"), ((3968, 1536, 896), "sm90")],
-)
-def test_float32_with_a_gelu_goes_where_it_is_fast(sizes, engine):
-    """6.5, 113.6, 161 and 55.7 us by XLA's cuBLASLt, and 8.8, 133.4, 139 and 46 by way of a copy of b."""
-    row = dict(zip("mnk", sizes, strict=True)) | {"dtype": "float32", "batch": 1, "epilogue": "gelu"}
-    assert server(row, H200) == engine
 
 
 def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():
