@@ -31,16 +31,18 @@ MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they 
 STORE = {1: (15e-6, 0.5e12), 2: (6e-6, 1.4e12), 4: (5e-6, 2.2e12)}
 FEW_STORE_RATE = 0.1e12
 # XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands whose rows are a multiple of so
-# many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none
+# many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none,
 # [14, 18, 20].
 XLA_ALIGNED = 8
 XLA_RATE = {True: 400e12, False: 200e12}
 # Of float32, flops a second, and seconds that these take besides, for more than so many elements [38].
 XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
-XLA_EPILOGUE, XLA_EPILOGUE_OF_16_BITS = 1.25, 1.35
+XLA_EPILOGUE = 1.35
+XLA_EPILOGUE_OF_FLOAT32 = 3.5e-12  # seconds of a number [38]
 # Rows and columns that they multiply at least, of one matrix [51].
 XLA_TILE = (128, 64)
+XLA_SUM_BYTES = 4  # of what an epilogue is of, which is stored before it and read again
 # Operations of a bias and an activation that XLA has cuBLASLt compute in a product of float32 [32].
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
@@ -132,12 +134,14 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     if product.m * product.n <= XLA_ONE_TILE:
         in_turn /= XLA_PARTS
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
-    epilogue = 1.0 if product.is_plain else XLA_EPILOGUE_OF_16_BITS if itemsize == 2 else XLA_EPILOGUE
+    epilogue = XLA_EPILOGUE if itemsize == 2 and not product.is_plain else 1.0
     seconds = start + max(epilogue * (computing + storing), waiting)
+    if itemsize > 2 and not product.is_plain:
+        seconds += XLA_EPILOGUE_OF_FLOAT32 * product.m * product.n * product.batch * len(product.b)
     if product.is_plain or xla_fuses(product):
         return seconds
-    stored = sum(size(result, product.batch) for result in product.stored)
-    return seconds + LAUNCH + 2 * stored / MEMORY_RATE
+    sums = product.m * product.n * product.batch * len(product.b) * XLA_SUM_BYTES
+    return seconds + LAUNCH + 2 * sums / MEMORY_RATE
 
 
 def xla_fuses(product: Product) -> bool:
