@@ -225,10 +225,12 @@ def test_two_dtypes():
 
 def test_clearer_messages():
     lhs, rhs = jnp.zeros((2, 3, 5)), jnp.zeros((4, 3, 2))
-    with pytest.raises(ValueError, match="window_strides must have a positive number for each of 1 dimensions"):
+    with pytest.raises(ValueError, match="window and window_strides must have the same number of dimensions, 1"):
         jaxdnn.conv_general_dilated(lhs, rhs, (1, 1), "VALID")
-    with pytest.raises(ValueError, match="must have one rank"):
+    with pytest.raises(ValueError, match="conv_general_dilated lhs and rhs must have the same number of dimensions"):
         jaxdnn.conv_general_dilated(lhs, rhs[0], (1,), "VALID")
+    with pytest.raises(ValueError, match="window_strides must have a positive number for each of 1 dimensions"):
+        jaxdnn.conv_general_dilated(lhs, rhs, (0,), "VALID")
     with pytest.raises(TypeError, match="lhs must be an array"):
         jaxdnn.conv_general_dilated([1.0], rhs, (1,), "VALID")
     with pytest.raises(TypeError, match="no keyword groups=; did you mean feature_group_count="):

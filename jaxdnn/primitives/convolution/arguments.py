@@ -104,8 +104,8 @@ def _checked(caller: str, lhs: Any, rhs: Any, settings: Mapping[str, Any]) -> di
             raise TypeError(f"{caller}: {name} must be an array; got {described_type(array)}")
     if lhs.ndim < 2 or lhs.ndim != rhs.ndim:
         raise ValueError(
-            f"{caller}: lhs and rhs must have one rank, of two for batch and features and one for each spatial "
-            f"dimension; got lhs {described_type(lhs)} and rhs {described_type(rhs)}"
+            f"{caller} lhs and rhs must have the same number of dimensions, two for batch and features and one for "
+            f"each spatial one; got lhs {described_type(lhs)} and rhs {described_type(rhs)}"
         )
     of_lhs, of_rhs = (jax.typeof(array).dtype for array in (lhs, rhs))
     if of_lhs != of_rhs:
@@ -137,8 +137,12 @@ def _steps(caller: str, name: str, value: Any, spatial: int) -> tuple[int, ...]:
     """Positive integers, one for each spatial dimension."""
     expected = f"{caller}: {name} must have a positive number for each of {spatial} dimensions; got {value!r}"
     entries = _entries(value)
-    if len(entries) != spatial:
+    if not entries and spatial:
         raise ValueError(expected)
+    if len(entries) != spatial:
+        raise ValueError(
+            f"{caller} window and {name} must have the same number of dimensions, {spatial}; got {value!r}"
+        )
     try:
         steps = tuple(map(operator.index, entries))
     except TypeError:

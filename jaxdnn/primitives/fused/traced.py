@@ -2,10 +2,7 @@
 
 Nothing calls the function again: variables that it closes over may have moved on by then.
 
-Maxima and minima in it have derivatives that survive XLA's fusion. JAX finds the place of a maximum by comparing the
-array with it. Fusion may compute that array twice, for the maximum and for the comparison, and round it in two ways;
-then no element is equal, and the derivative is lost or NaN. On an H200, JAX 0.11.2, that happened to
-max(erf(expm1(x)), axis=0), and to maxima of a product whose K XLA had split.
+Maxima and minima in it have derivatives that survive XLA's fusion: `extrema`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.core import ShapedArray
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
@@ -25,8 +21,8 @@ from jax.sharding import PartitionSpec, reshard
 from jaxdnn.pointwise import Captured, Program
 from jaxdnn.pointwise import evaluate as evaluate_program
 from jaxdnn.primitives._define import ZEROS, vary_alike
+from jaxdnn.primitives.fused.extrema import EXTREMA, settled
 
-_EXTREMA = ("reduce_max", "reduce_min")
 _CALLS = ("jit", "pjit")
 _REMAT = ("checkpoint", "remat2")
 _ALIKE = ("select_n",)  # the type of whose result is that of every operand
@@ -60,23 +56,13 @@ class Traced:
 
 
 def located(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called once, with derivatives for which the operands of its maxima and minima are computed once."""
+    """The function, called once, whose maxima and minima have derivatives as `extrema` says."""
 
     def evaluated(*arrays: jax.Array) -> Any:
         jaxpr, types = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)(*arrays)
         return jax.tree.unflatten(jax.tree.structure(types), evaluate(jaxpr, arrays, {}))
 
     return evaluated
-
-
-@jax.custom_jvp
-def _once(x: jax.Array) -> jax.Array:
-    return x
-
-
-@_once.defjvp
-def _once_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return lax.optimization_barrier(*primals), *tangents
 
 
 def evaluate(jaxpr: ClosedJaxpr, arrays: Sequence[jax.Array], rules: Rules) -> list[jax.Array]:
@@ -105,8 +91,8 @@ def _apply(equation: JaxprEqn, inputs: Sequence[jax.Array], rules: Rules) -> Seq
         saved = {name: equation.params[name] for name in ("policy", "prevent_cse")}
         called = ClosedJaxpr(equation.params["jaxpr"], ())
         return jax.checkpoint(lambda *arrays: evaluate(called, arrays, rules), **saved)(*inputs)
-    if primitive.name in _EXTREMA:
-        inputs = [_once(x) for x in inputs]
+    if primitive.name in EXTREMA:
+        inputs = [settled(inputs[0], equation.params["axes"], EXTREMA[primitive.name])]
     if primitive.name in _ALIKE:
         inputs = _split_alike(inputs)
     parameters = primitive.get_bind_params(equation.params)
