@@ -90,11 +90,11 @@ def canonical(given: Arguments, lhs: jax.Array, rhs: jax.Array) -> tuple[Convolu
         return spec, (exchanged, images), order
     spec = spec.replace(group=group)
     whole = _are_whole(images, slice(1, None)) and _are_whole(filters, slice(-1))
-    if whole and _tile(images.shape, windows, spec) and not _is_small(images, windows):
+    if whole and _tile(windows, spec) and not _is_small(images, windows):
         if _have_lines(images, windows):
             images, filters = _by_lines(images, windows[-1]), _lines_of(filters, flipped=given.flip)
             spec = spec.replace(windows=(*windows[:-1], _one_place(windows[-1])))
-        else:
+        elif images.shape[-1] < _FEW_CHANNELS or _are_lines(windows):
             images, filters = _patches(images, windows), _as_one_place(filters, flipped=given.flip)
             spec = spec.replace(windows=tuple(map(_one_place, windows)))
     return spec, (images, filters), order
@@ -111,8 +111,8 @@ def _grouped(images: jax.Array, k: int, groups: int) -> tuple[jax.Array, tuple[i
     return images, (c, k // groups)
 
 
-def _tile(shape: tuple[int, ...], windows: Sequence[Window], spec: ConvolutionSpec) -> bool:
-    """Whether the windows tile the image, from its first place on, and it is worth a copy, or costs none."""
+def _tile(windows: Sequence[Window], spec: ConvolutionSpec) -> bool:
+    """Whether the windows tile the image, from its first place on."""
     sizes = [size for one in windows for size in (one.image, one.filter, one.output)]
     if spec.group is not None or not all(isinstance(size, int) and size > 0 for size in sizes):
         return False
@@ -121,8 +121,12 @@ def _tile(shape: tuple[int, ...], windows: Sequence[Window], spec: ConvolutionSp
         and one.filter * one.output <= one.image
         for one in windows
     )  # fmt: skip
-    free = all(one.filter == 1 for one in windows[:-1]) and all(one.filter * one.output == one.image for one in windows)
-    return tiled and any(one.filter > 1 for one in windows) and (free or shape[-1] < _FEW_CHANNELS)
+    return tiled and any(one.filter > 1 for one in windows)
+
+
+def _are_lines(windows: Sequence[Window]) -> bool:
+    """Whether windows that tile the image are parts of its lines, of which patches are no copy."""
+    return all(one.filter == 1 for one in windows[:-1]) and all(one.tiles for one in windows)
 
 
 def _are_whole(array: jax.Array, dimensions: slice) -> bool:
@@ -143,10 +147,13 @@ def _is_small(images: jax.Array, windows: Sequence[Window]) -> bool:
 
 
 def _have_lines(images: jax.Array, windows: Sequence[Window]) -> bool:
-    """Whether the windows' lines can be read where they lie: tensor cores take 16 bits, and copies 16 bytes."""
+    """Whether the windows' lines are to be read where they lie: tensor cores take 16 bits, and copies 16 bytes. Windows
+    of three dimensions and few channels have too many of them.
+    """
     line = windows[-1].filter * images.shape[-1] * images.dtype.itemsize
     aligned = images.dtype.itemsize == 2 and line % 16 == 0
-    return len(windows) == 2 and aligned and all(one.tiles for one in windows)
+    few = len(windows) == 2 or (len(windows) > 2 and images.shape[-1] >= _FEW_CHANNELS)
+    return few and windows[-1].filter > 1 and aligned and all(one.tiles for one in windows)
 
 
 def _by_lines(images: jax.Array, window: Window) -> jax.Array:

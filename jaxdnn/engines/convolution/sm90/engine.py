@@ -133,8 +133,8 @@ def _form(problem: Convolution) -> _Form | str:
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in the notes of benchmarks/results/convolution_kernels.md."""
-    if problem.result == "filter" and gemm.line == DEPTH_BYTES and all(window.tiles for window in problem.windows):
-        return None  # each place is loaded once, in as few copies as there can be [Tiled images, 3]
+    if problem.result == "filter" and problem.groups == 1 and all(window.tiles for window in problem.windows):
+        return None  # each place is loaded once [Tiled images, 3]
     if problem.result == "filter":
         whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:
