@@ -8,7 +8,7 @@ import pytest
 import jaxdnn
 from checking.calls import calls_of, native, refusal
 from checking.cases import BF16, F32, NormCase
-from checking.compare import platform
+from checking.memory import needs_memory
 from jaxdnn import device
 from jaxdnn.plan import Scalar
 
@@ -53,17 +53,7 @@ def test_mapped_strides():
             assert all(scalar.dtype == "int64" for scalar in strides)
 
 
-def free_bytes():
-    stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-
-
-needs_memory = pytest.mark.skipif(
-    platform() != "cuda" or free_bytes() < 40 * 2**30, reason="takes a GPU with 40 GiB of free memory"
-)
-
-
-@needs_memory
+@needs_memory(40)
 @pytest.mark.parametrize("columns", [1024, 65_536])
 def test_more_than_2_31_elements(columns):
     """The last rows lie past element 2^31; they are right, and so are sums over all rows."""
