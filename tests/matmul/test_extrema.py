@@ -67,6 +67,13 @@ def test_equal_elements_share_the_derivative_and_nan_has_none():
     np.testing.assert_array_equal(least, [[0] * 4, [0, 0.5, 0.5, 0]])
 
 
+def test_complex_numbers_have_maxima():
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((3, 3)) + 1j * random.standard_normal((3, 3)) for _ in range(2))
+    found = jax.grad(lambda a: jnp.sum(jnp.abs(jaxdnn.matmul(a, b, epilogue=lambda y: jnp.max(y, 1)))))(a)
+    np.testing.assert_allclose(found, jax.grad(lambda a: jnp.sum(jnp.abs(jnp.max(a @ b, 1))))(a), rtol=1e-12)
+
+
 def test_others_are_left_alone():
     def function(x):
         return jnp.sum(jnp.tanh(x))

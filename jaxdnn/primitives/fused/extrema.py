@@ -33,7 +33,9 @@ def settled(x: jax.Array, axes: Sequence[int], largest: bool) -> jax.Array:
 
 @settled.defjvp
 def _settled_jvp(axes: Any, largest: bool, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Any:
-    return _bounded(lax.optimization_barrier(*primals), axes, largest), *tangents
+    x = lax.optimization_barrier(*primals)
+    # JAX has maxima of complex numbers, but no order of two.
+    return _bounded(x, axes, largest) if jnp.issubdtype(x.dtype, jnp.floating) else x, *tangents
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
