@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdnn.primitives._define import vary_alike
+from jaxdnn.primitives._define import as_type
 
 # By the name of the primitive: whether it looks for the largest.
 EXTREMA = {"reduce_max": True, "reduce_min": False}
@@ -56,15 +56,26 @@ def _first(x: jax.Array, axes: Sequence[int], largest: bool) -> jax.Array:
     index = jnp.zeros((), np.int32)
     for axis in axes:
         index = index * x.shape[axis] + lax.broadcasted_iota(np.int32, x.shape, axis)
-
-    def either(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (a, at_a), (b, at_b) = one, other
-        beyond = a > b if largest else a < b
-        kept = beyond | ((a == b) & (at_a < at_b))
-        return lax.select(kept, a, b), lax.select(kept, at_a, at_b)
-
     limits = jnp.finfo(x.dtype)
     least, none = np.asarray(limits.min if largest else limits.max), np.asarray(np.iinfo(np.int32).max, np.int32)
-    x, index = vary_alike((x, index))
-    _, at = lax.reduce((x, index), (least, none), either, tuple(axes))
+    index = as_type(index, jax.typeof(x))
+    _, at = lax.reduce((x, index), (least, none), _larger if largest else _smaller, tuple(axes))
     return index == jnp.expand_dims(at, axes)
+
+
+# An element and where it is. They are functions of the module, for which JAX compiles nothing again.
+_Found = Sequence[jax.Array]
+
+
+def _larger(one: _Found, other: _Found) -> tuple[jax.Array, jax.Array]:
+    return _either(one[0] > other[0], one, other)
+
+
+def _smaller(one: _Found, other: _Found) -> tuple[jax.Array, jax.Array]:
+    return _either(one[0] < other[0], one, other)
+
+
+def _either(beyond: jax.Array, one: _Found, other: _Found) -> tuple[jax.Array, jax.Array]:
+    (a, at_a), (b, at_b) = one, other
+    kept = beyond | ((a == b) & (at_a < at_b))
+    return lax.select(kept, a, b), lax.select(kept, at_a, at_b)
