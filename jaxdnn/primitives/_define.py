@@ -23,13 +23,13 @@ from jax._src import dispatch
 from jax._src.config import trace_context
 from jax._src.interpreters.mlir import lower_per_platform
 from jax._src.lax.lax import _convert_element_type
-from jax.core import AbstractValue
+from jax.core import AbstractValue, ShapedArray
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Primitive, no_effects
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, reshard
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, reshard, use_abstract_mesh
 
 from jaxdnn.custom_call import custom_call
 from jaxdnn.planning.select import select
@@ -187,7 +187,11 @@ def _abstract_evaluation(*avals: AbstractValue, spec: Spec) -> Sequence[Abstract
 def _types(spec: Spec, avals: Sequence[AbstractValue], context: Hashable) -> Sequence[AbstractValue]:
     # The trace's own types, since shape and dtype alone would drop shardings and the manual axes that vary.
     del context  # what JAX's own traces depend on
-    return jax.make_jaxpr(spec.evaluate)(*avals).out_avals
+    meshes = (aval.sharding.mesh for aval in avals if isinstance(aval, ShapedArray))
+    mesh = next((mesh for mesh in meshes if not mesh.empty), None)
+    # JAX 0.12 maps what it jits, a sum or a mean, on this mesh alone.
+    with nullcontext() if mesh is None else use_abstract_mesh(mesh):
+        return jax.make_jaxpr(spec.evaluate)(*avals).out_avals
 
 
 # JAX has no rule for it. It is linear to `jax.jvp` too.
