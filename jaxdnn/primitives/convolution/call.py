@@ -153,7 +153,7 @@ def _have_lines(images: jax.Array, windows: Sequence[Window]) -> bool:
     line = windows[-1].filter * images.shape[-1] * images.dtype.itemsize
     aligned = images.dtype.itemsize == 2 and line % 16 == 0
     few = len(windows) == 2 or (len(windows) > 2 and images.shape[-1] >= _FEW_CHANNELS)
-    return few and windows[-1].filter > 1 and aligned and all(one.tiles for one in windows)
+    return few and aligned and all(one.tiles for one in windows)
 
 
 def _by_lines(images: jax.Array, window: Window) -> jax.Array:

@@ -133,12 +133,13 @@ def _form(problem: Convolution) -> _Form | str:
 
 def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in the notes of benchmarks/results/convolution_kernels.md."""
-    if problem.result == "filter" and problem.groups == 1 and all(window.tiles for window in problem.windows):
-        return None  # each place is loaded once [Tiled images, 3]
+    whole_groups = problem.groups == 1 or gemm.line == DEPTH_BYTES
+    if problem.result == "filter" and whole_groups and all(window.tiles for window in problem.windows):
+        return None  # each place is loaded once [Tiled images, 5]
     if problem.result == "filter":
         whole = problem.c % (_LINE if wgrad_patches_reason(gemm) else _HALF_LINE) == 0
     else:
-        whole = problem.groups == 1 or gemm.line == DEPTH_BYTES or gemm.channels >= _LINE
+        whole = whole_groups or gemm.channels >= _LINE
     if not whole:
         return "XLA's convolutions by cuDNN are faster for so few channels in a group"
     if problem.result == "image" and any(window.filter < window.stride for window in problem.windows):
