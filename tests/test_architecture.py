@@ -167,6 +167,16 @@ def test_engines_see_problems_and_no_spec():
         assert found <= {"jaxdnn.spec.Signature"}, f"{path} imports {found}"
 
 
+def test_host_kernels_have_types_of_their_own():
+    """Two files' types of one name are one to the linker, which takes the functions of either for both."""
+    files = {}
+    for path in sorted((ROOT / "cpp" / "host").rglob("*.cc")):
+        text = path.read_text()
+        (namespace,) = re.findall(r"^namespace (\w+) \{", text, re.MULTILINE) or [""]
+        for name in re.findall(r"^(?:class|struct|enum class) (\w+)", text, re.MULTILINE):
+            assert files.setdefault((namespace, name), path) == path
+
+
 def test_host_kernels_include_nothing_of_the_runtime():
     for path in sorted((ROOT / "cpp" / "host").rglob("*.[hc]*")):
         included = [line for line in path.read_text().splitlines() if line.startswith("#include")]
