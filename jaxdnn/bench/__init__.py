@@ -2,9 +2,10 @@
 
     python -m jaxdnn bench [family] [--only PATTERN] [--shapes 512x4096 ...] [--dtypes float32 ...] [--save] [--readme]
     python -m jaxdnn bench [family] --untuned SEED
+    python -m jaxdnn bench [family] ... --configurations
 
 One line a case, then geometric means. `--save` writes them into a CSV for this device, `--readme` makes the tables of
-benchmarks/README.md from all of them.
+benchmarks/README.md from all of them. `--configurations` times what else could have run instead.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdnn.bench import attention, convolution, matmul, norm, report, timing, training, untuned
+from jaxdnn.bench import attention, choices, convolution, matmul, norm, report, timing, training, untuned
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
 
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtypes", metavar="DTYPE", nargs="+", choices=dtypes, default=(), help=f"of {', '.join(dtypes)}"
     )
     parser.add_argument("--untuned", metavar="SEED", type=_seed, help="instead of ours: shapes drawn from this number")
+    parser.add_argument("--configurations", action="store_true", help="instead of plain JAX: all that engines offer")
     parser.add_argument("--save", action="store_true", help="write this device's CSV, or into it")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="the folder of the CSVs")
     parser.add_argument("--readme", action="store_true", help="measure nothing: write the CSVs' tables into their page")
@@ -96,12 +98,19 @@ def main(arguments: argparse.Namespace) -> int:
             )
             print(f"  {name}: {calls}\n    of {shapes}\n    in {dtypes}", file=sys.stderr)
         return 2
+    if arguments.configurations and arguments.save:
+        print("bench: --configurations only prints: leave out --save", file=sys.stderr)
+        return 2
     if arguments.save:  # where it can't be, nothing is measured in vain
         try:
             arguments.results.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             print(f"bench: --save: {error}", file=sys.stderr)
             return 2
+    if arguments.configurations:
+        for text in choices.measure(case for cases in chosen.values() for case in cases):
+            print(text, flush=True)
+        return 0
     device = device_name()
     limit = timing.copy_bandwidth()
     print(f"{device}, JAX {jax.__version__}: a copy moves {limit / 1e9:,.1f} GB/s", flush=True)

@@ -28,7 +28,7 @@ class Tuning(Outlined):
         return Outline(
             "Measured, the fastest of each call first",
             tuple(
-                Outline(f"{_name(call)}: {_gain(measured)}", tuple(map(_line, measured)), folded=True)
+                Outline(f"{_name(call)}: {_gain(measured)}", tuple(map(str, measured)), folded=True)
                 for call, measured in self.calls
             ),
         )
@@ -98,9 +98,3 @@ def _gain(measured: Sequence[Measurement]) -> str:
     before, best = min(measured, key=lambda one: one.rank), measured[0]
     times = f"{before.seconds * 1e6:.1f} us before, {best.seconds * 1e6:.1f} us after"
     return f"{times}, on {best.engine}, the best of {len(measured)}"
-
-
-def _line(one: Measurement) -> str:
-    said = [f"{name}={value}" for name, value in one.knobs]
-    said += [f"{one.workspace} B of workspace"] if one.workspace else []
-    return f"{one.seconds * 1e6:.1f} us: {one.engine} {', '.join(said)}".rstrip()

@@ -1,8 +1,10 @@
 """Times the configurations of a call on the device."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, TypeVar
@@ -11,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdnn.device import Target
+from jaxdnn.engines.base import Engine
+from jaxdnn.plan import Plan
 from jaxdnn.planning.candidates import Request, engines_for, knobs_of, prepare, reason_against
 from jaxdnn.spec import Signature, Spec
 
@@ -37,34 +41,55 @@ class Measurement:
     workspace: int
     rank: int
 
+    def __str__(self) -> str:
+        said = [f"{name}={value}" for name, value in self.knobs]
+        said += [f"{self.workspace} B of workspace"] if self.workspace else []
+        return f"{self.seconds * 1e6:.1f} us: {self.engine} {', '.join(said)}".rstrip()
 
-def configurations(spec: Spec, signature: Signature, platform: str, target: Target) -> list[Measurement]:
-    """Every configuration of every engine that serves the call, the fastest first."""
+
+def configurations(
+    spec: Spec, signature: Signature, platform: str, target: Target, *, outdone: bool = True
+) -> list[Measurement]:
+    """Every configuration of every engine that serves the call, the fastest first; without those that are `outdone`."""
     device = jax.local_devices(backend="gpu" if platform == "cuda" else platform)[0]
     programs: dict[tuple[str, tuple[tuple[str, object], ...], int, int], Callable[[], Any]] = {}
     # Lowering may be what asks for this, in the midst of somebody else's tracing.
     with jax.ensure_compile_time_eval(), jax.default_device(device):
-        request = Request(spec, signature, platform, target)
         operands = _operand_sets(signature, target)
-        for engine in engines_for(spec, request.problem):
-            if reason_against(engine, request):
-                continue
-            for config in engine.configurations(request.problem, target):
-                prepared = prepare(engine, [config], request)
-                if isinstance(prepared, str):
-                    continue
-                _, plan = prepared
-                knobs = knobs_of(config)
-                alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
-                # Operands are used again, so that results in their place would be timed with a copy.
-                run = _program(spec.unaliased.replace(options=alone).bind, operands, platform)
-                programs[engine.name, knobs, plan.workspace if plan else 0, len(programs)] = run
+        for engine, config, plan in _prepared(Request(spec, signature, platform, target), outdone):
+            knobs = knobs_of(config)
+            alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
+            # Operands are used again, so that results in their place would be timed with a copy.
+            run = _program(spec.unaliased.replace(options=alone).bind, operands, platform)
+            programs[engine.name, knobs, plan.workspace if plan else 0, len(programs)] = run
         taken = interleaved_medians(programs, samples=_SAMPLES, seconds=_SECONDS)
     measured = [
         Measurement(engine, knobs, seconds / len(operands), workspace, rank)
         for (engine, knobs, workspace, rank), seconds in taken.items()
     ]
     return sorted(measured, key=lambda measurement: measurement.seconds)
+
+
+def _prepared(request: Request, outdone: bool) -> list[tuple[Engine, Any, Plan | None]]:
+    """Every configuration that works, with its plan, in the heuristic's order; engines that are outdone are the last.
+    As many are compiled at a time as there are processors.
+    """
+
+    def plan(offer: tuple[Engine, Any]) -> tuple[Engine, Any, Plan | None] | None:
+        engine, config = offer
+        prepared = prepare(engine, [config], request)
+        return None if isinstance(prepared, str) else (engine, *prepared)
+
+    engines = engines_for(request.spec, request.problem)
+    serving = [engine for engine in engines if not reason_against(engine, request)]
+    if not outdone:
+        able = [engine for engine in engines if not reason_against(engine, request, outdone=False)]
+        serving += [engine for engine in able if engine not in serving]
+    offers = [
+        (engine, config) for engine in serving for config in engine.configurations(request.problem, request.device)
+    ]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        return [planned for planned in threads.map(plan, offers) if planned]
 
 
 def _operand_sets(signature: Signature, target: Target) -> list[list[jax.Array]]:

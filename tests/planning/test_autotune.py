@@ -15,8 +15,9 @@ from checking.calls import TARGETS, calls_of
 from checking.cases import BF16, NormCase
 from checking.compare import as_tuple, assert_close, platform
 from checking.transforms import vjp, with_cotangents
-from jaxdnn import _native
+from jaxdnn import _native, device
 from jaxdnn.config import Options
+from jaxdnn.engines.norm.host import HostNorm
 from jaxdnn.planning import cache, measure
 
 pytestmark = pytest.mark.skipif(platform() not in ("cpu", "cuda"), reason="no native engine runs on this platform")
@@ -48,6 +49,22 @@ def chosen(case, **options):
     with jaxdnn.options(**options):
         _, (_, calls) = jaxdnn.explain(case.call, *case.primals()).sections
     return {call.call.spec.direction: call.selection for call in calls}
+
+
+@pytest.mark.skipif(platform() != "cpu", reason="the engine that is outdone is the CPU's")
+def test_engines_that_are_outdone_are_measured_on_request_as_the_last(monkeypatch):
+    call, target = calls_of(CASE)[0], device.find_target("cpu", Options())
+
+    def measured(**options):
+        return measure.configurations(call.spec, call.signature, "cpu", target, **options)
+
+    before = measured()
+    monkeypatch.setattr(HostNorm, "outdone", lambda *_: "others are faster")
+    assert {one.engine for one in measured()} == {"xla"}
+    every = measured(outdone=False)
+    assert len(every) == len(before)
+    assert {(one.engine, one.knobs) for one in every} == {(one.engine, one.knobs) for one in before}
+    assert min(every, key=lambda one: one.rank).engine == "xla"
 
 
 def test_forward_and_backward_are_measured(forgetful):

@@ -263,6 +263,46 @@ def test_drawn_shapes_are_no_others(capsys, other):
     assert "--untuned draws shapes and dtypes" in capsys.readouterr().err
 
 
+def test_bench_of_all_that_could_run_instead(capsys):
+    """The fastest first; an arrow marks what does run."""
+    command = [
+        "bench",
+        "norm",
+        "--shapes",
+        "64x128",
+        "--dtypes",
+        "float32",
+        "--only",
+        "forward .* 64",
+        "--configurations",
+    ]
+    assert commands.main(command) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    calls = [line for line in lines if "the first choice takes" in line]
+    assert len(calls) == sum(line.startswith("-> ") for line in lines) >= 2
+    assert last.endswith(f"of {len(calls)} calls")
+    ratios = []
+    for line in lines:
+        if line in calls:
+            fastest = 0.0
+            ratios.append(float(re.search(r"takes (\S+) x the fastest$", line)[1]))
+            continue
+        microseconds = float(re.match(r"(?:->|  ) (\d+\.\d) us: \w+", line)[1])
+        fastest = fastest or microseconds
+        assert microseconds >= fastest
+        if line.startswith("->"):
+            assert ratios[-1] == pytest.approx(microseconds / fastest, rel=0.05)
+    engines = {engine for line in lines for engine in re.findall(r" us: (\w+)", line)}
+    assert engines == {"xla", "direct" if jax.default_backend() == "gpu" else "host"}
+    mean, most = map(float, re.findall(r"(\S+) x ", last))
+    assert (mean, most) == (pytest.approx(sum(ratios) / len(ratios), rel=0.01), max(ratios))
+
+
+def test_bench_of_all_that_could_run_saves_nothing(capsys):
+    assert commands.main(["bench", "norm", "--configurations", "--save"]) == 2
+    assert "leave out --save" in capsys.readouterr().err
+
+
 def test_bench_of_no_pattern(capsys):
     with pytest.raises(SystemExit, match="2"):
         commands.main(["bench", "--only", "["])
