@@ -57,29 +57,19 @@ def fewest_clusters(tiles: int, size: int, sm_count: int, columns: int = 1) -> i
 
 _KIB, _MIB = 2**10, 2**20
 
-# What to assume of a GPU that is named but not here: the largest part of each compute capability, from the CUDA C++
-# programming guide's table of technical specifications and the vendor's datasheets.
-_NAMED = {
-    80: Target("cuda", "sm_80", "A100", 108, 163 * _KIB, 40 * _MIB, 1.9e12, present=False),
-    86: Target("cuda", "sm_86", "A10", 84, 99 * _KIB, 6 * _MIB, 0.6e12, present=False),
-    89: Target("cuda", "sm_89", "L40", 142, 99 * _KIB, 96 * _MIB, 0.86e12, present=False),
-    90: Target("cuda", "sm_90", "H100", 132, 227 * _KIB, 50 * _MIB, 3.35e12, present=False),
-    100: Target("cuda", "sm_100", "B200", 148, 227 * _KIB, 126 * _MIB, 8.0e12, present=False),
-    103: Target("cuda", "sm_103", "B300", 148, 227 * _KIB, 126 * _MIB, 8.0e12, present=False),
-    120: Target("cuda", "sm_120", "RTX PRO 6000", 188, 99 * _KIB, 128 * _MIB, 1.79e12, present=False),
-}
-
-# Bytes per second by the device's name. Of H200 and H100 those of a copy, measured, read and written; else the
-# datasheet's.
-_BANDWIDTH = {
-    "H200": 4.28e12,
-    "H100": 2.96e12,
-    "A100": 1.9e12,
-    "B200": 8.0e12,
-    "B300": 8.0e12,
-    "L40": 0.86e12,
-    "A10": 0.6e12,
-}
+# What to assume of a GPU that is named but not here: the first of its compute capability, the largest part; from the
+# CUDA C++ programming guide's table of technical specifications and the vendors' datasheets. Of one that is here the
+# bytes per second are those of the name that its own has; of H100 and H200 what a copy reads and writes, measured.
+KNOWN = (
+    Target("cuda", "sm_80", "A100", 108, 163 * _KIB, 40 * _MIB, 1.9e12, present=False),
+    Target("cuda", "sm_86", "A10", 84, 99 * _KIB, 6 * _MIB, 0.6e12, present=False),
+    Target("cuda", "sm_89", "L40", 142, 99 * _KIB, 96 * _MIB, 0.86e12, present=False),
+    Target("cuda", "sm_90", "H200", 132, 227 * _KIB, 50 * _MIB, 4.28e12, present=False),
+    Target("cuda", "sm_90", "H100", 132, 227 * _KIB, 50 * _MIB, 2.96e12, present=False),
+    Target("cuda", "sm_100", "B200", 148, 227 * _KIB, 126 * _MIB, 8.0e12, present=False),
+    Target("cuda", "sm_103", "B300", 148, 227 * _KIB, 126 * _MIB, 8.0e12, present=False),
+    Target("cuda", "sm_120", "RTX PRO 6000", 188, 99 * _KIB, 128 * _MIB, 1.79e12, present=False),
+)
 
 
 @functools.cache
@@ -99,7 +89,7 @@ def gpus() -> tuple[Target, ...] | str:
             sm_count=device["sm_count"],
             shared_memory=device["shared_memory_per_block"],
             l2_bytes=device["l2_bytes"],
-            bandwidth=next((rate for part, rate in _BANDWIDTH.items() if part in device["name"]), 0.0),
+            bandwidth=next((known.bandwidth for known in KNOWN if known.name in device["name"]), 0.0),
         )
         for device in devices
     )
@@ -115,10 +105,10 @@ def _named(arch: str) -> Target:
     """The GPU of this machine with this compute capability, or else what is assumed of one."""
     found = gpus()
     here = () if isinstance(found, str) else found
-    for gpu in (*here, *_NAMED.values()):
+    for gpu in (*here, *KNOWN):
         if gpu.arch == arch:
             return gpu
-    known = ", ".join(dict.fromkeys(gpu.arch for gpu in (*_NAMED.values(), *here)))
+    known = ", ".join(dict.fromkeys(gpu.arch for gpu in (*KNOWN, *here)))
     raise ValueError(f'options: target must be a GPU that jaxdnn knows, one of {known}; got "{arch}"')
 
 

@@ -10,6 +10,7 @@ from checking.attention.calls import ALIGNED, DROPOUT, RESIDUAL, arrays, call, c
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.heuristic import most_blocks
@@ -18,7 +19,6 @@ from jaxdnn.plan import Scalar, TensorMap
 from jaxdnn.pointwise import Term
 
 ENGINE = AttentionSm90()
-H100 = device._NAMED[90]
 GPU = jax.default_backend() == "gpu"
 
 

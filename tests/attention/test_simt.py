@@ -17,6 +17,7 @@ from checking.cases.dtypes import BF16, F16, F64
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import A10, A100, H100
 from jaxdnn import device
 from jaxdnn.engines.attention.problem import Attention
 from jaxdnn.engines.attention.simt.engine import AttentionSimt
@@ -25,7 +26,6 @@ from jaxdnn.engines.attention.simt.knobs import AttentionSimtKnobs, knobs_reason
 from jaxdnn.planning.calls import find_differentiated_calls
 
 ENGINE = AttentionSimt()
-H100, A100, A10 = (device._NAMED[number] for number in (90, 80, 86))
 GPU = jax.default_backend() == "gpu"
 Case = functools.partial(AttentionCase, residual=True)
 SMALL = AttentionSimtKnobs(16, 16, 1, 2)  # so that there are several tiles along each axis, and warps along both

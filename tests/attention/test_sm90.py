@@ -29,13 +29,13 @@ from checking.attention.tiled import TILED
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs, knobs_reason
 from jaxdnn.plan import Counter, Scalar, TensorMap
 
 ENGINE = AttentionSm90()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 
 

@@ -24,13 +24,13 @@ from checking.attention.gradients import SCALE, Gradients, hiding, scaled, shift
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs, backward_knobs_reason
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.plan import Scalar, TensorMap
 
 ENGINE = AttentionSm90()
-H100 = device._NAMED[90]
 GPU = jax.default_backend() == "gpu"
 
 

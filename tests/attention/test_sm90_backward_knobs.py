@@ -6,7 +6,7 @@ import pytest
 
 from checking.attention.calls import CAUSAL, DROPOUT, bias, mask
 from checking.attention.gradients import SCALE, Gradients, scaled
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.attention.score_tile import ScoreTile
 from jaxdnn.engines.attention.sm90.backward.knobs import AttentionSm90BackwardKnobs
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
@@ -14,7 +14,6 @@ from jaxdnn.engines.attention.summed import summed
 from jaxdnn.pointwise import Term
 
 ENGINE = AttentionSm90()
-H100 = device._NAMED[90]
 CALLS = {
     "bias": Gradients((150, 304, 64, 64), (4, 2), 2, **bias(1, 4, 150, 304)),
     "one bias": Gradients((200, 136, 64, 64), batch=2, **bias(1, 1, 200, 136), logits_soft_cap=2.0),

@@ -22,6 +22,7 @@ from checking.attention.gradients import SCALE, Gradients, scaled, shifted
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.attention.sm90.backward.knobs import SIZES
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
@@ -30,7 +31,6 @@ from jaxdnn.engines.attention.sm90.gradients.knobs import AttentionSm90GradientK
 from jaxdnn.engines.attention.sm90.gradients.unit import gradient_plan
 
 ENGINE = AttentionSm90()
-H100 = device._NAMED[90]
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 GPU = jax.default_backend() == "gpu"
 

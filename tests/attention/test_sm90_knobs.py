@@ -3,12 +3,11 @@
 import pytest
 
 from checking.attention.calls import CAUSAL, bias, call
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.attention.sm90.engine import AttentionSm90
 from jaxdnn.engines.attention.sm90.knobs import AttentionSm90Knobs
 
 ENGINE = AttentionSm90()
-H100 = device._NAMED[90]
 
 
 @pytest.mark.parametrize(("heads", "tile_m"), [(6, 192), (8, 128), (12, 192), (13, 128)])

@@ -7,16 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdnn import device, explain, options
+from jaxdnn import explain, options
 from jaxdnn.config import Options
 from jaxdnn.custom_call import HANDLERS
 from jaxdnn.engines.table import ENGINES
 from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
 from jaxdnn.planning.select import select
-
-HOST = device.Target("cpu", "avx2", "CPU", 8)
-# Data, not hardware: what is planned for these is the same on every machine.
-TARGETS = {"cpu": [HOST], "cuda": [device._NAMED[80], device._NAMED[90]], "any": [HOST]}
 
 # The engines that serve an op: the folders of these names.
 FAMILIES = {

@@ -19,16 +19,16 @@ from checking.fuzz import transforms as fuzz_transforms
 from checking.fuzz.analytic import evaluate
 from checking.fuzz.bounded import Bounded
 from checking.fuzz.epilogues import Program
+from checking.targets import H100
 from checking.tolerance import Rounding
 from checking.transforms import jvp, vjp, with_cotangents, with_tangents
-from jaxdnn import _native, device
+from jaxdnn import _native
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import engines_for
 
 COUNT = int(os.environ.get("JAXDNN_FUZZ_CASES", "40"))
 SEED = 20_261_121
 PORTION = 20
-H100 = device._NAMED[90]
 
 
 @pytest.mark.parametrize("start", range(0, COUNT, PORTION))

@@ -3,13 +3,12 @@
 import csv
 import itertools
 import statistics
-from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
-from jaxdnn import device
+from checking.targets import H200
 from jaxdnn.bench.convolution import Call, case
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.planning.calls import find_calls
@@ -18,7 +17,6 @@ from jaxdnn.planning.candidates import Request
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 CALL = ("batch", "size", "channels", "window", "features", "stride", "direction", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "swapped")
-H200 = replace(device._NAMED[90], name="H200", bandwidth=device._BANDWIDTH["H200"])
 
 
 def configurations(call, direction):

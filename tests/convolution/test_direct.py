@@ -14,6 +14,7 @@ from checking.compiler_log import compile_checked
 from checking.convolution.calls import arrays, check, convolutions, empty, emulate
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.convolution.direct.engine import ConvolutionDirect
 from jaxdnn.engines.convolution.direct.heuristic import seconds
@@ -21,7 +22,6 @@ from jaxdnn.engines.convolution.direct.knobs import ConvolutionDirectKnobs, knob
 from jaxdnn.engines.convolution.problem import Window
 
 ENGINE = ConvolutionDirect()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 # So that there are several tiles along each axis, blocks along channels, and a block has several tiles.
 SMALL = ConvolutionDirectKnobs(width=2, strips=2, groups=3, height=2, parts=2, stages=2)

@@ -9,7 +9,6 @@ from checking.cases.dtypes import BF16, F16
 from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
-    H100,
     check_compiled,
     check_emulated,
     check_on_gpu,
@@ -17,6 +16,7 @@ from checking.convolution.plans import (
     emulated_plan,
 )
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.plan import TensorMap
 

@@ -13,7 +13,6 @@ from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
     FEW,
-    H100,
     by_patches,
     check_compiled,
     check_emulated,
@@ -22,6 +21,7 @@ from checking.convolution.plans import (
     patches,
 )
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn.plan import TensorMap
 
 GPU = jax.default_backend() == "gpu"

@@ -8,7 +8,8 @@ from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3
 from checking.convolution import edges
 from checking.convolution.exact import only
-from checking.convolution.plans import ENGINE, H100, by_patches, patches
+from checking.convolution.plans import ENGINE, by_patches, patches
+from checking.targets import H100
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
 from jaxdnn.engines.convolution.sm90.halo.knobs import patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs

@@ -14,13 +14,13 @@ from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
     FEW,
-    H100,
     by_patches,
     check_emulated,
     check_on_gpu,
     check_where_finite,
 )
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
 from jaxdnn.engines.convolution.sm90.halo.knobs import Patches
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs

@@ -11,7 +11,6 @@ from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
     FEW,
-    H100,
     by_patches,
     check_compiled,
     check_emulated,
@@ -19,6 +18,7 @@ from checking.convolution.plans import (
     check_where_finite,
 )
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn.engines.convolution.implicit_gemm import ImplicitGemm, implicit_gemm
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, wgrad_patches_reason
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs

@@ -15,12 +15,12 @@ from checking.convolution.calls import arrays, check, convolutions, emulate
 from checking.convolution.plans import check_where_finite
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.convolution.lines.engine import ConvolutionLines
 from jaxdnn.engines.convolution.lines.knobs import LinesKnobs, lines_reason
 
 ENGINE = ConvolutionLines()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 
 

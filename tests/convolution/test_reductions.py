@@ -13,7 +13,6 @@ from checking.convolution.exact import arrays
 from checking.convolution.plans import (
     ENGINE,
     FEW,
-    H100,
     by_patches,
     by_places,
     check_compiled,
@@ -21,6 +20,7 @@ from checking.convolution.plans import (
     check_where_finite,
 )
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.plan import Counter

@@ -11,12 +11,12 @@ from checking.compiler_log import compile_checked
 from checking.convolution.calls import arrays, check, convolutions, emulate
 from checking.emulation.plans import Emulated
 from checking.product.calls import run_plan
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.convolution.simt.engine import ConvolutionSimt
 from jaxdnn.engines.convolution.simt.knobs import ConvolutionSimtKnobs, knobs_reason
 
 ENGINE = ConvolutionSimt()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 # Small tiles, so that there are several along each axis.
 SMALL = ConvolutionSimtKnobs(32, 16, 4, 4, 8, resident=1)

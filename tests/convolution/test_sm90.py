@@ -9,7 +9,7 @@ import jaxdnn
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import BF16, E4M3, F32
 from checking.convolution.exact import calls, only
-from checking.convolution.plans import ENGINE, H100, check_compiled, check_emulated, check_on_gpu, emulated_plan
+from checking.convolution.plans import ENGINE, check_compiled, check_emulated, check_on_gpu, emulated_plan
 from checking.convolution.sm90 import (
     COMPUTED,
     FORCED,
@@ -20,7 +20,7 @@ from checking.convolution.sm90 import (
     SMALL,
 )
 from checking.emulation.plans import Emulated
-from jaxdnn import device
+from checking.targets import A100, H100
 from jaxdnn.engines.base import MAX_ARGUMENTS
 from jaxdnn.engines.convolution.implicit_gemm import implicit_gemm
 from jaxdnn.engines.convolution.sm90.knobs import knobs_reason
@@ -186,7 +186,7 @@ def test_to_few_channels_copies_count_for_nothing():
 
 
 def test_it_needs_hopper():
-    assert "it needs compute capability 9.0" in (ENGINE.reason(only(SMALL["same"]), device._NAMED[80]) or "")
+    assert "it needs compute capability 9.0" in (ENGINE.reason(only(SMALL["same"]), A100) or "")
 
 
 def test_splits_end_where_a_convolution_of_a_batch_does():

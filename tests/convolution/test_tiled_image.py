@@ -10,7 +10,6 @@ from checking.cases.dtypes import BF16, F16, F32
 from checking.convolution.exact import arrays, calls, only
 from checking.convolution.plans import (
     ENGINE,
-    H100,
     check_compiled,
     check_emulated,
     check_on_gpu,
@@ -18,6 +17,7 @@ from checking.convolution.plans import (
     emulated_plan,
 )
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn.engines.convolution.tiled_image import tiled_image
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdnn
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.config import Options
 
@@ -179,7 +180,7 @@ def test_target_that_is_not_known(use):
 
 
 def test_target_that_is_here_is_known(monkeypatch):
-    here = dataclasses.replace(device._NAMED[90], arch="sm_87", name="Orin", present=True)
+    here = dataclasses.replace(H100, arch="sm_87", name="Orin", present=True)
     monkeypatch.setattr(device, "gpus", lambda: (here,))
     assert device.find_target("cuda", Options(target="sm_87")) == here
 

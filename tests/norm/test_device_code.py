@@ -11,16 +11,16 @@ from checking.calls import calls_of
 from checking.cases import BF16, F16, F32, F64, NormCase
 from checking.compare import compare
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from checking.tolerance import exact_and_tolerance
 from checking.transforms import vjp
-from jaxdnn import device
 from jaxdnn.engines.norm.direct.engine import DirectNorm
 from jaxdnn.engines.norm.direct.knobs import NormKnobs
 from jaxdnn.engines.norm.problem import Rows
 
 ENGINE = DirectNorm()
 # So few that blocks stride over the rows.
-TARGET = replace(device._NAMED[90], sm_count=2)
+TARGET = replace(H100, sm_count=2)
 MAPPED = 4  # elements, as in `calls_of`
 
 

@@ -5,7 +5,7 @@ import pytest
 from checking.calls import calls_of, configurations, native
 from checking.cases import BF16, F16, F32, F64, NormCase
 from checking.compiler_log import compile_checked, launch_bounds
-from jaxdnn import device
+from checking.targets import A100, H100
 
 # What changes the generated code: dtypes, operands, vector width, elements of a thread, threads and parts of a row.
 SIGNATURES = [
@@ -42,11 +42,11 @@ MAPPED = [
 CALLS = [(case, None) for case in SIGNATURES] + MAPPED
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("target", [A100, H100], ids=["80", "90"])
 @pytest.mark.parametrize(("case", "mapped"), CALLS, ids=[f"{case}{'-mapped' * bool(mapped)}" for case, mapped in CALLS])
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
-def test_configurations_compile(direction, case, mapped, capability):
-    target, call = device._NAMED[capability], calls_of(case, mapped)[direction]
+def test_configurations_compile(direction, case, mapped, target):
+    call = calls_of(case, mapped)[direction]
     plans = [
         (config, engine.build(config, call.problem, target))
         for engine in native("cuda", "norm")
@@ -62,18 +62,18 @@ def test_launch_bounds_are_the_plans():
     for case in SIGNATURES:
         for call in calls_of(case):
             for engine in native("cuda", "norm"):
-                for config in configurations(engine, call, device._NAMED[90]):
-                    plan = engine.build(config, call.problem, device._NAMED[90])
+                for config in configurations(engine, call, H100):
+                    plan = engine.build(config, call.problem, H100)
                     bounds = launch_bounds(plan.unit)
                     for launch in plan.launches:
                         assert launch.block == (bounds[launch.kernel][0], 1, 1)
-                        assert launch.shared_memory <= device._NAMED[90].shared_memory
+                        assert launch.shared_memory <= H100.shared_memory
 
 
 def test_sizes_are_not_in_the_code():
     """Another number of rows, or of mapped elements, is another number and not another kernel."""
     (engine,) = native("cuda", "norm")
-    target = device._NAMED[90]
+    target = H100
     for direction in (0, 1):
         units = set()
         for rows in (1000, 1001, 50_000):

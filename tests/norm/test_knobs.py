@@ -10,10 +10,9 @@ import jaxdnn
 from checking.calls import calls_of, configurations, native
 from checking.cases import BF16, F32, NormCase
 from checking.compare import platform
-from jaxdnn import device
+from checking.targets import A100, H200
 from jaxdnn.engines.norm.direct.knobs import NormKnobs
 
-H200, A100 = device._NAMED[90], device._NAMED[80]
 ODD = NormCase("layer_norm", (64, 1028), x=BF16, scale=F32, bias=F32)
 WIDE = NormCase("layer_norm", (4096, 16_384), x=BF16, scale=F32, bias=F32)
 

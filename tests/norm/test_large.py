@@ -9,7 +9,7 @@ import jaxdnn
 from checking.calls import calls_of, native, refusal
 from checking.cases import BF16, F32, NormCase
 from checking.memory import needs_memory
-from jaxdnn import device
+from checking.targets import H100, HOST
 from jaxdnn.plan import Scalar
 
 HUGE = [
@@ -25,7 +25,7 @@ HUGE = [
 @pytest.mark.parametrize("on", ["cpu", "cuda"])
 def test_plans(on, direction, case):
     """No size wraps, no grid is larger than the hardware's, and the workspace stays small beside the arrays."""
-    target = device._NAMED[90] if on == "cuda" else device.Target("cpu", "avx2", "CPU", 8)
+    target = H100 if on == "cuda" else HOST
     call = calls_of(case)[direction]
     for engine in native(on, "norm"):
         assert refusal(engine, call, target) is None
@@ -43,7 +43,7 @@ def test_plans(on, direction, case):
 def test_mapped_strides():
     case = NormCase("layer_norm", (600_000, 1024), x=BF16, scale=F32, bias=F32)
     call = calls_of(case, (0, 0, 0))[0]
-    for on, target in (("cuda", device._NAMED[90]), ("cpu", device.Target("cpu", "avx2", "CPU", 8))):
+    for on, target in (("cuda", H100), ("cpu", HOST)):
         for engine in native(on, "norm"):
             config = next(iter(engine.configurations(call.problem, target)))
             plan = engine.build(config, call.problem, target)

@@ -11,9 +11,10 @@ import pytest
 from jax import export
 
 import jaxdnn
-from checking.calls import TARGETS, calls_of
+from checking.calls import calls_of
 from checking.cases import BF16, NormCase
 from checking.compare import as_tuple, assert_close, platform
+from checking.targets import TARGETS
 from checking.transforms import vjp, with_cotangents
 from jaxdnn import _native, device
 from jaxdnn.config import Options

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import jaxdnn
-from checking.calls import TARGETS
+from checking.targets import H100, TARGETS
 from jaxdnn import __main__ as commands
 from jaxdnn import _native, device, doctor
 from jaxdnn.bench import FAMILIES, report, timing, untuned
@@ -68,7 +68,7 @@ def test_doctor_says_a_reason_once_whichever_engines_it_is_against(capsys, monke
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: f"{engine.name}-{engine.family}")
 def test_doctor_asks_an_engine_for_what_it_has(monkeypatch, engine):
-    hopper = {"cuda": device._NAMED[90], "cpu": TARGETS["cpu"][0]}
+    hopper = {"cuda": H100, "cpu": TARGETS["cpu"][0]}
     for module in (doctor, select):
         monkeypatch.setattr(module, "find_target", lambda platform, _: hopper[platform])
     assert doctor._why_not(engine) is None

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxdnn
-from checking.calls import TARGETS, calls_of, choose, configurations, native, refusal
+from checking.calls import calls_of, choose, configurations, native, refusal
 from checking.cases import BF16, F32, F64, TABLE, NormCase
 from checking.compare import needs_native
+from checking.targets import H100, TARGETS
 from jaxdnn import device
 from jaxdnn.config import Options
 from jaxdnn.engines.table import ENGINES
@@ -144,7 +145,7 @@ def test_sm_count_bounds_the_grid():
     (engine,) = native("cuda", "norm")
     grids = []
     for count in (7, 132):
-        target = dataclasses.replace(device._NAMED[90], sm_count=count)
+        target = dataclasses.replace(H100, sm_count=count)
         config = dataclasses.replace(next(iter(engine.configurations(call.problem, target))), turns=0)
         grids.append(engine.build(config, call.problem, target).launches[0].grid[0])
     assert grids[0] * 132 == grids[1] * 7

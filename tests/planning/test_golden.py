@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from checking.calls import TARGETS, calls_of, refusal
+from checking.calls import calls_of, refusal
 from checking.cases import BF16, F16, F32, F64, TABLE, AttentionCase, NormCase
 from checking.cases.convolution import convolution
 from checking.cases.dtypes import E4M3
 from checking.cases.matmul import product
+from checking.targets import TARGETS
 from jaxdnn.engines.table import ENGINES
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,12 +11,12 @@ from checking.cases.dtypes import BF16, F16, F32, F64
 from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.pointwise.tolerance import APPROXIMATE, OPERATION, exact_and_tolerance, wrong_elements
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.planning.calls import find_calls
 
 ENGINE = PointwiseEngine()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 
 
 def gelu(acc, bias):

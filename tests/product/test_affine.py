@@ -16,6 +16,7 @@ from checking.cases.operands import OPERANDS, OperandCase
 from checking.compiler_log import compile_checked, kernels
 from checking.emulation.compile import compiled_for_cpu
 from checking.emulation.plans import Emulated
+from checking.targets import H100
 from jaxdnn import _native, device
 from jaxdnn.engines.pointwise.pointwise import PointwiseEngine, PointwiseKnobs
 from jaxdnn.engines.product.affine import divisor_magic
@@ -24,7 +25,6 @@ from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.planning.calls import find_calls
 
-H100 = device._NAMED[90]
 ENGINES = {engine.name: engine for engine in (Sm90(), Simt(), Skinny(), PointwiseEngine())}
 
 # ------------------------------------------------------------ division

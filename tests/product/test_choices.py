@@ -12,6 +12,7 @@ import pytest
 import jaxdnn
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
+from checking.targets import H100, H200
 from jaxdnn import device
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.skinny.engine import Skinny
@@ -27,7 +28,6 @@ ON_H100 = CONFIGURATIONS / "nvidia-h100-product.csv"  # of pairs of columns, and
 FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
-H200, H100 = (replace(device._NAMED[90], name=name, bandwidth=device._BANDWIDTH[name]) for name in ("H200", "H100"))
 
 
 def times(measured, configurations=MEASURED):
@@ -240,9 +240,6 @@ def test_a_k_of_one_stage_is_in_the_order_of_its_rows_where_b_stays(m, n, k, swi
         (H100, 64, 16_384, True),
         (H200, 256, 8192, False),
         (H100, 256, 8192, False),
-        (device._NAMED[90], 256, 802_816, True),
-        (device._NAMED[90], 64, 16_384, True),
-        (device._NAMED[90], 256, 8192, False),
     ],
     ids=lambda value: value.name if isinstance(value, device.Target) else value,
 )

@@ -12,11 +12,12 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from checking.product.results import check_emulated, check_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
+ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
 TILES = Sm90Knobs(tile_m=64, tile_n=64, stages=3, consumers=1)
 IN_TURNS = replace(TILES, consumers=2, schedule="pingpong")

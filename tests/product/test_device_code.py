@@ -9,11 +9,10 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase, result_types
 from checking.product.cases import gated, gelu, reductions, several
 from checking.product.tolerance import check
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
 
-H100 = device._NAMED[90]
 SMALL = SimtKnobs(tile_m=32, tile_n=32, thread_m=4, thread_n=4, depth=8, stages=3, swizzle=2)
 OPERANDS = (("float32", (1, 1, 40)), ("float32", (2, 36, 40)), ("int8", (1, 36, 1)), ("bool", (1, 1, 1)))
 BIAS = (("float32", (1, 1, 40)),)

@@ -2,7 +2,6 @@
 
 import csv
 import statistics
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,7 +10,7 @@ import pytest
 import jaxdnn
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
-from jaxdnn import device
+from checking.targets import H100, H200
 from jaxdnn.config import Options
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.sm90.engine import Sm90
@@ -23,7 +22,6 @@ CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configu
 # Microseconds of each engine's fastest configuration.
 UNALIGNED = CONFIGURATIONS / "nvidia-h200-unaligned.csv"
 UNALIGNED_ON_H100 = CONFIGURATIONS / "nvidia-h100-unaligned.csv"
-H200, H100 = (replace(device._NAMED[90], name=name, bandwidth=device._BANDWIDTH[name]) for name in ("H200", "H100"))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ import pytest
 import jaxdnn
 from checking.calls import native, refusal
 from checking.cases.dtypes import BF16, F32
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.base import MAX_ARGUMENTS, MAX_TENSOR_MAPS
 from jaxdnn.plan import TensorMap
 from jaxdnn.planning.calls import find_calls, find_differentiated_calls
 
-H100 = device._NAMED[90]
 # The launches of norms have as many arguments whatever the call.
 ENGINES = [engine for op in ("matmul", "epilogue") for engine in native("cuda", op)]
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdnn
 from checking.cases.operands import OPERANDS
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.pointwise.pointwise import _scattered
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue
 from jaxdnn.engines.product.problem import EpilogueOperand
@@ -20,8 +20,6 @@ from jaxdnn.engines.product.sm90.unit import Unit
 from jaxdnn.plan import Operand
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.pointwise import Term, functor
-
-H100 = device._NAMED[90]
 
 
 def offsets(operand, extents):

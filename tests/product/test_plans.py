@@ -12,7 +12,7 @@ import pytest
 
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, reductions
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.product.element_epilogue import element_epilogue, itemsize
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import dense_results
@@ -24,7 +24,6 @@ from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.plan import Result, Scalar, Scratch, TensorMap
 
-H100 = device._NAMED[90]
 ENGINES = {engine.name: engine for engine in (Sm90(), Skinny(), Simt())}
 
 

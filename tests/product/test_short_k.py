@@ -20,6 +20,7 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from checking.product.results import check_emulated, check_plan
+from checking.targets import H100, H200
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
@@ -28,8 +29,7 @@ from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
 from jaxdnn.engines.product.small import small_reason
 from jaxdnn.plan import TensorMap
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
-H200 = replace(H100, name="H200", bandwidth=device._BANDWIDTH["H200"])
+ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
 CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED, ANYWHERE = CONFIGURATIONS / "nvidia-h200-short_k.csv", CONFIGURATIONS / "nvidia-h200-anywhere.csv"

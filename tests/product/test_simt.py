@@ -10,12 +10,12 @@ from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase, run
 from checking.product.cases import EXACT as CASES
 from checking.product.results import check_configurations
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
 
 ENGINE = Simt()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 
 

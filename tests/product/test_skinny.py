@@ -10,13 +10,13 @@ from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu, reductions, several
 from checking.product.results import check_configurations
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, knobs_reason, skinny
 from jaxdnn.plan import TensorMap
 
 ENGINE = Skinny()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 
 

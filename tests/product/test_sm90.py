@@ -12,13 +12,13 @@ from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gated_and_saved, residual, swiglu_backward
 from checking.product.results import check_configurations
+from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.plan import TensorMap
 
 ENGINE = Sm90()
-H100, A100 = device._NAMED[90], device._NAMED[80]
 GPU = jax.default_backend() == "gpu"
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # The lowest 12 bits of the instructions by which a warp group multiplies, by the dtype that is multiplied: what

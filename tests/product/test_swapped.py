@@ -14,11 +14,12 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu, residual
 from checking.product.results import check_emulated, check_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
+ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 COOPERATIVE = Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, swapped=True)

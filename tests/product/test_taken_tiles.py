@@ -7,13 +7,13 @@ import pytest
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.results import check_emulated
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.tma import PROMOTE_128, PROMOTE_256
 from jaxdnn.plan import Counter, TensorMap
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
+ENGINE = Sm90()
 FEW = replace(H100, sm_count=2)  # multiprocessors, each of which works through many tiles
 TURNS = Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong")
 

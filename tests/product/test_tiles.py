@@ -7,14 +7,14 @@ import pytest
 
 from checking.product.calls import ProductCase
 from checking.product.cases import residual
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.product.tiles import tile_operands, tile_reason
 from jaxdnn.plan import Operand, TensorMap
 from jaxdnn.pointwise import Term
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
+ENGINE = Sm90()
 RESIDUAL = (("bfloat16", (1, 1, 4096)), ("bfloat16", (1, 4096, 4096)))
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from checking.product.calls import ProductCase
 from checking.product.cases import gelu
-from jaxdnn import device
+from checking.targets import H100
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.sm90.unit import DEFAULTS
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
+ENGINE = Sm90()
 SQUARE = ProductCase(4096, 4096, 4096, "bfloat16", precision="default")
 BIAS = replace(SQUARE, operands=(("bfloat16", (1, 1, 4096)),))
 

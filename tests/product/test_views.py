@@ -16,13 +16,14 @@ from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
 from checking.product.results import check_emulated, check_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 from jaxdnn.engines.product.views import OVERLAP, row_views
 from jaxdnn.plan import Operand
 
-ENGINE, H100 = Sm90(), device._NAMED[90]
+ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
 KNOBS = Sm90Knobs(tile_m=128, tile_n=128, stages=3, cluster_m=1, store="rows")
 IN_TURNS = replace(KNOBS, tile_m=64, tile_n=64, schedule="pingpong")

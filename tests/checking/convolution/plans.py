@@ -8,12 +8,12 @@ from checking.compiler_log import compile_checked, stack_frames
 from checking.convolution import problems
 from checking.convolution.exact import arrays, check
 from checking.product.calls import run_plan
+from checking.targets import H100
 from jaxdnn import device
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs
 
 ENGINE = ConvolutionSm90()
-H100 = device._NAMED[90]
 FEW = replace(H100, sm_count=3)  # multiprocessors, so that each works through several tiles
 
 

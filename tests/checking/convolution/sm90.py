@@ -3,7 +3,8 @@
 from checking.cases.convolution import FIRST, convolution
 from checking.cases.dtypes import BF16, E4M3, F16, F32, I8, I32
 from checking.convolution.exact import calls
-from checking.convolution.plans import ENGINE, H100
+from checking.convolution.plans import ENGINE
+from checking.targets import H100
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 
 
