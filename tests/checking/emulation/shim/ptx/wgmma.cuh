@@ -36,36 +36,49 @@ float wgmma_value(unsigned bits) {
   return kType == WgmmaType::bf16 ? mov_f32(bits << 16) : cvt_f32_f16(bits);
 }
 
-/// An operand's element by its place along M or N, and along K, as core/tile.cuh says how the descriptor's tile lies.
-template <WgmmaType kType, bool kAlongExtent>
-float wgmma_element(const unsigned char* shared, unsigned long long tile, int at, int k) {
-  constexpr int kItem = 32 / kWgmmaDepth<kType>;
+/// Where an element of an operand lies, as core/tile.cuh says how the descriptor's tile does; of 16 bytes that are
+/// aligned, so do those behind it.
+inline unsigned wgmma_address(unsigned long long tile, bool along_extent, int item, int at, int k) {
   const unsigned start = (tile & 0x3fff) << 4, chunk = (tile >> 16 & 0x3fff) << 4, group = (tile >> 32 & 0x3fff) << 4;
   const int bytes = 256 >> (tile >> 62);  // of a line
-  const int line = kAlongExtent ? k : at, element = kAlongExtent ? at : k;
-  unsigned address = start + line / 8 * group + line % 8 * bytes + element % (bytes / kItem) * kItem;
-  if (kAlongExtent) address += element / (bytes / kItem) * chunk;
-  address ^= (address >> 7) % (bytes / 16) << 4;
-  unsigned bits = 0;
-  std::memcpy(&bits, shared + address, kItem);
-  return wgmma_value<kType>(bits);
+  const int line = along_extent ? k : at, element = along_extent ? at : k;
+  unsigned address = start + line / 8 * group + line % 8 * bytes + element % (bytes / item) * item;
+  if (along_extent) address += element / (bytes / item) * chunk;
+  return address ^ (address >> 7) % (bytes / 16) << 4;
+}
+
+/// Elements of an operand from a place along M or N on, which is even if they are two, and all of a multiply along K.
+template <WgmmaType kType, bool kAlongExtent, int kCount, int kDepth>
+void wgmma_load(float (*to)[kDepth], const unsigned char* shared, unsigned long long tile, int at) {
+  constexpr int kItem = 32 / kDepth;
+  constexpr int kTogether = kAlongExtent ? kCount : 16 / kItem, kLines = kAlongExtent ? kDepth : kCount;
+  for (int line = 0; line < kLines; ++line) {
+    for (int first = 0; first < (kAlongExtent ? kCount : kDepth); first += kTogether) {
+      const int i = kAlongExtent ? first : line, k = kAlongExtent ? line : first;
+      const unsigned char* const from = shared + wgmma_address(tile, kAlongExtent, kItem, at + i, k);
+      for (int next = 0; next < kTogether; ++next) {
+        unsigned bits = 0;
+        std::memcpy(&bits, from + next * kItem, kItem);
+        (kAlongExtent ? to[i + next][k] : to[i][k + next]) = wgmma_value<kType>(bits);
+      }
+    }
+  }
 }
 
 /// d += a * b of so many along K, of the elements that this thread has of an accumulator: of each 8 columns 2, in 2
-/// rows.
-template <int kN, int kDepth, class A, class B>
-void wgmma_multiply(float (&d)[kN / 2], unsigned thread, bool accumulate, A a, B b) {
-  float rows[2][kDepth], column[kDepth];
-  for (int r = 0; r < 2; ++r) {
-    for (int k = 0; k < kDepth; ++k) rows[r][k] = a(thread / 32 * 16 + thread % 32 / 4 + 8 * r, k);
-  }
-  for (int i = 0; i < kN / 4; ++i) {
-    for (int k = 0; k < kDepth; ++k) column[k] = b(k, i / 2 * 8 + thread % 4 * 2 + i % 2);
+/// rows. `load` fills in two columns of b from one on.
+template <int kN, int kDepth, class Load>
+void wgmma_multiply(float (&d)[kN / 2], unsigned thread, bool accumulate, const float (&rows)[2][kDepth], Load load) {
+  float columns[2][kDepth];
+  for (int pair = 0; pair < kN / 8; ++pair) {
+    load(columns, pair * 8 + thread % 4 * 2);
     for (int r = 0; r < 2; ++r) {
-      float& element = d[i / 2 * 4 + 2 * r + i % 2];
-      float sum = accumulate ? element : 0;
-      for (int k = 0; k < kDepth; ++k) sum += rows[r][k] * column[k];
-      element = sum;
+      for (int i = 0; i < 2; ++i) {
+        float& element = d[pair * 4 + 2 * r + i];
+        float sum = accumulate ? element : 0;
+        for (int k = 0; k < kDepth; ++k) sum += rows[r][k] * columns[i][k];
+        element = sum;
+      }
     }
   }
 }
@@ -77,9 +90,12 @@ struct Wgmma {
     emulation::Thread& thread = *emulation::machine.current;
     const unsigned char* const shared = thread.block->dynamic.data();
     thread.multiplies.start([=, &d, number = thread.number % 128] {
-      wgmma_multiply<kN, kWgmmaDepth<kA>>(
-          d, number, accumulate, [&](int row, int k) { return wgmma_element<kA, kMMajor>(shared, a, row, k); },
-          [&](int k, int column) { return wgmma_element<kB, kNMajor>(shared, b, column, k); });
+      float rows[2][kWgmmaDepth<kA>];
+      for (int r = 0; r < 2; ++r) {
+        wgmma_load<kA, kMMajor, 1>(rows + r, shared, a, number / 32 * 16 + number % 32 / 4 + 8 * r);
+      }
+      wgmma_multiply<kN>(d, number, accumulate, rows,
+                         [&](auto& columns, int first) { wgmma_load<kB, kNMajor, 2>(columns, shared, b, first); });
     });
   }
 
@@ -111,9 +127,8 @@ struct WgmmaRs {
       }
     }
     thread.multiplies.start([=, &d, number = thread.number % 128] {
-      wgmma_multiply<kN, kDepth>(
-          d, number, accumulate, [&](int row, int k) { return rows.values[row / 8 % 2][k]; },
-          [&](int k, int column) { return wgmma_element<kType, kNMajor>(shared, b, column, k); });
+      wgmma_multiply<kN>(d, number, accumulate, rows.values,
+                         [&](auto& columns, int first) { wgmma_load<kType, kNMajor, 2>(columns, shared, b, first); });
     });
   }
 };
