@@ -8,7 +8,7 @@ import jax
 from jaxdnn.bench.timing import Case
 from jaxdnn.config import Options
 from jaxdnn.device import find_target
-from jaxdnn.planning.calls import Call, find_calls
+from jaxdnn.planning.calls import Call, default_platform, find_calls
 from jaxdnn.planning.measure import configurations
 
 
@@ -16,7 +16,7 @@ def measure(cases: Iterable[Case]) -> Iterator[str]:
     """The lines to print: of each case's calls all configurations, the fastest first, those of engines included that
     planning takes for slower than others; then how much longer the first choices take.
     """
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    platform = default_platform()
     target = find_target(platform, Options())
     assert not isinstance(target, str), "the bench has a device"
     ratios = []

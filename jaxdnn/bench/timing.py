@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdnn.planning.calls import find_calls
+from jaxdnn.planning.calls import default_platform, find_calls
 from jaxdnn.planning.measure import interleaved_medians
 from jaxdnn.planning.select import select
 
@@ -181,9 +181,8 @@ def _error(case: Case, operands: Sequence[Any], call: Callable[[], Sequence[Any]
 
 
 def _engines(run: Callable[..., Any], arrays: Sequence[jax.Array]) -> str:
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    calls = find_calls(run, *arrays)
-    return " + ".join(dict.fromkeys(select(call.spec, call.signature, platform).engine for call in calls))
+    selected = (select(call.spec, call.signature, default_platform()) for call in find_calls(run, *arrays))
+    return " + ".join(dict.fromkeys(selection.engine for selection in selected))
 
 
 def _calls(sets: Sequence[Sequence[Any]]) -> Sequence[Sequence[Sequence[Any]]]:

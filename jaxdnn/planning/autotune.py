@@ -6,13 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
 from jaxdnn.device import find_target
 from jaxdnn.planning.cache import recall, remember
-from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
+from jaxdnn.planning.calls import Call, NoDerivative, default_platform, find_calls, find_differentiated_calls
 from jaxdnn.planning.measure import Measurement, configurations
 from jaxdnn.planning.outline import Outline, Outlined
 
@@ -60,8 +58,7 @@ def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuning:
       >>> with jaxdnn.options(autotune="cached"):
       ...     y = jaxdnn.rms_norm(jnp.ones((4, 8)))
     """
-    backend = jax.default_backend()
-    platform = "cuda" if backend == "gpu" else backend
+    platform = default_platform()
     target = find_target(platform, current_options())
     if isinstance(target, str) or not target.present:
         raise RuntimeError(f"autotune: there is no device to measure on: {target}")

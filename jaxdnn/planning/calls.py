@@ -52,6 +52,12 @@ class Call:
         return self.spec.replace(options=Options()), arrays
 
 
+def default_platform() -> str:
+    """Of JAX's default device, as engines name it."""
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" else backend
+
+
 def find_calls(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Call]:
     """The distinct calls in `fn(*args, **kwargs)`, in order. A loop's body counts for each iteration that is known.
 

@@ -5,13 +5,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jaxdnn.api_boundary import api_boundary
 from jaxdnn.config import current_options
 from jaxdnn.device import Target, find_target
 from jaxdnn.planning.cache import recall
-from jaxdnn.planning.calls import Call, NoDerivative, find_calls, find_differentiated_calls
+from jaxdnn.planning.calls import Call, NoDerivative, default_platform, find_calls, find_differentiated_calls
 from jaxdnn.planning.candidates import knobs_of
 from jaxdnn.planning.outline import Outline, Outlined
 from jaxdnn.planning.select import NoEngineError, Selection, select
@@ -241,8 +239,7 @@ def explain(fn: Callable[..., Any], *args: Any, platform: str | None = None, **k
         raise ValueError(f'explain: platform must be "cpu", "cuda" or None; got {platform!r}')
     options = current_options()
     if platform is None:
-        backend = "cuda" if options.target is not None else jax.default_backend()
-        platform = "cuda" if backend == "gpu" else backend
+        platform = "cuda" if options.target is not None else default_platform()
     target = find_target(platform, options)
 
     def explained(call: Call) -> ExplainedCall:

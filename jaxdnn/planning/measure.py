@@ -81,10 +81,12 @@ def _prepared(request: Request, outdone: bool) -> list[tuple[Engine, Any, Plan |
         return None if isinstance(prepared, str) else (engine, *prepared)
 
     engines = engines_for(request.spec, request.problem)
-    serving = [engine for engine in engines if not reason_against(engine, request)]
-    if not outdone:
-        able = [engine for engine in engines if not reason_against(engine, request, outdone=False)]
-        serving += [engine for engine in able if engine not in serving]
+    serving = dict.fromkeys(
+        engine
+        for left_out in ((True,) if outdone else (True, False))
+        for engine in engines
+        if not reason_against(engine, request, outdone=left_out)
+    )
     offers = [
         (engine, config) for engine in serving for config in engine.configurations(request.problem, request.device)
     ]

@@ -155,3 +155,22 @@ def test_sm_count_bounds_the_grid():
 def test_the_error_reaches_the_user():
     with jaxdnn.options(fallback=False), pytest.raises(jaxdnn.NoEngineError, match="no elements"):
         jax.jit(jaxdnn.rms_norm)(jnp.ones((0, 8), jnp.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A10G", "A10"),
+        ("NVIDIA L40S", "L40"),
+        ("Quadro", None),
+    ],
+)
+def test_a_gpu_that_is_here_has_the_bandwidth_of_its_name(monkeypatch, name, known):
+    found = {"name": name, "compute_capability": (9, 0), "sm_count": 9, "shared_memory_per_block": 1, "l2_bytes": 2}
+    monkeypatch.setattr(device._native, "driver", lambda: {"devices": [found]})
+    (gpu,) = device.gpus.__wrapped__()
+    assert gpu == device.Target("cuda", "sm_90", name, 9, 1, 2, gpu.bandwidth)
+    assert gpu.bandwidth == next((one.bandwidth for one in device.KNOWN if one.name == known), 0)
