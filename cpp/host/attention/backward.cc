@@ -144,7 +144,7 @@ inline void gradients(const Call& call, int64_t n, const Queries<C>& queries, in
       const Vector<C> score = load(scores + i), d_p = load(d_scores + i);
       // A hidden key has no part in a row, even if that is NaN.
       const auto hidden = score == -std::numeric_limits<C>::infinity();
-      const Vector<C> p = hidden ? Vector<C>{} : exp(score - own_base);
+      const Vector<C> p = hidden ? Vector<C>{} : weight(score - own_base);
       const Vector<C> factor = kept == nullptr ? Vector<C>{} + 1 : load(kept + i);
       store(scores + i, p * factor);
       store(d_scores + i, hidden ? Vector<C>{} : p * (factor * d_p - own_delta));

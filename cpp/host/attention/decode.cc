@@ -68,19 +68,18 @@ inline void exponentials(int64_t keys, int64_t size, C* scores, C& maximum, C& s
   constexpr C kNone = -std::numeric_limits<C>::infinity();
   Vector<C> most = kNone - Vector<C>{};
   for (int64_t key = 0; key < keys; key += lanes) {
-    const Vector<C> a = load(scores + key);
-    most = a > most ? a : most;
+    most = larger(load(scores + key), most);
   }
   const C old = maximum;
   for (int64_t lane = 0; lane < lanes; ++lane) maximum = std::max(maximum, C(most[lane]));
   const Vector<C> base = (maximum == kNone ? C(0) : maximum) - Vector<C>{};
   Vector<C> added[2] = {};
   for (int64_t key = 0; key < keys; key += lanes) {
-    const Vector<C> e = exp(load(scores + key) - base);
+    const Vector<C> e = weight(load(scores + key) - base);
     added[key / lanes % 2] += e;
     store(scores + key, e);
   }
-  const C rescale = exp(old - base)[0];
+  const C rescale = weight(old - base)[0];
   sum = sum * rescale + sum_lanes<C>(added[0] + added[1]);
   for (int64_t i = 0; i < size; ++i) out[i] *= rescale;
 }

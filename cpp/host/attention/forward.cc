@@ -47,26 +47,30 @@ inline void exponentials(int64_t keys, int64_t size, C* scores, C* maximum, C* s
     Vector<C> most = old, other = old;
     int64_t key = 0;
     for (; key + 2 <= keys; key += 2) {
-      const Vector<C> a = load(scores + key * width + lane), b = load(scores + (key + 1) * width + lane);
-      most = a > most ? a : most;
-      other = b > other ? b : other;
+      most = larger(load(scores + key * width + lane), most);
+      other = larger(load(scores + (key + 1) * width + lane), other);
+    }
+    if (key < keys) most = larger(load(scores + key * width + lane), most);
+    most = larger(other, most);
+    const Vector<C> base = most == kNone ? Vector<C>{} : most;
+    Vector<C> added{}, others{};
+    for (key = 0; key + 2 <= keys; key += 2) {
+      C* at = scores + key * width + lane;
+      const Vector<C> a = weight(load(at) - base), b = weight(load(at + width) - base);
+      added += a;
+      others += b;
+      store(at, a);
+      store(at + width, b);
     }
     if (key < keys) {
-      const Vector<C> a = load(scores + key * width + lane);
-      most = a > most ? a : most;
-    }
-    most = other > most ? other : most;
-    const Vector<C> base = most == kNone ? Vector<C>{} : most;
-    Vector<C> added[2] = {};
-    for (key = 0; key < keys; ++key) {
       C* at = scores + key * width + lane;
-      const Vector<C> e = exp(load(at) - base);
-      added[key % 2] += e;
-      store(at, e);
+      const Vector<C> a = weight(load(at) - base);
+      added += a;
+      store(at, a);
     }
-    const Vector<C> rescale = exp(old - base);
+    const Vector<C> rescale = weight(old - base);
     store(maximum + lane, most);
-    store(sum + lane, load(sum + lane) * rescale + (added[0] + added[1]));
+    store(sum + lane, load(sum + lane) * rescale + (added + others));
     for (int64_t i = 0; i < size; ++i) store(out + i * width + lane, load(out + i * width + lane) * rescale);
   }
 }

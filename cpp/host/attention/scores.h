@@ -11,7 +11,7 @@
 
 JAXDNN_ISA_BEGIN
 
-inline Vector<double> exp(Vector<double> x) {
+inline Vector<double> weight(Vector<double> x) {
   for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = std::exp(x[lane]);
   return x;
 }

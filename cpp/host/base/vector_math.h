@@ -46,9 +46,14 @@ inline Floats scale(Floats x, Ints k) {
   return x * float_of_bits((half + 127) << 23) * float_of_bits((k - half + 127) << 23);
 }
 
-inline Floats clamped(Floats x, float low, float high) {
-  x = x < low ? all(low) : x;
-  return x > high ? all(high) : x;
+// A NaN stays one.
+inline Floats clamped(Floats x, float low, float high) { return smaller(all(high), larger(all(low), x)); }
+
+// 2^r for |r| <= 1/2.
+inline Floats root_of_two(Floats r) {
+  // (2^r - 1) / r
+  const Floats p = polynomial(r, 0.00015196734f, 0.0013391309f, 0.009619002f, 0.05550359f, 0.24022643f, 0.6931472f);
+  return p * r + 1.0f;
 }
 
 // exp(high + low) for |low| < 1.
@@ -64,13 +69,21 @@ inline Floats exp(Floats high, Floats low) {
 
 inline Floats exp(Floats x) { return exp(x, Floats{}); }
 
+// exp(x) in half of its instructions, for weights of a sum: zero below 2^-126, infinite from 2^127 on, and between them
+// within |x| 2^-26 of itself.
+inline Floats weight(Floats x) {
+  constexpr float kBiasedRounder = kRounder + 127.0f;  // its last bits are an exponent's
+  x = clamped(x, -88.0f, 89.0f);
+  const Floats shifted = x * kLog2E + kBiasedRounder;
+  const Floats r = x * kLog2E - (shifted - kBiasedRounder);
+  return root_of_two(r) * float_of_bits(bits_of_float(shifted) << 23);
+}
+
 inline Floats exp2(Floats x) {
   x = clamped(x, -151.0f, 129.0f);
   const Floats shifted = x + kRounder;
-  const Floats r = x - (shifted - kRounder);
-  // (2^r - 1) / r, |r| <= 1/2
-  const Floats p = polynomial(r, 0.00015196734f, 0.0013391309f, 0.009619002f, 0.05550359f, 0.24022643f, 0.6931472f);
-  return scale(p * r + 1.0f, bits_of_float(shifted) - bits_of_float(all(kRounder)));
+  const Floats power = root_of_two(x - (shifted - kRounder));
+  return scale(power, bits_of_float(shifted) - bits_of_float(all(kRounder)));
 }
 
 inline Floats expm1(Floats argument) {
