@@ -19,7 +19,7 @@ from jaxdnn.planning.candidates import Request, engines_for, knobs_of, prepare, 
 from jaxdnn.spec import Signature, Spec
 
 K = TypeVar("K", bound=Hashable)
-_MOST_SETS = 8
+_MOST_SETS = 32  # of operands, and starts of kernels in one program
 _SAMPLES, _SECONDS = 9, 0.002  # of each configuration
 
 

@@ -107,6 +107,9 @@ def test_clusters_work_through_rows_that_are_many_enough():
     # No more rows than clusters run at once.
     for few in (first(replace(one, shape=(15, one.columns))) for one in (eight, wide)):
         assert few.cluster == 1 or few.turns == 1
+    # Nor two of each: 13.6 us, and 19.6 in turns.
+    two = first(NormCase("rms_norm", (35, 43_968), scale=F32))
+    assert (two.cluster, two.threads, two.turns) == (2, 1024, 1)
     assert first(eight, A100).join == "launches"
 
 

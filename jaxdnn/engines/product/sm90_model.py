@@ -44,7 +44,9 @@ MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blo
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
-NARROW_OF_THREE = 1.08  # time of 16-bit multiplies by 128 columns of three warp groups, in many rounds [45]
+# Time of 16-bit multiplies by 128 columns of three warp groups: of plain matrices in several rounds, of images in many
+# [45, 54].
+NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 # Times as long, by two warp groups that share a tile over a short K, or store it transposed, in several rounds [48].
@@ -153,7 +155,8 @@ def seconds(
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
     turns = ceil(rounds(product, knobs, sm_count))
-    if knobs.consumers == 3 and width <= 2 * CHUNK and size > 1 and turns > MANY_ROUNDS:
+    narrow_of_three = knobs.consumers == 3 and width <= 2 * CHUNK and size > 1
+    if narrow_of_three and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS):
         multiplying *= NARROW_OF_THREE
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:

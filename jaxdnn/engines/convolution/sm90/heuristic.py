@@ -64,7 +64,8 @@ _SWAPPED = tuple(
 )
 _SWAPPED_IM2COL = 0.98  # of what is expected of them is what they take
 _SWAPPED_ACROSS = 1.3  # likewise with filters whose rows are not whole lines [Patches, 19]
-_PADDED_IM2COL = 1.25  # times as long takes an image whose lines end with padding [Patches, 15]
+# Times as long takes an image whose lines end with padding, and to load these for several windows [Patches, 15, 20].
+_PADDED_IM2COL, _PADDED_LOADS = 1.15, 1.5
 # Blocks of a cluster wait for each other: 128 x 128 in turns took 2 to 4 % longer in clusters of two, and 256 x 128 as
 # long as those [Dense layers].
 _CLUSTERED = 1.04
@@ -106,7 +107,9 @@ def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> floa
         longer *= 1 + _stored_of_loaded(gemm.tiled, knobs)
         longer *= _NARROW_IM2COL if gemm.group_columns <= _FEW_COLUMNS else 1
     # A line takes as long to load as one of DEPTH_BYTES, however short it is [Filters by patches, 3].
-    of_a = DEPTH_BYTES / gemm.line
+    # Places are loaded for several windows.
+    again = any(axis.result > 1 and axis.filter * axis.step > axis.stride for axis in gemm.axes)
+    of_a = DEPTH_BYTES / gemm.line * (_PADDED_LOADS if gemm.multiplied < 1 and again else 1)
     copies = of_a, of_a if gemm.product.b_transposed else 1.0
     return longer * seconds(gemm.tiled, knobs, sm_count, multiplied=gemm.multiplied, copies=copies)
 

@@ -131,9 +131,13 @@ class Heuristic(Room):
                 yield from [knobs] if knobs and knobs.blocks_per_sm == blocks else []
 
     def in_turns(self, layout: NormKnobs, blocks_per_sm: int) -> int:
-        """Up to four, a power of two, with which as many clusters as run at once take hardly longer than with one."""
+        """Up to four, a power of two, with which as many clusters as run at once take hardly longer than with one; one
+        where each has two rows at most [24].
+        """
         rows = self.problem.rows * self.problem.groups
         at_once = resident_clusters(layout.splits, self.target.sm_count) * blocks_per_sm
+        if rows <= 2 * at_once:
+            return 1
         rounds = {turns: turns * math.ceil(rows / (turns * at_once)) for turns in (4, 2, 1)}
         return next(turns for turns, taken in rounds.items() if taken <= 1.15 * rounds[1])
 

@@ -61,7 +61,7 @@ _EPILOGUE = 2.8e-9  # seconds a column of 64 rows
 _SUMS = 2  # times as long as to store 2 bytes takes what is computed of a sum [12]
 _TURN = {2: 0.15e-6, 3: 0.145e-6}  # seconds from one warp group's multiplies to the next one's, of so many [11]
 # Of stages so few that multiplies wait for them: two of patches, or less than six of the filter [4].
-_FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.03
+_FEW_STAGES, _FEW_FILTER_STAGES, _WAITING = 2, 6, 1.1
 _WAITING_FOR_LITTLE = 1.5  # likewise for two of shorter lines, which are little that is on its way [19]
 _SHORT_LINES = {128: 1.0, 64: 1.03, 32: 1.2}  # times as long, by bytes of channels in a stage [14, 15]
 _SHORT_TAPS = 1.15  # likewise of the shortest, where the filter passes by: its tiles are of one multiply [15]
