@@ -38,10 +38,16 @@ SMALL = edges.SMALL | {
     "three dimensions": convolution((2, 3, 6, 9, 64), (3, 2, 3, 64, 32), BF16, padding="SAME"),
     "groups of 64": convolution((2, 6, 9, 128), (3, 3, 64, 128), BF16, padding="SAME", groups=2),
     "groups of 32": convolution((2, 6, 9, 192), (2, 2, 32, 192), BF16, padding="SAME", groups=6),
+    # Whose places are no multiple of 16 bytes: the image's, the output's, both.
+    "channels between lines": convolution((2, 10, 10, 68), (3, 3, 68, 64), BF16),
+    "features between lines": convolution((2, 10, 12, 64), (3, 3, 64, 58), BF16, padding="SAME"),
+    "odd": convolution((2, 9, 12, 35), (3, 2, 35, 43), F16, padding="SAME"),
 }
 MAPPED = {
     "filters, mapped": (convolution((2, 7, 10, 32), (2, 3, 32, 16), BF16, padding="SAME"), (None, 0)),
     "both, mapped": (convolution((1, 12, 16, 32), (3, 3, 32, 16), BF16, padding="SAME"), (0, 0)),
+    "odd, mapped": (convolution((1, 12, 16, 33), (3, 3, 33, 17), BF16, padding="SAME"), (0, 0)),
+    "odd filters, mapped": (convolution((2, 7, 10, 33), (2, 3, 33, 17), BF16, padding="SAME"), (None, 0)),
 }
 PROBLEMS = {
     name: calls(case, axes)["filter"]
@@ -201,8 +207,8 @@ def test_sizes_are_not_in_the_code():
             only(convolution((9, 9, 7, 64), (3, 3, 64, 64), BF16, padding="SAME"), "filter"),
             "8 places of a line, and the",
         ),
-        (only(convolution((2, 10, 10, 68), (3, 3, 68, 64), BF16), "filter"), "a multiple of 16"),
-        (only(convolution((2, 10, 10, 64), (3, 3, 64, 66), BF16), "filter"), "a multiple of 16"),
+        (only(convolution((2, 10, 10, 132), (3, 3, 66, 64), BF16, groups=2), "filter"), "a multiple of 16"),
+        (only(convolution((2, 10, 10, 128), (3, 3, 64, 132), BF16, groups=2), "filter"), "a multiple of 16"),
     ],
 )
 def test_reasons(problem, said):

@@ -27,6 +27,7 @@ from jaxdnn.engines.convolution.sm90.tiled_image.unit import TiledImageUnit
 from jaxdnn.engines.convolution.sm90.unit import ConvolutionUnit
 from jaxdnn.engines.convolution.tiled_image import TiledImage, tiled_image
 from jaxdnn.engines.convolution.window_lines import WindowLines, window_lines
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.tma import DEPTH_BYTES
@@ -61,8 +62,10 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         first = next(self.configurations(problem, target), None)
         if first is None:
             return f"no tile fits the {problem.columns // problem.groups} columns of a group"
-        # To a filter's gradient by patches cuDNN takes longer, but for one dimension [Filters by patches, 10].
+        # To a filter's gradient by patches cuDNN takes longer, but for one dimension [Filters by patches, 10], and for
+        # few channels whose images are copied.
         by_patches = isinstance(first, WgradKnobs) and problem.c >= _FEWEST and len(problem.windows) > 1
+        by_patches = by_patches and not packed(form.product)[1]
         if not isinstance(form, ImplicitGemm) or by_patches or not in_cudnn(problem):
             return None
         return _cudnn_reason(problem, form)

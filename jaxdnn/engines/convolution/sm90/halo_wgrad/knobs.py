@@ -206,7 +206,7 @@ def wgrad_patches_reason(gemm: ImplicitGemm) -> str | None:
     if product.reduced:
         return "a result is reduced, and its sum over places is split"
     for matrix, what in ((product.a, "the image"), (product.b[0], "the output")):
-        if reason := tma_reason(matrix, what):
+        if gemm.groups > 1 and (reason := tma_reason(matrix, what)):
             return reason
     return None
 

@@ -7,7 +7,9 @@ from operator import mul
 
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPatches
 from jaxdnn.engines.convolution.sm90.unit import axis_parameters
+from jaxdnn.engines.product.copies import copy_stage
 from jaxdnn.engines.product.element_epilogue import element_epilogue
+from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.split_k import split_accumulators, split_stage
 from jaxdnn.engines.product.tma import DEPTH_BYTES, SWIZZLE, element_type, promotion
 from jaxdnn.engines.unit import (
@@ -28,14 +30,20 @@ _MOST = 2**31 - 1
 
 
 def plan(patches: WgradPatches, knobs: WgradKnobs) -> Plan:
-    """What one call does: multiplies that leave the accumulators of each split, which a second kernel adds up."""
-    product = patches.gemm.product
-    epilogue, after = element_epilogue(product, scratch=1)
-    added = split_stage(product, epilogue, knobs.split_k, diagonal=patches.diagonal)
-    return joined((_multiply(patches, knobs), added, after)).plan("sm_90a")
+    """What one call does: copies of what TMA can't load as it lies; multiplies that leave the accumulators of each
+    split; and a kernel that adds them up.
+    """
+    product, copies = packed(patches.gemm.product)
+    loaded = replace(patches, gemm=replace(patches.gemm, product=product))
+    copied = copy_stage(copies, product.batch) if copies else Stage()
+    scratch = len(copies)
+    epilogue, after = element_epilogue(product, scratch + 1)
+    added = split_stage(product, epilogue, knobs.split_k, scratch, patches.diagonal)
+    return joined((copied, _multiply(loaded, knobs, scratch), added, after)).plan("sm_90a")
 
 
-def _multiply(patches: WgradPatches, knobs: WgradKnobs) -> Stage:
+def _multiply(patches: WgradPatches, knobs: WgradKnobs, scratch: int) -> Stage:
+    """Leaves the accumulators in the scratch buffer of that number."""
     product = patches.gemm.product
     x, y, _ = patches.dimensions
     constants = {
@@ -54,7 +62,7 @@ def _multiply(patches: WgradPatches, knobs: WgradKnobs) -> Stage:
         "StepY": y.step,
     }
     call, shared = "jaxdnn::ConvolutionSm90HaloWgrad<WgradConfig>", patches.shared_memory(knobs)
-    found = _parameters(patches, knobs)
+    found = _parameters(patches, knobs, scratch)
     text = (
         f"\nJAXDNN_WGMMA({patches.multiplied(knobs)});\n"
         + struct_text("WgradConfig", {"A": f"jaxdnn::{product.a.dtype}"}, constants)
@@ -66,9 +74,9 @@ def _multiply(patches: WgradPatches, knobs: WgradKnobs) -> Stage:
     return Stage(("convolution/sm90_halo_wgrad.cuh",), text, (launch,))
 
 
-def _parameters(patches: WgradPatches, knobs: WgradKnobs) -> list[Parameter]:
+def _parameters(patches: WgradPatches, knobs: WgradKnobs, scratch: int) -> list[Parameter]:
     gemm, product = patches.gemm, patches.gemm.product
-    (accumulators,) = split_accumulators(product, 0, patches.diagonal)
+    (accumulators,) = split_accumulators(product, scratch, patches.diagonal)
     found = [
         map_parameter("image", "image", _image_map(patches, knobs)),
         *(map_parameter(f"output{i}", f"output[{i}]", _output_map(patches, knobs, i)) for i in range(4)),
