@@ -70,7 +70,7 @@ inline Floats exp(Floats high, Floats low) {
 inline Floats exp(Floats x) { return exp(x, Floats{}); }
 
 // exp(x) in half of its instructions, for weights of a sum: zero below 2^-126, infinite from 2^127 on, and between them
-// within |x| 2^-26 of itself.
+// within |x| 2^-26 of itself, where multiplies and additions are not fused |x| 2^-23.
 inline Floats weight(Floats x) {
   constexpr float kBiasedRounder = kRounder + 127.0f;  // its last bits are an exponent's
   x = clamped(x, -88.0f, 89.0f);
