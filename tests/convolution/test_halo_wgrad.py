@@ -146,6 +146,8 @@ def test_configurations_compile(name):
         # What cuDNN takes longer for, few channels or not.
         (convolution((64, 56, 56, 128), (3, 3, 4, 128), BF16, padding="SAME", groups=32), True),
         (convolution((64, 112, 112, 24), (3, 3, 24, 24), BF16, padding="SAME"), True),
+        # Features that are copied first.
+        (convolution((80, 128, 19, 832), (3, 3, 832, 58), BF16, padding="SAME"), True),
         # Lines of less than 8 places.
         (convolution((256, 7, 7, 512), (3, 3, 512, 512), BF16, padding="SAME"), False),
         # Patches of 32 x 32 places for tiles of 8 x 8.
@@ -156,6 +158,11 @@ def test_patches_are_chosen_where_they_are_faster(case, chosen):
     problem = only(case, "filter")
     assert ENGINE.reason(problem, H100) is None
     assert isinstance(next(iter(ENGINE.configurations(problem, H100))), WgradKnobs) == chosen
+
+
+def test_few_channels_that_would_be_copied_are_left_to_cudnn():
+    case = convolution((7, 86, 8, 8, 51), (3, 3, 3, 51, 33), BF16, padding="SAME")
+    assert "faster for so few channels" in (ENGINE.reason(only(case, "filter"), H100) or "")
 
 
 def test_a_plan_is_what_it_is():

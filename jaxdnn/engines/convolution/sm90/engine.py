@@ -65,8 +65,8 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         # To a filter's gradient by patches cuDNN takes longer, but for one dimension [Filters by patches, 10], and for
         # few channels whose images are copied.
         by_patches = isinstance(first, WgradKnobs) and problem.c >= _FEWEST and len(problem.windows) > 1
-        by_patches = by_patches and not packed(form.product)[1]
-        if not isinstance(form, ImplicitGemm) or by_patches or not in_cudnn(problem):
+        copied = packed(form.product)[1]
+        if not isinstance(form, ImplicitGemm) or (by_patches and not copied) or not in_cudnn(problem):
             return None
         return _cudnn_reason(problem, form)
 
