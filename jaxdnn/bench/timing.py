@@ -2,10 +2,10 @@
 
 A GPU kernel may take less time than the host needs to call it, and its operands may fit in the L2 cache; neither is
 what a large program sees. So on a GPU one call of a jitted function applies the implementation to several sets of
-operands, which together exceed the cache, or are so many that starting the program costs little of their time; and many
-calls are in flight between two synchronisations. On the CPU each call is waited for. A call is given the memory of the
-results before, unless it is a whole program, which is large: results elsewhere would have XLA write a new graph of the
-program's kernels, 2 to 4 us each.
+operands, which together exceed the cache, in so many rounds that starting the program, which takes about 2 us for each
+of its arrays, costs little of their time; and many calls are in flight between two synchronisations. On the CPU each
+call is waited for. A call is given the memory of the results before, unless it is a whole program, which is large:
+results elsewhere would have XLA write a new graph of the program's kernels, 2 to 4 us each.
 """
 
 import math
@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdnn.planning.calls import default_platform, find_calls
-from jaxdnn.planning.measure import interleaved_medians
+from jaxdnn.planning.measure import in_rounds, interleaved_medians
 from jaxdnn.planning.select import select
 
 _FEWEST_SETS, _MOST_SETS = 8, 64
 _BEYOND_CACHES = 2**27  # bytes: twice the L2 cache of an H100 and more
+_MOST_ROUNDS = 16
+_WORTH_A_START = 2**30, 2**38  # bytes or flops: 0.25 ms of an H200 and more
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,14 @@ class Case:
         least, most = (_FEWEST_SETS, _MOST_SETS) if jax.default_backend() == "gpu" else (1, _FEWEST_SETS)
         return min(most, max(least, _BEYOND_CACHES // self.bytes))
 
+    @property
+    def rounds(self) -> int:
+        """Of all sets, in one program."""
+        if self.alone or jax.default_backend() != "gpu":
+            return 1
+        bytes_or_flops = zip(_WORTH_A_START, (self.bytes, self.flops), strict=True)
+        return min(_MOST_ROUNDS, max(1, min(worth // (self.sets * max(1, one)) for worth, one in bytes_or_flops)))
+
     def __str__(self) -> str:
         return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"
 
@@ -124,7 +134,7 @@ class Compiled:
         operands = [self.operands(key) for key in jax.random.split(jax.random.key(0), case.sets)]
         sets = {name: [prepare(*arrays) for arrays in operands] for name, prepare in self.prepare.items()}
         calls = {name: _over_sets(program, sets[name]) for name, program in self.run.items()}
-        seconds = {name: total / case.sets for name, total in interleaved_medians(calls).items()}
+        seconds = {name: total / (case.sets * case.rounds) for name, total in interleaved_medians(calls).items()}
         errors = {name: _error(case, operands[0], call) for name, call in calls.items()}
         memory = {name: _temporary(program) if case.alone else math.nan for name, program in self.run.items()}
         return Measurement(
@@ -153,7 +163,7 @@ def compiled(case: Case) -> Compiled:
         program(case.operands, key),
         {name: program(one.prepare, *operands) for name, one in implementations.items()},
         {
-            name: _program_of_sets(one.run, [arrays[name]] * case.sets, reuses=not case.alone)
+            name: _program_of_sets(one.run, [arrays[name]] * case.sets, rounds=case.rounds, reuses=not case.alone)
             for name, one in implementations.items()
         },
         _engines(case.jaxdnn.run, arrays["jaxdnn"]),
@@ -191,15 +201,15 @@ def _calls(sets: Sequence[Sequence[Any]]) -> Sequence[Sequence[Sequence[Any]]]:
 
 
 def _program_of_sets(
-    run: Callable[..., Any], sets: Sequence[Sequence[Any]], *, reuses: bool = True
+    run: Callable[..., Any], sets: Sequence[Sequence[Any]], *, rounds: int = 1, reuses: bool = True
 ) -> jax.stages.Compiled:
-    """The implementation, applied to each set of operands of a call. It `reuses` the memory of its first argument, the
-    results of the call before, or has None: where temporary arrays are counted, which would be there too.
+    """The implementation, applied to each set of operands of a call, in `rounds`. It `reuses` the memory of its first
+    argument, the results of the call before, or has None: where temporary arrays are counted, which would be there too.
     """
     (of_call, *_) = _calls(sets)
 
     def compute(_: Any, *sets: Sequence[Any]) -> list[Any]:
-        return [run(*arrays) for arrays in sets]
+        return in_rounds(run, sets, rounds)
 
     before = jax.eval_shape(partial(compute, None), *of_call) if reuses else None
     return jax.jit(compute, donate_argnums=0, keep_unused=True).lower(before, *of_call).compile()

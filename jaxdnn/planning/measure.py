@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
@@ -19,7 +20,8 @@ from jaxdnn.planning.candidates import Request, engines_for, knobs_of, prepare, 
 from jaxdnn.spec import Signature, Spec
 
 K = TypeVar("K", bound=Hashable)
-_MOST_SETS = 32  # of operands, and starts of kernels in one program
+_MOST_SETS, _MOST_ROUNDS = 32, 16  # of operands, in one program
+_BYTES = 2**29  # that a program moves at least, if these do
 _SAMPLES, _SECONDS = 9, 0.002  # of each configuration
 
 
@@ -52,19 +54,23 @@ def configurations(
 ) -> list[Measurement]:
     """Every configuration of every engine that serves the call, the fastest first; without those that are `outdone`."""
     device = jax.local_devices(backend="gpu" if platform == "cuda" else platform)[0]
-    programs: dict[tuple[str, tuple[tuple[str, object], ...], int, int], Callable[[], Any]] = {}
+    lowered: dict[tuple[str, tuple[tuple[str, object], ...], int, int], jax.stages.Lowered] = {}
     # Lowering may be what asks for this, in the midst of somebody else's tracing.
     with jax.ensure_compile_time_eval(), jax.default_device(device):
         operands = _operand_sets(signature, target)
+        rounds = _rounds(len(operands) * signature.bytes, platform)
         for engine, config, plan in _prepared(Request(spec, signature, platform, target), outdone):
             knobs = knobs_of(config)
             alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
             # Operands are used again, so that results in their place would be timed with a copy.
-            run = _program(spec.unaliased.replace(options=alone).bind, operands, platform)
-            programs[engine.name, knobs, plan.workspace if plan else 0, len(programs)] = run
+            run = partial(in_rounds, spec.unaliased.replace(options=alone).bind, rounds=rounds)
+            lowered[engine.name, knobs, plan.workspace if plan else 0, len(lowered)] = jax.jit(run).lower(operands)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+            compiled = threads.map(lambda one: _call(one.compile(), operands, platform), lowered.values())
+            programs = dict(zip(lowered, compiled, strict=True))
         taken = interleaved_medians(programs, samples=_SAMPLES, seconds=_SECONDS)
     measured = [
-        Measurement(engine, knobs, seconds / len(operands), workspace, rank)
+        Measurement(engine, knobs, seconds / (rounds * len(operands)), workspace, rank)
         for (engine, knobs, workspace, rank), seconds in taken.items()
     ]
     return sorted(measured, key=lambda measurement: measurement.seconds)
@@ -108,10 +114,32 @@ def _operand_sets(signature: Signature, target: Target) -> list[list[jax.Array]]
     return [[random(array) for array in signature.operands.values()] for _ in range(copies)]
 
 
-def _program(run: Callable[..., Any], operands: Sequence[Sequence[jax.Array]], platform: str) -> Callable[[], Any]:
-    """What applies the call to each set of operands; on the CPU it waits for the results."""
-    program = jax.jit(lambda sets: [run(*one) for one in sets]).lower(operands).compile()
+def _rounds(bytes_of_sets: int, platform: str) -> int:
+    """How often one program goes through all sets of operands."""
+    return 1 if platform == "cpu" else min(_MOST_ROUNDS, max(1, _BYTES // max(1, bytes_of_sets)))
+
+
+def _call(program: jax.stages.Compiled, operands: Sequence[Sequence[jax.Array]], platform: str) -> Callable[[], Any]:
+    """What runs a program; on the CPU it waits for the results."""
     return lambda: jax.block_until_ready(program(operands)) if platform == "cpu" else program(operands)
+
+
+def in_rounds(run: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int = 1) -> list[Any]:
+    """The results of each set of operands, computed so many times in one program: what the host does for each array of
+    a program takes longer than a small kernel.
+    """
+
+    def once(sets: Sequence[Sequence[Any]]) -> list[Any]:
+        return [run(*operands) for operands in sets]
+
+    def again(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        # The compiler does not see that they are the same in each round.
+        sets = jax.lax.optimization_barrier(state[0])
+        return sets, once(sets)
+
+    # The first results are where the others go: arrays of zeros would be a copy of each result.
+    first = once(sets)
+    return first if rounds == 1 else jax.lax.fori_loop(1, rounds, again, (sets, first))[1]
 
 
 def interleaved_medians(

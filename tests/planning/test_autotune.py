@@ -68,7 +68,9 @@ def test_engines_that_are_outdone_are_measured_on_request_as_the_last(monkeypatc
     assert min(every, key=lambda one: one.rank).engine == "xla"
 
 
-def test_forward_and_backward_are_measured(forgetful):
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_forward_and_backward_are_measured(rounds, forgetful, monkeypatch):
+    monkeypatch.setattr(measure, "_rounds", lambda *_: rounds)
     tuning = jaxdnn.autotune(CASE.call, *CASE.primals())
     assert {call.spec.direction for call, _ in tuning.calls} == {"forward", "backward"}
     for _, measured in tuning.calls:
@@ -81,6 +83,13 @@ def test_forward_and_backward_are_measured(forgetful):
     text = str(tuning)
     for word in ("layer_norm forward", "layer_norm backward", "us", "xla"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "platform", "rounds"), [(1, "cuda", 16), (150, "cuda", 3), (900, "cuda", 1), (1, "cpu", 1)]
+)
+def test_programs_on_gpus_go_through_small_operands_several_times(megabytes, platform, rounds):
+    assert measure._rounds(megabytes * 10**6, platform) == rounds
 
 
 LINE = re.compile(

@@ -1,5 +1,7 @@
 """The benchmark's training steps compute what they say, with jaxdnn's ops and with plain ones alike."""
 
+import re
+from dataclasses import replace
 from typing import get_args
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 
 from jaxdnn.bench import FAMILIES, timing, training
 from jaxdnn.bench.models import Kind, Model, loss, plain
+from jaxdnn.planning.measure import in_rounds
 
 BATCH = 2
 MODELS = [Model(kind, length=12, layers=2, width=128, vocabulary=70) for kind in get_args(Kind)]
@@ -93,6 +96,36 @@ def test_programs_are_larger_than_caches(rows, sets, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     norm = next(iter(FAMILIES["norm"].cases([(rows, 512)], ["bfloat16"])))
     assert norm.sets == sets
+
+
+@pytest.mark.parametrize(
+    ("mb", "gflops", "rounds"),
+    [(0.01, 0, 16), (1, 0, 16), (1, 1, 4), (1, 100, 1), (20, 10, 3), (200, 0, 1)],
+)
+def test_programs_take_longer_than_their_start(mb, gflops, rounds, monkeypatch):
+    norm = next(iter(FAMILIES["norm"].cases([(8, 512)], ["bfloat16"])))
+    case = replace(norm, bytes=int(mb * 10**6), flops=gflops * 10**9)
+    assert case.rounds == 1
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert case.rounds == rounds
+    assert replace(case, alone=True).rounds == 1
+
+
+def test_rounds_compute_the_same():
+    sets = [(jnp.arange(4.0),), (jnp.ones(4),)]
+    for rounds in (1, 3):
+        np.testing.assert_array_equal(in_rounds(jnp.negative, sets, rounds), [-arrays[0] for arrays in sets])
+
+
+def test_each_round_computes():
+    """The compiler leaves none out, though all have the same operands, and copies nothing."""
+    compute = jax.jit(lambda *sets: in_rounds(jnp.sin, sets, 7))
+    sets = [(jnp.ones(4),), (jnp.zeros(4),)]
+    program = compute.lower(*sets).compile().as_text() or ""
+    (name,) = re.findall(r"body=%([\w.]+)", program)
+    body = program.split(f"\n%{name} (")[1].split("\n}")[0]
+    assert len(re.findall(r"= f\d+\[4\]\S* (?:fusion|sine)\(", body)) == 2
+    assert not re.search(r"= f\d+\[4\]\S* copy\(", program)
 
 
 def test_models_have_whole_heads():
