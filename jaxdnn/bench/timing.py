@@ -208,10 +208,10 @@ def _program_of_sets(
     """
     (of_call, *_) = _calls(sets)
 
-    def compute(_: Any, *sets: Sequence[Any]) -> list[Any]:
-        return in_rounds(run, sets, rounds)
+    def compute(before: Any, *sets: Sequence[Any]) -> list[Any]:
+        return in_rounds(run, rounds, before, sets)
 
-    before = jax.eval_shape(partial(compute, None), *of_call) if reuses else None
+    before = jax.eval_shape(partial(in_rounds, run, 1, None), of_call) if reuses else None
     return jax.jit(compute, donate_argnums=0, keep_unused=True).lower(before, *of_call).compile()
 
 

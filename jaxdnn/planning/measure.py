@@ -3,7 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,11 +63,13 @@ def configurations(
             knobs = knobs_of(config)
             alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
             # Operands are used again, so that results in their place would be timed with a copy.
-            run = partial(in_rounds, spec.unaliased.replace(options=alone).bind, rounds=rounds)
-            lowered[engine.name, knobs, plan.workspace if plan else 0, len(lowered)] = jax.jit(run).lower(operands)
+            run = partial(in_rounds, spec.unaliased.replace(options=alone).bind)
+            results = jax.eval_shape(partial(run, 1, None), operands)
+            program = jax.jit(partial(run, rounds), donate_argnums=0, keep_unused=True).lower(results, operands)
+            lowered[engine.name, knobs, plan.workspace if plan else 0, len(lowered)] = program
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-            compiled = threads.map(lambda one: _call(one.compile(), operands, platform), lowered.values())
-            programs = dict(zip(lowered, compiled, strict=True))
+            compiled = threads.map(jax.stages.Lowered.compile, lowered.values())
+            programs = dict(zip(lowered, _calls(compiled, operands, platform), strict=True))
         taken = interleaved_medians(programs, samples=_SAMPLES, seconds=_SECONDS)
     measured = [
         Measurement(engine, knobs, seconds / (rounds * len(operands)), workspace, rank)
@@ -119,14 +121,26 @@ def _rounds(bytes_of_sets: int, platform: str) -> int:
     return 1 if platform == "cpu" else min(_MOST_ROUNDS, max(1, _BYTES // max(1, bytes_of_sets)))
 
 
-def _call(program: jax.stages.Compiled, operands: Sequence[Sequence[jax.Array]], platform: str) -> Callable[[], Any]:
-    """What runs a program; on the CPU it waits for the results."""
-    return lambda: jax.block_until_ready(program(operands)) if platform == "cpu" else program(operands)
+def _calls(
+    programs: Iterable[jax.stages.Compiled], operands: Sequence[Sequence[jax.Array]], platform: str
+) -> Iterator[Callable[[], Any]]:
+    """What runs each program, all of which give the next one the memory of their results; on the CPU it waits."""
+    results: Any = None
+
+    def call(program: jax.stages.Compiled) -> Any:
+        nonlocal results
+        if results is None:
+            results = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), program.args_info[0][0])
+        results = program(results, operands)
+        return jax.block_until_ready(results) if platform == "cpu" else results
+
+    return (partial(call, program) for program in programs)
 
 
-def in_rounds(run: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: int = 1) -> list[Any]:
+def in_rounds(run: Callable[..., Any], rounds: int, before: Any, sets: Sequence[Sequence[Any]]) -> list[Any]:
     """The results of each set of operands, computed so many times in one program: what the host does for each array of
-    a program takes longer than a small kernel.
+    a program takes longer than a small kernel. They are where other such results were `before`, of a call that donates
+    these.
     """
 
     def once(sets: Sequence[Sequence[Any]]) -> list[Any]:
@@ -137,9 +151,8 @@ def in_rounds(run: Callable[..., Any], sets: Sequence[Sequence[Any]], rounds: in
         sets = jax.lax.optimization_barrier(state[0])
         return sets, once(sets)
 
-    # The first results are where the others go: arrays of zeros would be a copy of each result.
-    first = once(sets)
-    return first if rounds == 1 else jax.lax.fori_loop(1, rounds, again, (sets, first))[1]
+    # The first round in front of the loop would be left out, for no other reads its results.
+    return once(sets) if rounds == 1 else jax.lax.fori_loop(0, rounds, again, (sets, before))[1]
 
 
 def interleaved_medians(
