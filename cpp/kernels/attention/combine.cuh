@@ -97,7 +97,7 @@ __device__ __forceinline__ void attention_combine(const AttentionCombine<Config>
   if constexpr (!is_same<typename Config::LogSumExp, void>) {
     using Operand = typename Config::LogSumExp;
     const OperandAddress& at = call.log_sum_exp;
-    const long long offset = at.of_batch<Operand::kAffine>(batch) + at.of_row<Operand::kAffine>(query);
+    const long long offset = at.of_batch<Operand::kAffine>(batch) + at.of_row<Operand::kAffineRows>(query);
     const float found = sum.total == 0 ? -math::infinity<float>() : sum.largest + ::logf(sum.total);
     if (threadIdx.x == 0) static_cast<float*>(const_cast<void*>(at.data))[offset] = found;
   }

@@ -73,7 +73,7 @@ template <class Operand, bool kRow>
 __device__ __forceinline__ int number_of(const OperandAddress& address, int batch, int at) {
   const auto* data =
       static_cast<const typename Operand::Type*>(address.data) + address.of_batch<Operand::kAffine>(batch);
-  return data[kRow ? address.of_row<Operand::kAffine>(at) : address.of_column<Operand::kAffine>(at)];
+  return data[kRow ? address.of_row<Operand::kAffineRows>(at) : address.of_column<Operand::kAffineColumns>(at)];
 }
 
 /// Of rows, or columns, `first` .. `end - 1` of a batch, at most kMost; by a warp. Where there is no array it is the

@@ -224,7 +224,7 @@ struct AttentionSimtForward {
       }
       if constexpr (is_there<typename Config::LogSumExp>) {
         using Number = typename Config::LogSumExp;
-        const long long at = call.log_sum_exp.template offset<Number::kAffine>(Coordinate{row, 0, scores.batch});
+        const long long at = call.log_sum_exp.template offset<Number>(Coordinate{row, 0, scores.batch});
         const Element found = sum == 0 ? -math::infinity<Element>() : largest[i] + math::log(sum);
         if (Sums::leads()) {
           static_cast<typename Number::Type*>(const_cast<void*>(call.log_sum_exp.data))[at] =

@@ -325,7 +325,7 @@ struct LoadedGradientConsumer {
     for (int i = 0; i < kColumns; ++i) own[i] = sums[i];
     Vector<Type, kColumns> rounded;
     rounded.pack(own);
-    rounded.store(to + call.d_loaded.template offset<DLoaded::kAffine>(Coordinate{row, column, tile.own_batch}));
+    rounded.store(to + call.d_loaded.template offset<DLoaded>(Coordinate{row, column, tile.own_batch}));
   }
 };
 

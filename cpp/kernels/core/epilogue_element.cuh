@@ -10,17 +10,36 @@
 
 namespace jaxdnn {
 
+/// Where the operands of a batch begin, but tables.
+template <class Operands>
+struct Begins {
+  long long of[Operands::kArray] = {};
+
+  __device__ __forceinline__ Begins(const OperandAddress* addresses, int batch) { find<0>(addresses, batch); }
+
+ private:
+  template <int kIndex>
+  __device__ __forceinline__ void find(const OperandAddress* addresses, int batch) {
+    if constexpr (kIndex < Operands::kCount) {
+      using Operand = TypeAt<kIndex, Operands>;
+      if constexpr (!Operand::kIsTable) of[kIndex] = addresses[kIndex].template of_batch<Operand::kAffine>(batch);
+      find<kIndex + 1>(addresses, batch);
+    }
+  }
+};
+
 /// Loads the operands of one element.
 template <int kIndex, class Operands>
-__device__ __forceinline__ void load_elements(const OperandAddress* addresses, const Coordinate& at, Register* to) {
+__device__ __forceinline__ void load_elements(const OperandAddress* addresses, const Begins<Operands>& begins,
+                                              const Coordinate& at, Register* to) {
   if constexpr (kIndex < Operands::kCount) {
     using Operand = TypeAt<kIndex, Operands>;
     if constexpr (!Operand::kIsTable) {
       const OperandAddress& address = addresses[kIndex];
-      to[kIndex].set(
-          widen(static_cast<const typename Operand::Type*>(address.data)[address.offset<Operand::kAffine>(at)]));
+      const auto* const first = static_cast<const typename Operand::Type*>(address.data) + begins.of[kIndex];
+      to[kIndex].set(widen(first[address.template of_element<Operand>(at.row, at.column)]));
     }
-    load_elements<kIndex + 1, Operands>(addresses, at, to);
+    load_elements<kIndex + 1, Operands>(addresses, begins, at, to);
   }
 }
 
@@ -47,7 +66,8 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
   Register operand[kCount][Config::Operands::kArray], result[kCount][Config::Results::kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (inside[i]) load_elements<0, typename Config::Operands>(operands, coordinates[i], operand[i]);
+    const Begins<typename Config::Operands> begins(operands, coordinates[i].batch);
+    if (inside[i]) load_elements<0>(operands, begins, coordinates[i], operand[i]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -67,7 +87,7 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
                                                const ResultAddress (&results)[Config::Results::kCount],
                                                const Coordinate& at, const Accumulator (&accumulators)[kAccumulators]) {
   Register operand[Config::Operands::kArray], result[Config::Results::kCount];
-  load_elements<0, typename Config::Operands>(operands, at, operand);
+  load_elements<0>(operands, Begins<typename Config::Operands>(operands, at.batch), at, operand);
   Config::Epilogue::apply(accumulators, operand, ElementContext<typename Config::Operands>{at, operands}, result);
   store_elements<0, typename Config::Results, typename Config::Registers>(results, at, result);
 }

@@ -27,19 +27,21 @@ struct EpilogueOperand {
   using Type = T;
   static constexpr Broadcast kBroadcast = kBroadcastOf;
   static constexpr Columns kColumns = kColumnsOf;
-  static constexpr bool kIsTable = kColumnsOf == Columns::table, kAffine = false;
+  static constexpr bool kIsTable = kColumnsOf == Columns::table;
+  static constexpr bool kAffine = false, kAffineRows = false, kAffineColumns = false;
   static constexpr bool kIsTile = kColumnsOf == Columns::tile;
   static_assert(!kIsTile || kBroadcastOf == Broadcast::full, "a tile has rows and columns");
   static constexpr bool kByRow = kBroadcastOf == Broadcast::column || kBroadcastOf == Broadcast::full;
   static constexpr bool kByColumn = kBroadcastOf == Broadcast::row || kBroadcastOf == Broadcast::full;
 };
 
-/// An operand whose address has terms besides its strides. That is said in its type, because a compiler that finds out
-/// by itself that there are none takes 15 % longer for a kernel of four operands, and 45 s, not 1, for two tables that
-/// a function looks up for each element of 128 x 128.
-template <class Operand>
+/// An operand whose address has terms besides its strides: of a batch, or also of rows and columns. That is said in its
+/// type, because a compiler that finds out by itself that there are none takes 15 % longer for a kernel of four
+/// operands, 45 s, not 1, for two tables that a function looks up for each element of 128 x 128, and 42, not 5, for the
+/// gradients of attention with a bias.
+template <class Operand, bool kRows = false, bool kColumnsToo = false>
 struct Affine : Operand {
-  static constexpr bool kAffine = true;
+  static constexpr bool kAffine = true, kAffineRows = kRows, kAffineColumns = kColumnsToo;
 };
 
 template <class Operands>
@@ -47,10 +49,15 @@ inline constexpr bool has_tables = false;
 template <class... Operands>
 inline constexpr bool has_tables<TypeList<Operands...>> = (Operands::kIsTable || ...);
 
+/// The terms of any table: a functor knows tables by their numbers alone.
 template <class Operands>
-inline constexpr bool has_affine_tables = false;
+struct AnyTable;
 template <class... Operands>
-inline constexpr bool has_affine_tables<TypeList<Operands...>> = ((Operands::kIsTable && Operands::kAffine) || ...);
+struct AnyTable<TypeList<Operands...>> {
+  static constexpr bool kAffine = ((Operands::kIsTable && Operands::kAffine) || ...);
+  static constexpr bool kAffineRows = ((Operands::kIsTable && Operands::kAffineRows) || ...);
+  static constexpr bool kAffineColumns = ((Operands::kIsTable && Operands::kAffineColumns) || ...);
+};
 
 /// How many tiles there are.
 template <class Operands>
@@ -88,9 +95,13 @@ struct OperandAddress : Address<const void*> {
   __device__ __forceinline__ long long of_column(int column) const {
     return column * column_stride + (kAffine ? column_terms.offset(column) : 0);
   }
-  template <bool kAffine>
+  template <class Operand>
+  __device__ __forceinline__ long long of_element(int row, int column) const {
+    return of_row<Operand::kAffineRows>(row) + of_column<Operand::kAffineColumns>(column);
+  }
+  template <class Operand>
   __device__ __forceinline__ long long offset(const Coordinate& at) const {
-    return of_row<kAffine>(at.row) + of_column<kAffine>(at.column) + of_batch<kAffine>(at.batch);
+    return of_element<Operand>(at.row, at.column) + of_batch<Operand::kAffine>(at.batch);
   }
 };
 
@@ -102,8 +113,7 @@ struct ElementContext : Coordinate {
   template <class T, int kIndices>
   __device__ __forceinline__ Table<T, kIndices> table(int k) const {
     Table<T, kIndices> found;
-    found.data =
-        static_cast<const T*>(operands[k].data) + operands[k].template offset<has_affine_tables<Operands>>(*this);
+    found.data = static_cast<const T*>(operands[k].data) + operands[k].template offset<AnyTable<Operands>>(*this);
 #pragma unroll
     for (int i = 0; i < kIndices; ++i) found.indices[i] = operands[k].indices[i];
     return found;

@@ -176,7 +176,7 @@ struct FragmentOperand {
     for (int r = 0; r < kRowCount; ++r) {
       const int row = at.row + at.below * r;
       const bool inside = !Operand::kByRow || row < at.rows;
-      const T* const line = base + (Operand::kByRow ? address.of_row<Operand::kAffine>(row) : 0);
+      const T* const line = base + (Operand::kByRow ? address.of_row<Operand::kAffineRows>(row) : 0);
 #pragma unroll
       for (int pair = 0; pair < kPairCount; ++pair) {
 #pragma unroll
@@ -185,7 +185,7 @@ struct FragmentOperand {
           vectors[r][pair][i].clear();
           if constexpr (Operand::kByColumn) {
             const long long offset = Operand::kColumns == Columns::strided
-                                         ? address.of_column<Operand::kAffine>(at.column + column)
+                                         ? address.of_column<Operand::kAffineColumns>(at.column + column)
                                          : column;
             if (inside && column < remaining) vectors[r][pair][i].load(line + offset);
           } else {
@@ -263,7 +263,7 @@ __device__ __forceinline__ void prefetch_operands(const OperandAddress* addresse
         const int line = at.row + i / kParts, first = at.column + i % kParts * kPart;
         if (first >= at.columns || line >= at.rows) continue;
         if constexpr (Operand::kByRow) {
-          ptx::prefetch_global_l2(matrix + address.of_row<Operand::kAffine>(line) + first);
+          ptx::prefetch_global_l2(matrix + address.of_row<Operand::kAffineRows>(line) + first);
         } else {
           ptx::prefetch_global_l1(matrix + first);
         }

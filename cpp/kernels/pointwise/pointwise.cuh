@@ -55,10 +55,10 @@ struct PointwiseOperands {
       if constexpr (Operand::kByColumn && Operand::kColumns == Columns::strided) {
 #pragma unroll
         for (int i = 0; i < Config::kWidth; ++i) {
-          own.set(i, data[addresses[kIndex].offset<Operand::kAffine>(Coordinate{at.row, at.column + i, at.batch})]);
+          own.set(i, data[addresses[kIndex].offset<Operand>(Coordinate{at.row, at.column + i, at.batch})]);
         }
       } else {
-        own.load(data + addresses[kIndex].offset<Operand::kAffine>(at));
+        own.load(data + addresses[kIndex].offset<Operand>(at));
       }
     }
     others.template load<kFixed>(addresses, at);

@@ -23,7 +23,11 @@ def operand_type(operand: EpilogueOperand, dtype: str, columns: str, scope: str 
     """The C++ type of an operand of the C++ type `dtype`, whose neighbouring columns lie as `columns` says."""
     lie = "" if columns == "single" else f", {scope}Columns::{columns}"
     own = f"{scope}EpilogueOperand<{dtype}, {scope}Broadcast::{operand.broadcast}{lie}>"
-    return f"{scope}Affine<{own}>" if any(operand.terms) else own
+    if not any(operand.terms):
+        return own
+    _, *others = (str(bool(terms)).lower() for terms in operand.terms)  # of a batch, of rows and of columns
+    besides = f", {', '.join(others)}" if "true" in others else ""
+    return f"{scope}Affine<{own}{besides}>"
 
 
 @dataclass(frozen=True)

@@ -330,7 +330,7 @@ __device__ __forceinline__ void attention_simt_d_sinks(const AttentionSimt<Confi
   }
   if (threadIdx.x == 0) {
     T* const to = static_cast<T*>(const_cast<void*>(call.d_sinks.data));
-    to[call.d_sinks.template offset<Operand::kAffine>(Coordinate{0, 0, first})] = narrow<T>(sums[0]);
+    to[call.d_sinks.template offset<Operand>(Coordinate{0, 0, first})] = narrow<T>(sums[0]);
   }
 }
 

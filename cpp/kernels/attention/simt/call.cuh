@@ -55,7 +55,7 @@ struct VectorsAddress : OperandAddress {
   /// The first element of a vector.
   template <class Operand>
   __device__ __forceinline__ const typename Operand::Type* at(int element, int position, int head) const {
-    return static_cast<const typename Operand::Type*>(data) + offset<Operand::kAffine>({position, head, element});
+    return static_cast<const typename Operand::Type*>(data) + offset<Operand>({position, head, element});
   }
 };
 
@@ -84,7 +84,7 @@ struct AttentionSimt {
 template <class Operand, class Number>
 __device__ __forceinline__ Number number_at(const OperandAddress& address, const Coordinate& at, Number otherwise) {
   if constexpr (is_there<Operand>) {
-    return widen(static_cast<const typename Operand::Type*>(address.data)[address.offset<Operand::kAffine>(at)]);
+    return widen(static_cast<const typename Operand::Type*>(address.data)[address.offset<Operand>(at)]);
   } else {
     return otherwise;
   }
@@ -120,9 +120,19 @@ struct AttentionScores {
   int batch, element, head;
   int queries, keys;  // that there are
   int offset;         // of queries' positions
+  // Once for all scores: a compiler that finds that out takes several times as long.
+  Begins<typename Config::ScoreOperands> of_score;
+  Begins<typename Config::MaskOperands> of_mask;
+  Begins<typename Config::GradientOperands> of_gradient;
 
   __device__ __forceinline__ AttentionScores(const Call& call, int batch)
-      : call(call), batch(batch), element(batch / call.query_heads), head(batch - element * call.query_heads) {
+      : call(call),
+        batch(batch),
+        element(batch / call.query_heads),
+        head(batch - element * call.query_heads),
+        of_score(call.score_operands, batch),
+        of_mask(call.mask_operands, batch),
+        of_gradient(call.gradient_operands, batch) {
     const Coordinate at{0, 0, batch};
     queries = number_at<typename Config::QueryLengths>(call.query_lengths, at, call.query_length);
     keys = number_at<typename Config::KeyLengths>(call.key_lengths, at, call.key_length);
@@ -172,7 +182,7 @@ struct AttentionScores {
     if constexpr (kMask) {
       Register result[1];
       const Element none[1] = {};
-      apply<typename Config::Mask, typename Config::MaskOperands>(call.mask_operands, query, key, none, result);
+      apply<typename Config::Mask>(call.mask_operands, of_mask, query, key, none, result);
       seen = seen && static_cast<bool>(result[0]);
     }
     return seen;
@@ -184,7 +194,7 @@ struct AttentionScores {
     if constexpr (is_there<typename Config::Score>) {
       Register result[1];
       const Element products[1] = {product};
-      apply<typename Config::Score, typename Config::ScoreOperands>(call.score_operands, query, key, products, result);
+      apply<typename Config::Score>(call.score_operands, of_score, query, key, products, result);
       return static_cast<Element>(result[0]);
     } else {
       return product;
@@ -198,8 +208,7 @@ struct AttentionScores {
     if constexpr (is_there<typename Config::Gradient>) {
       Register results[Config::GradientRegisters::kArray];
       const Element both[2] = {product, d_score};
-      apply<typename Config::Gradient, typename Config::GradientOperands>(call.gradient_operands, query, key, both,
-                                                                          results);
+      apply<typename Config::Gradient>(call.gradient_operands, of_gradient, query, key, both, results);
       return static_cast<Element>(static_cast<TypeAt<kOutput, typename Config::GradientRegisters>>(results[kOutput]));
     } else {
       return d_score;
@@ -210,8 +219,8 @@ struct AttentionScores {
   __device__ __forceinline__ Element kept(const MaskedQuery& query, const MaskedKey& key) const {
     if constexpr (is_there<typename Config::Seeds>) {
       using Operand = typename Config::Seeds;
-      const auto* from = static_cast<const unsigned*>(call.seeds.data) +
-                         call.seeds.template offset<Operand::kAffine>(Coordinate{0, 0, batch});
+      const auto* from =
+          static_cast<const unsigned*>(call.seeds.data) + call.seeds.template offset<Operand>(Coordinate{0, 0, batch});
       unsigned words[4] = {static_cast<unsigned>(key.column) / 4, static_cast<unsigned>(query.row), 0, 0};
       philox({from[0], from[1]}, words);
       const unsigned even = key.column & 2 ? words[2] : words[0], odd = key.column & 2 ? words[3] : words[1];
@@ -236,12 +245,13 @@ struct AttentionScores {
 
   /// What is not there has the coordinate of what is: its loads are within bounds.
   template <class Function, class Operands, int kAccumulators>
-  __device__ __forceinline__ void apply(const OperandAddress* operands, const MaskedQuery& query, const MaskedKey& key,
+  __device__ __forceinline__ void apply(const OperandAddress* operands, const Begins<Operands>& begins,
+                                        const MaskedQuery& query, const MaskedKey& key,
                                         const Element (&accumulators)[kAccumulators], Register* results) const {
     const Coordinate at{query.row < call.query_length ? query.row : call.query_length - 1,
                         key.column < call.key_length ? key.column : call.key_length - 1, batch};
     Register operand[Operands::kArray];
-    load_elements<0, Operands>(operands, at, operand);
+    load_elements<0>(operands, begins, at, operand);
     Function::apply(accumulators, operand, ElementContext<Operands>{at, operands}, results);
   }
 };

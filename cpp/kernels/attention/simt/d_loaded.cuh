@@ -101,7 +101,7 @@ struct AttentionSimtDLoaded {
       const int row = i / kOwnColumns, column = i % kOwnColumns;
       const Coordinate at{first.row + row, first.column + column, first.batch};
       if (at.row >= call.query_length || at.column >= call.key_length) continue;
-      to[call.d_loaded.template offset<Operand::kAffine>(at)] = narrow<T>(shared[row * Strip::kPitch + column]);
+      to[call.d_loaded.template offset<Operand>(at)] = narrow<T>(shared[row * Strip::kPitch + column]);
     }
   }
 };

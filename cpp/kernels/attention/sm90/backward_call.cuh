@@ -38,7 +38,7 @@ __device__ __forceinline__ float number_of_row(const OperandAddress& address, in
     return 0;
   } else {
     const auto* data = static_cast<const typename Operand::Type*>(address.data);
-    return widen(data[address.of_batch<Operand::kAffine>(batch) + address.of_row<Operand::kAffine>(row)]);
+    return widen(data[address.of_batch<Operand::kAffine>(batch) + address.of_row<Operand::kAffineRows>(row)]);
   }
 }
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_rows(const AttentionSm90<Config>& call, co
       using Operand = typename Config::LogSumExp;
       const OperandAddress& at = call.log_sum_exp;
       const long long offset =
-          at.of_batch<Operand::kAffine>(element * call.query_heads + head) + at.of_row<Operand::kAffine>(query);
+          at.of_batch<Operand::kAffine>(element * call.query_heads + head) + at.of_row<Operand::kAffineRows>(query);
       const float found = sum == 0 ? -math::infinity<float>() : base * 0.6931471805599453f + ::logf(sum);
       if (threadIdx.x % 4 == 0 && written) static_cast<float*>(const_cast<void*>(at.data))[offset] = found;
     }
