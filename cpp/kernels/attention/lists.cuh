@@ -114,7 +114,7 @@ __device__ __forceinline__ void see_pairs(const AttentionBlocks<Config>& call, c
   Register operand[kPairs][Function::Operands::kArray];
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    if (inside[i]) load_elements<0, typename Function::Operands>(call.mask_operands, at[i], operand[i]);
+    if (inside[i]) load_elements<typename Function::Operands>(call.mask_operands, at[i], operand[i]);
   }
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {

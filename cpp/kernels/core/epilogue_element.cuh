@@ -43,6 +43,11 @@ __device__ __forceinline__ void load_elements(const OperandAddress* addresses, c
   }
 }
 
+template <class Operands>
+__device__ __forceinline__ void load_elements(const OperandAddress* addresses, const Coordinate& at, Register* to) {
+  load_elements<0>(addresses, Begins<Operands>(addresses, at.batch), at, to);
+}
+
 /// Rounds and stores the results of one element.
 template <int kIndex, class Results, class Registers>
 __device__ __forceinline__ void store_elements(const ResultAddress* addresses, const Coordinate& at,
@@ -66,8 +71,7 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
   Register operand[kCount][Config::Operands::kArray], result[kCount][Config::Results::kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const Begins<typename Config::Operands> begins(operands, coordinates[i].batch);
-    if (inside[i]) load_elements<0>(operands, begins, coordinates[i], operand[i]);
+    if (inside[i]) load_elements<typename Config::Operands>(operands, coordinates[i], operand[i]);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -87,7 +91,7 @@ __device__ __forceinline__ void apply_epilogue(const OperandAddress (&operands)[
                                                const ResultAddress (&results)[Config::Results::kCount],
                                                const Coordinate& at, const Accumulator (&accumulators)[kAccumulators]) {
   Register operand[Config::Operands::kArray], result[Config::Results::kCount];
-  load_elements<0>(operands, Begins<typename Config::Operands>(operands, at.batch), at, operand);
+  load_elements<typename Config::Operands>(operands, at, operand);
   Config::Epilogue::apply(accumulators, operand, ElementContext<typename Config::Operands>{at, operands}, result);
   store_elements<0, typename Config::Results, typename Config::Registers>(results, at, result);
 }

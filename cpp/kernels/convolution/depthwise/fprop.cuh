@@ -108,7 +108,7 @@ struct DepthwiseSums {
 #pragma unroll
     for (int channel = 0; channel < kChannels; ++channel) {
       if (channel_of(channel) < call.channels) {
-        load_elements<0, typename Config::Operands>(call.operands, {0, channel_of(channel), 0}, operands[channel]);
+        load_elements<typename Config::Operands>(call.operands, {0, channel_of(channel), 0}, operands[channel]);
       }
     }
   }

@@ -54,7 +54,7 @@ __device__ __forceinline__ void strip_epilogue(const OperandAddress (&operands)[
     const Coordinate own{at.row + x * kPeriod, at.column, at.batch};
     const Accumulator accumulator[1] = {sums[x]};
     if (x < left) {
-      load_elements<0, typename Config::Operands>(operands, own, operand);
+      load_elements<typename Config::Operands>(operands, own, operand);
       Config::Epilogue::apply(accumulator, operand, ElementContext<typename Config::Operands>{own, operands}, result);
       store_elements<0, typename Config::Results, typename Config::Registers>(moved, {x * kPeriod, 0, 0}, result);
     }

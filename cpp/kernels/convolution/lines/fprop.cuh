@@ -191,7 +191,7 @@ __device__ __forceinline__ void lines_fprop(const LinesFprop<Config>& call) {
   Register operands[2][Config::Operands::kArray];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    load_elements<0, typename Config::Operands>(call.operands, {0, own.channel + i, 0}, operands[i]);
+    load_elements<typename Config::Operands>(call.operands, {0, own.channel + i, 0}, operands[i]);
   }
 
   LineWalk<Lines> walk(call);
