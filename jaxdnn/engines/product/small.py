@@ -8,25 +8,17 @@ from jaxdnn.engines.product.sm90_model import moved
 # Bytes in all and elements of K, up to which XLA's kernels took 1.0 to 3.2 us of an H100, and ours 2.3 to 4.2: theirs
 # begin before the one ahead has ended [35 in benchmarks/results/product_kernels.md].
 SMALL, SHORT_K = 2.5e6, 128
-# Likewise with an epilogue of one product, bias and gelu say: 1.8 to 3.0 us of an H200, and ours 3.3 to 4.1 [55].
-SMALL_EPILOGUE = 0.4e6
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
 # time [41].
 NARROW, MANY_ROWS = 8, 64
 
 
 def small_reason(product: Product) -> str | None:
-    """Why XLA's kernels serve a product of 16-bit floats in less time on Hopper, or None."""
-    if product.a.itemsize != 2 or product.k > SHORT_K:
+    """Why XLA's kernels serve a plain product of 16-bit floats in less time on Hopper, or None."""
+    if not product.is_plain or product.a.itemsize != 2 or product.k > SHORT_K:
         return None
-    if moved(product) <= (SMALL if product.is_plain else SMALL_EPILOGUE) and _is_one_kernel(product):
-        return "XLA's kernels begin in less time, which is most of so small a product's"
-    if product.is_plain and product.n <= NARROW and product.m > MANY_ROWS:
+    if moved(product) <= SMALL:
+        return "XLA's kernels begin in less time, which is most of so small a product's, and nothing is fused"
+    if product.n <= NARROW and product.m > MANY_ROWS:
         return f"XLA's kernels take less time for {product.n} columns over a short K, and nothing is fused"
     return None
-
-
-def _is_one_kernel(product: Product) -> bool:
-    """Whether XLA has a kernel for it, or for all but a function of each element."""
-    full = any(operand.broadcast == "full" for operand in product.operands)
-    return len(product.b) == 1 and len(product.results) == 1 and not product.reduced and not full
