@@ -20,13 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdnn.planning.calls import default_platform, find_calls
-from jaxdnn.planning.measure import in_rounds, interleaved_medians
+from jaxdnn.planning.measure import in_rounds, interleaved_medians, rounds_of
 from jaxdnn.planning.select import select
 
 _FEWEST_SETS, _MOST_SETS = 8, 64
 _BEYOND_CACHES = 2**27  # bytes: twice the L2 cache of an H100 and more
-_MOST_ROUNDS = 16
-_WORTH_A_START = 2**30, 2**38  # bytes or flops: 0.25 ms of an H200 and more
+_WORTH_A_START = 2**30  # bytes: 0.25 ms of an H200 and more
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class Case:
         """Of all sets, in one program."""
         if self.alone or jax.default_backend() != "gpu":
             return 1
-        bytes_or_flops = zip(_WORTH_A_START, (self.bytes, self.flops), strict=True)
-        return min(_MOST_ROUNDS, max(1, min(worth // (self.sets * max(1, one)) for worth, one in bytes_or_flops)))
+        return rounds_of(self.sets * self.bytes, self.sets * self.flops, _WORTH_A_START)
 
     def __str__(self) -> str:
         return f"{self.call:<29} {self.shape:>15} {self.dtype:<8}"

@@ -21,7 +21,7 @@ from jaxdnn.spec import Signature, Spec
 
 K = TypeVar("K", bound=Hashable)
 _MOST_SETS, _MOST_ROUNDS = 32, 16  # of operands, in one program
-_BYTES = 2**29  # that a program moves at least, if these do
+_BYTES, _FLOPS = 2**29, 2**38  # that a program moves or computes at least, if these do
 _SAMPLES, _SECONDS = 9, 0.002  # of each configuration
 
 
@@ -58,7 +58,7 @@ def configurations(
     # Lowering may be what asks for this, in the midst of somebody else's tracing.
     with jax.ensure_compile_time_eval(), jax.default_device(device):
         operands = _operand_sets(signature, target)
-        rounds = _rounds(len(operands) * signature.bytes, platform)
+        rounds = _rounds(len(operands) * signature.bytes, platform, len(operands) * spec.flops(signature))
         for engine, config, plan in _prepared(Request(spec, signature, platform, target), outdone):
             knobs = knobs_of(config)
             alone = replace(spec.options, engine=engine.name, knobs=knobs, autotune="off")
@@ -116,9 +116,13 @@ def _operand_sets(signature: Signature, target: Target) -> list[list[jax.Array]]
     return [[random(array) for array in signature.operands.values()] for _ in range(copies)]
 
 
-def _rounds(bytes_of_sets: int, platform: str) -> int:
-    """How often one program goes through all sets of operands."""
-    return 1 if platform == "cpu" else min(_MOST_ROUNDS, max(1, _BYTES // max(1, bytes_of_sets)))
+def _rounds(bytes_of_sets: int, platform: str, flops_of_sets: int = 0) -> int:
+    return 1 if platform == "cpu" else rounds_of(bytes_of_sets, flops_of_sets, _BYTES)
+
+
+def rounds_of(bytes_of_sets: int, flops_of_sets: int, worth: int) -> int:
+    """How often one program goes through all sets of operands: until it has moved `worth` bytes or computed long."""
+    return min(_MOST_ROUNDS, max(1, min(worth // max(1, bytes_of_sets), _FLOPS // max(1, flops_of_sets))))
 
 
 def _calls(

@@ -90,6 +90,7 @@ def test_forward_and_backward_are_measured(rounds, forgetful, monkeypatch):
 )
 def test_programs_on_gpus_go_through_small_operands_several_times(megabytes, platform, rounds):
     assert measure._rounds(megabytes * 10**6, platform) == rounds
+    assert measure._rounds(megabytes * 10**6, platform, 10**12) == 1
 
 
 LINE = re.compile(
