@@ -70,6 +70,8 @@ PROBLEMS = {
         patches(tile_m=64, tile_n=96, stages=3, filter_stages=18, resident=True, **PINGPONG),
         patches(tile_m=64, tile_n=96, stages=4, filter_stages=18, resident=True, consumers=3, **PINGPONG),
         patches(tile_m=64, tile_n=96, filter_stages=18, resident=True, along_lines=True, **PINGPONG),
+        places(swizzle=1), places(tile_m=64, swizzle=1, **PINGPONG), places(tile_n=96),
+        places(tile_m=192, tile_n=48, consumers=3, swizzle=1), places(tile_m=64, tile_n=96, cluster_m=2, consumers=1),
     ]),
     "three dimensions": (reduced((2, 3, 9, 6, 64), (3, 2, 3, 64, 32)), None, [patches()]),
     "blocks, mapped": (reduced((2, 9, 10, 32), (3, 3, 32, 72)), (0, 0), [patches(swizzle=2)]),
@@ -158,6 +160,24 @@ def test_warps_have_lines_of_their_own_where_rows_would_leave_more():
     plan = ENGINE.build(places(swizzle=2), CALLS["many places"].problem, FEW)
     lines = 8 * plan.launches[0].grid[0]
     assert plan.scratch[0] == lines * 72 * 4
+
+
+@pytest.mark.parametrize(
+    ("knobs", "lines"),
+    [
+        (places(swizzle=1), 1),  # three blocks, of which each has one of three columns of tiles
+        (places(tile_n=96), 3),
+        (places(tile_m=64, tile_n=96, cluster_m=2, consumers=1), 2),  # two rows of a cluster
+        (places(swizzle=2), 0),  # each comes to other columns: a line of each of 19 times 16 places
+        (places(tile_n=96, store="direct"), 0),  # from registers: its warps meet nowhere
+        (patches(tile_m=64, tile_n=96, stages=3, filter_stages=18, resident=True, **PINGPONG), 3),
+    ],
+    ids=str,
+)
+def test_blocks_whose_tiles_are_of_the_same_columns_have_one_line(knobs, lines):
+    plan = ENGINE.build(knobs, CALLS["statistics"].problem, FEW)
+    assert ("kBlockLines = true" in plan.unit) == (lines > 0)
+    assert set(plan.scratch) == {(lines or 19) * 72 * 4}
 
 
 def test_blocks_keep_to_the_columns_that_they_have_sums_of():

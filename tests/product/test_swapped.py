@@ -63,6 +63,11 @@ PRODUCTS = {
     "batch": (case(37, 136, 72, batch=3, shared="b"), INTERLEAVED),
     "sums": (case(101, 136, 136, epilogue=sums, batch=2), COOPERATIVE),
     "sums, interleaved": (case(101, 272, 136, epilogue=sums), INTERLEAVED),
+    "sums of two rows of tiles": (case(301, 136, 136, epilogue=sums), COOPERATIVE),
+    "sums of two rows, interleaved": (case(301, 136, 136, epilogue=sums), INTERLEAVED),
+    "sums of three": (case(340, 136, 136, "float16", epilogue=sums), OF_THREE),
+    "sums, shared": (case(301, 264, 136, epilogue=sums), SHARED),
+    "sums, shared by four": (case(390, 264, 136, epilogue=sums), replace(SHARED, cluster_n=2)),
     "shortcut": (
         case(150, 264, 136, epilogue=shortcut, operands=(("bfloat16", (1, 1, 264)), ("bfloat16", (1, 150, 264)))),
         replace(COOPERATIVE, fetch="tma"),

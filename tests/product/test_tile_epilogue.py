@@ -70,6 +70,8 @@ void given_tiles(const GivenTiles<Config>& call) {
 class GivenTiles(Unit):
     """What the engine makes of a product, but with the first operand in place of what is multiplied."""
 
+    lines_of_blocks = 0  # a block has one tile
+
     def _copies(self, product: Product) -> Product:
         return product
 
@@ -84,6 +86,7 @@ class GivenTiles(Unit):
             "LongEpilogue": is_long(product.program),
             "Swapped": False,
             "OwnLines": self.reductions.own_lines,
+            "BlockLines": False,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(product, knobs),
             "EpilogueStages": knobs.epilogue_stages,

@@ -45,8 +45,18 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, kSwapped, Found...>
     : Select<is_reduced<First>, StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found...>,
              StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found..., Subtile<First, kColumns, kSwapped>>> {};
 
+/// Blocks of 64 rows that a consumer has of each tile, where what it has of rows is kept from tile to tile; or 0.
+template <class Config>
+constexpr int kept_blocks() {
+  if constexpr (Config::kBlockLines) {
+    return Config::kTileM / (Config::kPingpong ? 1 : Config::kConsumers) / 64;
+  } else {
+    return 0;
+  }
+}
+
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kSwapped, kOwnLines, kViews.
+/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kSwapped, kOwnLines, kBlockLines, kViews.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -61,6 +71,7 @@ struct TileEpilogue {
   static constexpr int kTiles = tile_count<Operands>;
   static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount);
   static constexpr int kBarrierBytes = kTiles > 0 ? 8 * kStages : 0;
+  static constexpr bool kOverRows = kReducedOverRows<Results> > 0;
   static_assert(kTiles <= Subtiles::Types::kCount, "a tile is loaded where a result is stored from");
 
   const OperandAddress (&operands)[kOperands];
@@ -71,7 +82,7 @@ struct TileEpilogue {
   OwnLines own = {};  // where what is reduced over rows has such
   int edge = 0;       // the column from which on what a tile has is another's, where there are views
   StagePosition<kStages> position = {};
-  Partials<Results, Config::kTileN / Config::kAccumulators, Config::kOwnLines> partials;
+  Partials<Results, Config::kTileN / Config::kAccumulators, Config::kOwnLines, kept_blocks<Config>()> partials;
 
   /// By one thread: makes the barriers of so many warps.
   static __device__ __forceinline__ void init(unsigned barriers, int warps) {
@@ -83,15 +94,37 @@ struct TileEpilogue {
     if constexpr (Config::kOwnLines) {
       partials.each([&](auto& partial, int result) {
         partial.clear();
-        partial.open(results[result], own);
+        if constexpr (!Config::kBlockLines) partial.open(results[result], own);
       });
-      ptx::bar_warp_sync();  // other lanes add to what one has filled
+      if constexpr (!Config::kBlockLines) ptx::bar_warp_sync();  // other lanes add to what one has filled
     }
   }
 
   /// After a tile from `column` on, if the next one is of other columns, or of another matrix.
   __device__ __forceinline__ void leave(int column, int batch) {
     partials.each([&](auto& partial, int result) { partial.leave(results[result], own, column, batch); });
+  }
+
+  /// After the last tile of all warps of the block, whose tiles were all of the columns, or rows, from `begin` on:
+  /// leaves their line. Warp `number` waits for the others at `barrier`.
+  __device__ __forceinline__ void leave_together(int number, int barrier, int begin) {
+    using Warps = BlockWarps<Config::kConsumers, 64 * kept_blocks<Config>(), Config::kPingpong, kSharedBytes>;
+    constexpr int kBytes = 4 * (kOverRows ? Config::kTileN / Config::kAccumulators : Warps::kRows / 4);  // of a result
+    static_assert((kResults - kStored) * kBytes <= kSharedBytes, "they meet where results are stored from");
+    finish();
+    ptx::bar_warp_sync();
+    unsigned at = stages;
+    partials.each([&](auto& partial, int) {
+      partial.put(at);
+      at += kBytes;
+    });
+    ptx::barrier_sync(barrier, 32 * Warps::kWarps);
+    at = stages - number * kSharedBytes;
+    const int thread = 32 * number + threadIdx.x % 32, extent = kOverRows ? columns : rows;
+    partials.each([&](auto& partial, int result) {
+      partial.template gather<Warps>(results[result], own, at, thread, begin, extent);
+      at += kBytes;
+    });
   }
 
   /// Has tiles loaded, and brings the other operands that `apply` will read of `kBlocks` x `kWidth` into the caches,
@@ -149,7 +182,7 @@ struct TileEpilogue {
                                     at, fragments);
           store<0, 0>(fragments, i, at);
           partials.each([&](auto& partial, int result) {
-            partial.add(fragments[result], results[result], at, subtile * kFragments + i, present);
+            partial.add(fragments[result], results[result], at, block, subtile * kFragments + i, present);
           });
         }
         store_stage(left, top, batch, others);

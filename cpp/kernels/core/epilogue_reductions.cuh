@@ -7,12 +7,16 @@
 //                                                                   [batch, ceil(columns / kWidth), ceil(rows / 16)]
 //   with kOwnLines   what it has of all tiles of the same columns   [batch, warps of the grid, columns], or
 //                    and matrix, one after the other                [batch, warps of the grid]
+//   kBlockLines too  what its block's warps have of all tiles       [blocks that have the same columns, columns], or
+//                                                                   [blocks that have the same rows, rows]
 //
 // Of many rows a warp has a line of its own: there are fewer lines than 16 rows each would leave, which are written and
 // read again, and it does not matter which rows a tile has. A warp first fills its lines with what changes nothing.
 // While its tiles are of the same columns it keeps what it has of them in registers, and then adds it to the line: it
 // may come to the same columns again. So tiles have to be dealt, and not taken (core/tile_queue.cuh). A line for each
-// warp is more than there is of few rows, of which each warp would write few of its columns.
+// warp is more than there is of few rows, of which each warp would write few of its columns. Where all tiles of a block
+// are of the same columns and matrix, or of the same rows where columns are reduced, its warps meet in shared memory
+// after the last one, and leave one line.
 //
 // A lane has two rows of four columns of a fragment, and eight lanes have the same columns. In registers it keeps all
 // four, to which it adds a row of its own if the matrix has that: an instruction a value, and for squares too, which
@@ -62,10 +66,10 @@ struct Presence {
   }
 };
 
-/// Where a warp's own lines are.
+/// Where a warp's own lines are, or its block's line.
 struct OwnLines {
-  int line, lines;
-  int batches, columns;  // of the results
+  int line, lines = 1;
+  int batches = 1, columns = 0;  // of the results
 
   /// That of a matrix, of so many values.
   template <class T>
@@ -74,14 +78,24 @@ struct OwnLines {
   }
 };
 
+/// The warps of a block, which meet in shared memory where results are stored from: consumers of four warps each, of
+/// which each has kRows rows of its tile, and all of them the same ones where each has tiles of its own.
+template <int kConsumersOf, int kRowsOf, bool kOwnTiles, int kApartOf>
+struct BlockWarps {
+  static constexpr int kConsumers = kConsumersOf, kWarps = 4 * kConsumers, kRows = kRowsOf;
+  static constexpr int kTileM = kOwnTiles ? kRows : kConsumers * kRows, kSharers = kOwnTiles ? kConsumers : 1;
+  static constexpr int kApart = kApartOf;  // bytes from one's shared memory to the next one's
+};
+
 /// What one warp has of one reduced result: while it works through the columns of 16 rows or, on a line of its own,
-/// through tiles of the same columns.
-template <class R, int kWidth, bool kOwnLines, int kExchanges>
+/// through tiles of the same columns; or for its block's line through tiles of the same rows, kBlocks of 64 each.
+template <class R, int kWidth, bool kOwnLines, int kBlocks, int kExchanges>
 struct Partial {
   using Type = typename R::Type;
   static constexpr bool kByColumn = !R::kOverColumns;
-  static constexpr bool kKept = kOwnLines && R::kOverRows;  // from tile to tile
-  static constexpr int kFragments = kByColumn && kKept ? kWidth / kFragmentColumns : 1;
+  static constexpr bool kKept = kOwnLines && (R::kOverRows || kBlocks > 0);  // from tile to tile
+  static constexpr bool kKeptRows = kKept && !R::kOverRows;
+  static constexpr int kFragments = kByColumn && kKept ? kWidth / kFragmentColumns : kKeptRows ? kBlocks : 1;
   static constexpr int kHeld = kByColumn ? 4 >> kExchanges : R::kOverRows ? 1 : 2;  // columns; or one a row
 
   Type held[kFragments][kHeld];
@@ -99,9 +113,9 @@ struct Partial {
     if constexpr (!kKept) clear();
   }
 
-  /// Adds fragment `number` of a tile, of which the matrix has what is `present`.
+  /// Adds fragment `number` of 64 rows of a tile, block `block` of these, of which the matrix has what is `present`.
   __device__ __forceinline__ void add(const Fragment& fragment, const ResultAddress& address,
-                                      const FragmentCoordinate& at, int number, const Presence& present) {
+                                      const FragmentCoordinate& at, int block, int number, const Presence& present) {
     Type values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -109,13 +123,14 @@ struct Partial {
       values[i] = static_cast<Type>(value);
     }
     if constexpr (!kByColumn) {
+      const int set = kKeptRows ? block : 0;
       if (present.whole) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) add_to_row(i, values[i]);
+        for (int i = 0; i < 8; ++i) add_to_row(set, i, values[i]);
       } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          if (present.has(at, i)) add_to_row(i, values[i]);
+          if (present.has(at, i)) add_to_row(set, i, values[i]);
         }
       }
     } else if constexpr (kKept && kExchanges == 0) {
@@ -203,10 +218,60 @@ struct Partial {
     }
   }
 
+  /// Puts what is held of each column, or of each row, into shared memory, at `to`.
+  __device__ __forceinline__ void put(unsigned to) {
+#pragma unroll
+    for (int number = 0; number < kFragments; ++number) {
+      if constexpr (kKeptRows) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+          const Type value = all_lanes(held[number][i]);
+          if (lane % 4 == 0) ptx::st_shared(to + 4 * (16 * number + 8 * i + lane / 4), static_cast<Bits>(value));
+        }
+      } else {
+        const Type value = all_rows<kExchanges>(held[number]);
+        const unsigned at = to + 4 * (number * kFragmentColumns + column_of_lane());
+        if (has_column()) ptx::st_shared(at, static_cast<Bits>(value));
+      }
+    }
+  }
+
+  /// By thread `thread` of the `Warps`: combines what they have put, the first one at `from`, into the block's line of
+  /// `extent` values, of which its tiles have those from `begin` on.
+  template <class Warps>
+  static __device__ __forceinline__ void gather(const ResultAddress& address, const OwnLines& own, unsigned from,
+                                                int thread, int begin, int extent) {
+    Type* const line = own.of<Type>(address, 0, extent);
+    constexpr int kCount = kKeptRows ? Warps::kTileM : kWidth;
+    constexpr int kSharers = kKeptRows ? Warps::kSharers : Warps::kWarps, kStep = kKeptRows ? 4 : 1;
+    for (int i = thread; i < kCount && begin + i < extent; i += 32 * Warps::kWarps) {
+      const int first = kKeptRows ? i / Warps::kRows * 4 + i % 64 / 16 : 0;
+      const int place = kKeptRows ? i % Warps::kRows / 64 * 16 + i % 16 : i;
+      const unsigned at = from + first * Warps::kApart + 4 * place;
+      unsigned words[kSharers];
+#pragma unroll
+      for (int j = 0; j < kSharers; ++j) ptx::ld_shared<4>(words + j, at + j * kStep * Warps::kApart);
+      Type value = of_bits(words[0]);
+#pragma unroll
+      for (int j = 1; j < kSharers; ++j) value = R::combine(value, of_bits(words[j]));
+      line[begin + i] = value;
+    }
+  }
+
  private:
+  using Bits = Select<is_same<Type, float>, float, unsigned>;
+  static __device__ __forceinline__ Type of_bits(unsigned bits) {
+    if constexpr (is_same<Type, float>) {
+      return ptx::mov_f32(bits);
+    } else {
+      return static_cast<Type>(bits);
+    }
+  }
+
   /// Adds value `i` of a fragment to its row.
-  __device__ __forceinline__ void add_to_row(int i, Type value) {
-    Type& to = held[0][i / 2 % 2 % kHeld];
+  __device__ __forceinline__ void add_to_row(int set, int i, Type value) {
+    Type& to = held[set][i / 2 % 2 % kHeld];
     to = R::combine(to, value);
   }
 
@@ -265,22 +330,22 @@ constexpr int exchanges_of(int results, int width) {
 }
 
 /// The partial reductions of all results that are reduced.
-template <class Results, int kWidth, bool kOwnLines, int kExchanges, int kIndex = 0>
+template <class Results, int kWidth, bool kOwnLines, int kBlocks, int kExchanges, int kIndex = 0>
 struct PartialsOf {
   template <class Visit>
   __device__ __forceinline__ void each(const Visit&) {}
 };
 
-template <class First, class... Rest, int kWidth, bool kOwnLines, int kExchanges, int kIndex>
-struct PartialsOf<TypeList<First, Rest...>, kWidth, kOwnLines, kExchanges, kIndex>
-    : PartialsOf<TypeList<Rest...>, kWidth, kOwnLines, kExchanges, kIndex + 1> {};
+template <class First, class... Rest, int kWidth, bool kOwnLines, int kBlocks, int kExchanges, int kIndex>
+struct PartialsOf<TypeList<First, Rest...>, kWidth, kOwnLines, kBlocks, kExchanges, kIndex>
+    : PartialsOf<TypeList<Rest...>, kWidth, kOwnLines, kBlocks, kExchanges, kIndex + 1> {};
 
 template <Reduction kReduction, class Of, bool kOverRows, bool kOverColumns, class... Rest, int kWidth, bool kOwnLines,
-          int kExchanges, int kIndex>
-struct PartialsOf<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest...>, kWidth, kOwnLines, kExchanges,
-                  kIndex> {
-  Partial<Reduced<kReduction, Of, kOverRows, kOverColumns>, kWidth, kOwnLines, kExchanges> own;
-  PartialsOf<TypeList<Rest...>, kWidth, kOwnLines, kExchanges, kIndex + 1> rest;
+          int kBlocks, int kExchanges, int kIndex>
+struct PartialsOf<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Rest...>, kWidth, kOwnLines, kBlocks,
+                  kExchanges, kIndex> {
+  Partial<Reduced<kReduction, Of, kOverRows, kOverColumns>, kWidth, kOwnLines, kBlocks, kExchanges> own;
+  PartialsOf<TypeList<Rest...>, kWidth, kOwnLines, kBlocks, kExchanges, kIndex + 1> rest;
 
   /// Calls `visit` with each, and the number of its result.
   template <class Visit>
@@ -290,8 +355,8 @@ struct PartialsOf<TypeList<Reduced<kReduction, Of, kOverRows, kOverColumns>, Res
   }
 };
 
-template <class Results, int kWidth, bool kOwnLines>
+template <class Results, int kWidth, bool kOwnLines, int kBlocks>
 using Partials =
-    PartialsOf<Results, kWidth, kOwnLines, kOwnLines ? exchanges_of(kReducedOverRows<Results>, kWidth) : 0>;
+    PartialsOf<Results, kWidth, kOwnLines, kBlocks, kOwnLines ? exchanges_of(kReducedOverRows<Results>, kWidth) : 0>;
 
 }  // namespace jaxdnn

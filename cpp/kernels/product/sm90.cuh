@@ -20,6 +20,7 @@
 //                                  4 x (kPingpong ? 1 : kConsumers) x (kClusterM + kClusterN - 1)
 //                    named 1, ...  ping-pong's turns, 256 threads: one warp group waits, the one before arrives
 //                    and those of the epilogue's tiles (core/epilogue.cuh)
+//                    named kConsumers + 1, where a block's warps leave a line of what is reduced: all that multiply
 //   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
 //   swapped          D^T = B^T * A^T: columns of tiles, which come in steps of 16, are rows of the result. A warp turns
 //                    its 16 rows of a tile on the way to shared memory, and stores them as columns
@@ -61,6 +62,7 @@ struct ProductSm90Defaults {
   static constexpr bool kSwapped = false;       // results lie by columns
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
   static constexpr bool kOwnLines = false;      // of each warp, of what is reduced over rows
+  static constexpr bool kBlockLines = false;    // or of each block
   static constexpr int kAccumulators = 1;       // 2: A * B and A * B'
   static constexpr int kSteps = 4;              // of a stage that are multiplied
   static constexpr int kGroups = 1;             // of columns, each of its own part of a stage's K
@@ -274,6 +276,22 @@ struct ProductBlock {
     return (tile.column * Config::kClusterN + pipeline.cluster.column) * Call::kApart;
   }
 
+  /// Where all of a block's tiles are of the same columns, or rows if columns are reduced: the first of these; and of
+  /// the blocks that have the same, each with a line, the block's.
+  __device__ __forceinline__ int own_begin() const {
+    const int place = static_cast<int>(blockIdx.x / Call::Cluster::kBlocks % side_by_side());
+    return TileEpilogue<Config>::kOverRows ? column({0, place, 0}) : row({place, 0, 0});
+  }
+  __device__ __forceinline__ OwnLines own_line() const {
+    const int place = static_cast<int>(blockIdx.x / Call::Cluster::kBlocks / side_by_side());
+    const auto& cluster = pipeline.cluster;
+    return {TileEpilogue<Config>::kOverRows ? place * Config::kClusterM + cluster.row
+                                            : place * Config::kClusterN + cluster.column};
+  }
+  __device__ __forceinline__ unsigned side_by_side() const {
+    return TileEpilogue<Config>::kOverRows ? order.columns : order.rows;
+  }
+
   /// Starts the copies of all stages of all tiles; by one thread, or a warp.
   __device__ __forceinline__ void load() const {
     call.prefetch_maps();
@@ -327,8 +345,7 @@ struct ProductConsumer {
                       block.call.n,
                       shared + Call::kEpilogueAt + number * Epilogue::kSharedBytes,
                       shared + Call::kEpilogueBarriersAt + number * Epilogue::kBarrierBytes,
-                      {static_cast<int>(blockIdx.x * Call::kWarps + number), static_cast<int>(gridDim.x * Call::kWarps),
-                       block.call.batches, block.call.n}};
+                      Config::kBlockLines ? block.own_line() : warps_line(number)};
     epilogue.open();
     const ConsumerTurns<Config::kPingpong, Config::kConsumers> turns{consumer};
     const int first = Config::kPingpong ? consumer : 0;
@@ -352,12 +369,21 @@ struct ProductConsumer {
                      block.call.result_matrix(tile.batch), block.call.result_rows(tile.batch));
 #pragma unroll
       for (int passed = 0; passed < kTiles; ++passed) walk.advance();
-      if constexpr (Config::kOwnLines) leave(epilogue, tile, walk);
+      if constexpr (Config::kOwnLines && !Config::kBlockLines) leave(epilogue, tile, walk);
     }
-    epilogue.finish();
+    if constexpr (Config::kBlockLines) {
+      epilogue.leave_together(number, 1 + Config::kConsumers, block.own_begin());
+    } else {
+      epilogue.finish();
+    }
   }
 
  private:
+  __device__ __forceinline__ OwnLines warps_line(unsigned number) const {
+    return {static_cast<int>(blockIdx.x * Call::kWarps + number), static_cast<int>(gridDim.x * Call::kWarps),
+            block.call.batches, block.call.n};
+  }
+
   /// Has all consumers but the first start some stages later.
   __device__ __forceinline__ void stagger(int depth_blocks) const {
     if constexpr (Config::kStagger > 0) {

@@ -35,6 +35,8 @@ class Reductions:
       warp_rows, tile_n: rows that a warp works on at once, and columns of a tile.
       warps: that multiply, of the whole grid.
       straight: whether rows of tiles are those of the results, one after the other.
+      blocks: of those that have the same columns of the result, or rows if columns are reduced, where each one's tiles
+        are all of the same; or 0.
     """
 
     product: Product
@@ -42,23 +44,39 @@ class Reductions:
     tile_n: int
     warps: int
     straight: bool
+    blocks: int = 0
 
     @property
     def own_lines(self) -> bool:
-        """Whether each warp has a line of its own of what is reduced over rows: where rows would leave more, or are no
-        neighbours.
+        """Whether each warp, or each block, has a line of its own of what is reduced: where tiles would leave more, or
+        their rows are no neighbours.
         """
         over_rows = any(1 in result.axes for result in self.product.reduced)
-        return over_rows and (not self.straight or self.warps < ceil(self.product.m / self.warp_rows))
+        lines, parts = self.blocks or self.warps, self._row_parts if over_rows else self._column_parts
+        return (over_rows or self.blocks > 0) and (not self.straight or lines < parts)
+
+    @property
+    def block_lines(self) -> bool:
+        """Whether a line is a block's."""
+        return self.own_lines and self.blocks > 0
+
+    @property
+    def _row_parts(self) -> int:
+        return ceil(self.product.m / self.warp_rows)
+
+    @property
+    def _column_parts(self) -> int:
+        return ceil(self.product.n / self.tile_n)
 
     def extents(self, result: Reduced) -> tuple[int, int, int]:
         """Those of a result, as an array of [outer, parts, kept]."""
         product = self.product
         rows, columns = (axis in result.axes for axis in (1, 2))
-        row_parts, column_parts = ceil(product.m / self.warp_rows), ceil(product.n / self.tile_n)
         kept = 1 if rows and columns else product.n if rows else product.m
-        parts = (row_parts if rows else 1) * (column_parts if columns else 1)
-        if rows and self.own_lines:
+        parts = (self._row_parts if rows else 1) * (self._column_parts if columns else 1)
+        if self.block_lines:
+            parts = self.blocks
+        elif rows and self.own_lines:
             parts = self.warps
         return (1, product.batch * parts, kept) if 0 in result.axes else (product.batch, parts, kept)
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields
 from math import ceil, gcd
 from typing import Literal
 
-from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
 from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transposes
 from jaxdnn.engines.product.problem import Product
@@ -15,7 +14,6 @@ from jaxdnn.engines.product.views import OVERLAP, row_views
 WARP_ROWS = 16  # of a result's box
 SLOT_ALIGNMENT = 1024  # bytes
 L2_BYTES = 50 * 2**20  # of an H100's cache
-FEW_COLUMNS = 4  # of tiles that are worked through row by row, where each block has sums of one
 TILE_QUEUE = 264  # bytes of core/tile_queue.cuh's
 # Columns of a multiply that ptx/wgmma.cuh has.
 TILE_WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
@@ -315,31 +313,14 @@ def shared_memory(product: Product, knobs: Sm90Knobs, stage: int) -> int:
     """Bytes of shared memory, of which a stage takes so many; what the kernel's own `kSharedBytes` says, which the unit
     asserts.
     """
-    row = store_columns(product, knobs)
-    subtiles = sum(max(WARP_ROWS * row * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))
-    epilogue_stages = 4 * knobs.consumers * knobs.epilogue_stages * subtiles if knobs.store != "direct" else 0
+    epilogue_stages = 4 * knobs.consumers * epilogue_bytes(product, knobs)
     full = 4 * knobs.consumers * knobs.epilogue_stages * 8 if knobs.fetch == "tma" else 0
     return knobs.stages * stage + epilogue_stages + knobs.stages * 16 + full + TILE_QUEUE
 
 
-def summed_columns(product: Product, knobs: Sm90Knobs) -> int:
-    """How many clusters' tiles lie side by side, if each cluster keeps to one of these columns, of which it has sums;
-    or 1. Of many columns, tiles that are worked through together would share too little.
-    """
-    columns = ceil(product.n / (knobs.columns * knobs.cluster_n))
-    summed = knobs.split_k == 1 and any(1 in result.axes for result in product.reduced)
-    return columns if summed and columns <= FEW_COLUMNS else 1
-
-
-def kept_columns(product: Product, knobs: Sm90Knobs, tiles: int, sm_count: int) -> int:
-    """Of how many columns of so many tiles of clusters each one keeps to one: 1 if that would take more rounds."""
-    columns = summed_columns(product, knobs) if knobs.swizzle == 1 else 1
-    cluster = knobs.cluster_m * knobs.cluster_n
-    rounds, more = (ceil(tiles / fewest_clusters(tiles, cluster, sm_count, count)) for count in (1, columns))
-    return columns if more <= rounds else 1
-
-
-def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
-    """Clusters' tiles of one matrix."""
-    rows = ceil(product.m / (knobs.tile_m * knobs.cluster_m))
-    return rows * ceil(product.n / (knobs.columns * knobs.cluster_n))
+def epilogue_bytes(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes of shared memory that a warp stores results from."""
+    if knobs.store == "direct":
+        return 0
+    subtile = WARP_ROWS * store_columns(product, knobs)
+    return knobs.epilogue_stages * sum(max(subtile * size, SLOT_ALIGNMENT) for size in stored_sizes(product, knobs))

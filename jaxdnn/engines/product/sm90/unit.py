@@ -18,13 +18,12 @@ from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.operands import packed, swapped
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
+from jaxdnn.engines.product.sm90.grid import cluster_tiles, kept_tiles, lines_of_blocks, reduced_axis
 from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
-    cluster_tiles,
     depth,
     evicts_first,
-    kept_columns,
     multiplied_columns,
     piece_bytes,
     shared_memory,
@@ -68,6 +67,7 @@ DEFAULTS = (
         "EvictFirst": False,
         "LongEpilogue": False,
         "OwnLines": False,
+        "BlockLines": False,
         "Line": DEPTH_BYTES,
         "Steps": STEPS,
         "Accumulators": 1,
@@ -88,7 +88,7 @@ class Unit:
     call = "ProductSm90"
     instruction = "WGMMA"  # of ptx/wgmma.cuh
     diagonal = Diagonal()
-    columns = 1  # of tiles, of which each block keeps to one
+    kept = 1  # columns, or rows, of tiles, of which each block keeps to one
     brief_batches = True  # whether tiles of a few stages of a batch are taken from a counter, too
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
@@ -103,9 +103,9 @@ class Unit:
         if copies:
             self.then(copy_stage(copies, product.batch))
         self.fetched = tile_operands(product) if knobs.fetch == "tma" else ()  # operands that TMA loads
-        self.columns = max(self.columns, kept_columns(self.product, knobs, self.tiles(self.product), sm_count))
+        self.kept = max(self.kept, kept_tiles(self.product, knobs, self.tiles(self.product), sm_count))
         warps = self.blocks(self.product) * WARPS * knobs.consumers
-        self.reductions = Reductions(self.product, WARP_ROWS, knobs.tile_n, warps, self.straight)
+        self.reductions = Reductions(self.product, WARP_ROWS, knobs.tile_n, warps, self.straight, self.lines_of_blocks)
         if knobs.split_k > 1:
             self._split()
         else:
@@ -118,6 +118,13 @@ class Unit:
     def straight(self) -> bool:
         """Whether rows of tiles are those of the results, one after the other."""
         return True
+
+    @property
+    def lines_of_blocks(self) -> int:
+        """Of what is reduced."""
+        if not self.straight and reduced_axis(self.product) != 1:
+            return 0
+        return lines_of_blocks(self.product, self.knobs, self.blocks(self.product), self.kept)
 
     @property
     def text(self) -> str:
@@ -228,6 +235,7 @@ class Unit:
             "EvictFirst": evicts_first(product, knobs),
             "LongEpilogue": is_long(product.program),
             "OwnLines": self.reductions.own_lines,
+            "BlockLines": self.reductions.block_lines,
             "Accumulators": len(product.b),
             "StoreColumns": store_columns(self.product, knobs),
             **knobs.constants,
@@ -253,7 +261,7 @@ class Unit:
             found += numbers(a_batched=a_batched, b_batched=b_batched)
         tiles, cluster = self.tiles(product), knobs.cluster_m * knobs.cluster_n
         blocks = self.blocks(product)
-        takes = self.columns == 1 and tiles > blocks // cluster and not self.reductions.own_lines
+        takes = self.kept == 1 and tiles > blocks // cluster and not self.reductions.own_lines
         takes = takes and self.takes_tiles(product)
         counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
         found.append(Parameter("int", "counter", "counter", counter))
@@ -281,7 +289,7 @@ class Unit:
     def blocks(self, product: Product) -> int:
         """Of the grid."""
         cluster = self.knobs.cluster_m * self.knobs.cluster_n
-        return cluster * fewest_clusters(self.tiles(product), cluster, self.sm_count, self.columns)
+        return cluster * fewest_clusters(self.tiles(product), cluster, self.sm_count, self.kept)
 
     def depth(self, product: Product) -> int:
         """Elements of K in a stage."""

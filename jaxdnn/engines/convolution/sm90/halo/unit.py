@@ -23,7 +23,7 @@ class HaloUnit(ConvolutionUnit):
         self.patches, self.halo = patches, knobs
         product = replace(patches.gemm.product, k=patches.stages * patches.depth)
         gemm = replace(patches.gemm, product=product, axes=patches.axes, rows=patches.rows, line=knobs.patch)
-        self.columns = columns_of_tiles(product, knobs) if knobs.resident else 1
+        self.kept = columns_of_tiles(product, knobs) if knobs.resident else 1
         super().__init__(gemm, knobs, sm_count)
 
     @property

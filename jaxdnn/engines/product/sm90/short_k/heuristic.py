@@ -14,11 +14,11 @@ from jaxdnn.engines.product.copies import copy_seconds
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90 import heuristic as of_lines
+from jaxdnn.engines.product.sm90.grid import cluster_tiles
 from jaxdnn.engines.product.sm90.knobs import (
     L2_BYTES,
     Sm90Knobs,
     accumulator_registers,
-    cluster_tiles,
     store_reason,
     stores,
 )
