@@ -1,6 +1,7 @@
 """Which engine serves a product: by times of each that were measured on an H200 or an H100, and by rules."""
 
 import csv
+import operator
 import statistics
 from pathlib import Path
 
@@ -79,7 +80,15 @@ def server(row, target):
         (ProductCase(704, 32, 426, "bfloat16", batch=2, shared="b"), None),
         # Nothing is fused, and all is small; or not.
         (ProductCase(64, 48, 24, "bfloat16"), "begin in less time"),
-        (ProductCase(64, 48, 24, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 48)),)), None),
+        (
+            ProductCase(64, 48, 24, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 48)),)),
+            "begin in less time",
+        ),
+        (ProductCase(64, 48, 136, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 48)),)), None),
+        (ProductCase(640, 200, 64, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 200)),)), "begin in less"),
+        (ProductCase(1280, 200, 64, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 200)),)), None),
+        (ProductCase(64, 48, 24, "bfloat16", epilogue=operator.add, operands=(("bfloat16", (1, 64, 48)),)), None),
+        (ProductCase(64, 48, 24, "bfloat16", epilogue=gated, accumulators=2), None),
         (ProductCase(64, 48, 136, "bfloat16"), None),
         (ProductCase(4096, 512, 128, "bfloat16"), None),
     ],

@@ -332,15 +332,25 @@ struct TileEpilogue {
         constexpr int kSize = static_cast<int>(sizeof(T)), kPiece = Config::kPieceBytes;
         constexpr int kBytes = kPiece > kSize ? kPiece : kSize, kPieces = Own::kRowBytes / kBytes;
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(batch) * rows * columns;
+        static_assert(kPieces % 2 == 0, "each lane has pieces of its own");
+        constexpr int kTurns = 16 * kPieces / 32, kAtOnce = kBytes <= 4 && kTurns % 4 == 0 ? 4 : 1;
 #pragma unroll
-        for (int i = 0; i < 16 * kPieces; i += 32) {
-          const int index = i + threadIdx.x % 32, line = index / kPieces, byte = index % kPieces * kBytes;
-          const int to = Rows::kStraight ? row + line : ptx::shfl_sync_idx(of_lane, line);
-          const int first = column + byte / kSize;
-          if (to >= rows || first >= columns || (Config::kViews > 1 && first >= edge)) continue;
-          unsigned words[(kBytes + 3) / 4];
-          ptx::ld_shared<kBytes>(words, place<kSubtile>(position.stage) + Own::offset(line, byte / 16) + byte % 16);
-          ptx::st_global<kBytes>(matrix + others.offset(to, first, columns), words);
+        for (int turn = 0; turn < kTurns; turn += kAtOnce) {
+          unsigned words[kAtOnce][(kBytes + 3) / 4];  // of short pieces several, or each would wait for its own
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int index = 32 * (turn + i) + threadIdx.x % 32, byte = index % kPieces * kBytes;
+            const unsigned offset = Own::offset(index / kPieces, byte / 16) + byte % 16;
+            ptx::ld_shared<kBytes>(words[i], place<kSubtile>(position.stage) + offset);
+          }
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int index = 32 * (turn + i) + threadIdx.x % 32, line = index / kPieces;
+            const int to = Rows::kStraight ? row + line : ptx::shfl_sync_idx(of_lane, line);
+            const int first = column + index % kPieces * kBytes / kSize;
+            if (to >= rows || first >= columns || (Config::kViews > 1 && first >= edge)) continue;
+            ptx::st_global<kBytes>(matrix + others.offset(to, first, columns), words[i]);
+          }
         }
       }
       copy_rows<kResult + 1, kSubtile + !is_reduced<T>>(column, row, of_lane, batch, others);

@@ -38,25 +38,54 @@ struct MatrixCopy {
     return column % of_one * views + (views - 1 - view) * view_step % views;
   }
 
-  /// The elements of row `row` from the copy's column `column` on, as one word; the source's where it is transposed.
-  __device__ __forceinline__ unsigned word(const unsigned char* matrix, int row, int column) const {
-    unsigned word = 0;
-    if (row >= rows || (views == 1 && column >= columns)) return word;
-    const unsigned char* const address = matrix + row * from_row + static_cast<long long>(column) * kBytes;
+  /// The words of four times kSide rows, `apart` rows from each of the four to the next, from the copy's column
+  /// `column` on; the source's where it is transposed. What is not there is loaded from elsewhere: so that no load
+  /// waits for another, whatever there is.
+  __device__ __forceinline__ void load(const unsigned char* matrix, int row, int apart, int column,
+                                       unsigned (&found)[4][kSide]) const {
     if (words) {
-      ptx::ld_global<4>(&word, address);
+      const bool present = views == 1 && column < columns;
+      load_pieces<4>(matrix, row, apart, [&](int) { return present ? column : columns; }, found);
+    } else if (views == 1) {
+      load_pieces<kBytes>(matrix, row, apart, [&](int i) { return column + i; }, found);
     } else {
+      int of_views[kSide];
 #pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        unsigned element = 0;
-        const int from_column = of_view(column + i);
-        if (from_column < columns) {
-          ptx::ld_global<kBytes>(&element, address + kBytes * (from_column - column));
+      for (int i = 0; i < kSide; ++i) of_views[i] = of_view(column + i);
+      load_pieces<kBytes>(matrix, row, apart, [&](int i) { return of_views[i]; }, found);
+    }
+  }
+
+ private:
+  /// Likewise, in pieces of so many bytes, of which piece i of a row begins at the source's column `column(i)`.
+  template <int kPiece, class Column>
+  __device__ __forceinline__ void load_pieces(const unsigned char* matrix, int row, int apart, const Column& column,
+                                              unsigned (&found)[4][kSide]) const {
+    constexpr int kPieces = 4 / kPiece;
+    unsigned pieces[4][kSide][kPieces];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) {
+        const int line = row + i * apart + j;
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          const bool present = line < rows && column(piece) < columns;
+          const long long offset = line * from_row + static_cast<long long>(column(piece)) * kBytes;
+          ptx::ld_global<kPiece>(&pieces[i][j][piece], matrix + (present ? offset : 0));
+          if (!present) pieces[i][j][piece] = 0;
         }
-        word |= element << 8 * kBytes * i;
       }
     }
-    return word;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) {
+        found[i][j] = 0;
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) found[i][j] |= pieces[i][j][piece] << 8 * kPiece * piece;
+      }
+    }
   }
 };
 
@@ -96,11 +125,7 @@ __device__ __forceinline__ void copy_tile(const MatrixCopy<kBytes>& copy, unsign
   const unsigned char* const from = copy.from + matrix * copy.from_batch;
   unsigned char* const to = copy.to + matrix * copy.to_batch;
   unsigned words[4][kSide];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < kSide; ++j) words[i][j] = copy.word(from, row + (y + 8 * i) * kSide + j, column + x * kSide);
-  }
+  copy.load(from, row + y * kSide, 8 * kSide, column + x * kSide, words);
   if (copy.transposes) {
     __shared__ unsigned shared[kSide][32][33];
 #pragma unroll

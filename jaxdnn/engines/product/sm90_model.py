@@ -36,8 +36,8 @@ TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 6
 # so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48, 53].
 ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
 # Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
-# turns [24, 36].
-CLUSTER_TURN = 0.5e-6
+# turns, with functions that take long [24, 36] and without, by more than 128 columns [56].
+CLUSTER_TURN = {True: 0.5e-6, False: 0.1e-6}
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
 WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
 MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blocks don't load each by itself
@@ -48,6 +48,7 @@ TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 # [45, 54].
 NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
+WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 # Times as long, by two warp groups that share a tile over a short K, or store it transposed, in several rounds [48].
 STORED_TOGETHER = 2.0
@@ -67,6 +68,7 @@ SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written an
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
 MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
+FEW_OF_64 = 0.95  # time of tiles of 64 rows by 128 columns or more then [56]
 CLUSTER_LATENCY = 0.91  # speed with few rounds [7]
 CLUSTER_START = 0.2e-6  # seconds that its blocks wait for each other then, until they load and when they end [26]
 
@@ -158,6 +160,8 @@ def seconds(
     narrow_of_three = knobs.consumers == 3 and width <= 2 * CHUNK and size > 1
     if narrow_of_three and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS):
         multiplying *= NARROW_OF_THREE
+    if matrices and knobs.promotion and knobs.schedule == "cooperative" and width > 2 * CHUNK and not knobs.swapped:
+        multiplying *= WIDE_PROMOTED if product.k <= LONG_K else 1.0
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
@@ -195,9 +199,12 @@ def seconds(
         tile = max(multiplying * TOGETHER[1] + storing, loading)
     elif knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
-        tile += CLUSTER_TURN if knobs.cluster_m > 1 and transcendental else 0.0
+        if knobs.cluster_m > 1 and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
+            tile += CLUSTER_TURN[transcendental]
     else:
         tile = max(multiplying + storing, loading)
+    if matrices and turns <= FEW_ROUNDS and knobs.tile_m == 64 and width >= 2 * CHUNK and knobs.split_k == 1:
+        tile *= FEW_OF_64
     if turns <= FEW_ROUNDS and cluster > 1:
         tile = tile / (CLUSTER_LATENCY if latent else 1.0) + CLUSTER_START / turns
     # Nothing is multiplied while the last tile's functions are computed.

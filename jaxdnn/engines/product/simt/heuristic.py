@@ -25,9 +25,9 @@ RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a seco
 TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
 FEW_WARPS = 0.65  # with fewer, speed falls as this power [2]
-# Seconds that a stage of 16-bit elements takes at least, of aligned rows and of others; and of an element in the
-# epilogue, with functions and without [6].
-STAGE = {False: 0.25e-6, True: 1.25e-6}
+# Seconds that a stage of 16-bit elements takes at least, of rows that are aligned to so many, and of others; and of an
+# element in the epilogue, with functions and without [6].
+STAGE, UNALIGNED_STAGE = {8: 0.25e-6, 4: 0.45e-6}, 1.25e-6
 EPILOGUE = {False: 1e-9, True: 0.5e-9}
 MANY = 2**30  # multiplications from which on cuBLAS makes up for an epilogue of its own [5]
 SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
@@ -141,7 +141,7 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     time = each * sm_count * flops / rate
     if atom is TENSOR:
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
-        time = max(time, stages * STAGE[together(product) <= REALIGNED])
+        time = max(time, stages * STAGE.get(together(product), UNALIGNED_STAGE))
         time += EPILOGUE[product.is_plain] * each * knobs.tile_m * knobs.tile_n / len(product.b)
     if knobs.split_k > 1:
         accumulators = product.m * product.n * product.batch * len(product.b) * 4

@@ -29,6 +29,8 @@ FINISH = {False: 0.3e-6, True: 0.9e-6}  # seconds that they take, without and wi
 SHORT_K = 64
 # Bytes that are streamed, and columns for each stage of K, of which the other engines' tiles end sooner: likewise.
 FEW_BYTES, FEW_COLUMNS = 2.5e6, 8
+# Columns and bytes of K, of which functions take longer than what is streamed: likewise.
+FUNCTION_COLUMNS, FUNCTION_K = 32, 2048
 # Bytes a second that a block takes of both operands over a long K; of more splits of K than a cluster has blocks the
 # part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more than a cluster's
 # exchange: likewise.
@@ -45,6 +47,10 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
     if product.a.itemsize == 2 and streamed <= FEW_BYTES and FEW_COLUMNS * product.k <= one.depth * one.columns:
         return f"over a K of {product.k}, tiles of other engines take less time for {one.columns} columns"
     line = product.k * product.a.itemsize
+    if not product.is_plain and one.columns > FUNCTION_COLUMNS and line <= FUNCTION_K:
+        return (
+            f"over a K of {product.k}, functions of {one.columns} columns take less time behind other tiles' multiplies"
+        )
     of_block = line / MOST_SPLITS * min(64, one.rows) * len(one.streamed)
     block = max(of_block / MEMORY_BANDWIDTH, (of_block + line / MOST_SPLITS * one.columns) / BLOCK_BANDWIDTH)
     bandwidth = SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH)

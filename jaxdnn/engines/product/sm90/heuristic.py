@@ -151,7 +151,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
         many_rounds = rounds(product, knobs, target.sm_count) > MANY_ROUNDS
         # Without an epilogue, or of whole chunks; narrow tiles wait for lines [30].
         fast = product.is_plain or knobs.tile_n // accumulators % CHUNK == 0
-        fast = fast and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1)
+        alone = accumulators > 1 and knobs.tile_m - 64 < product.m <= knobs.tile_m  # the only tile [56]
+        fast = fast and (knobs.tile_n >= 3 * CHUNK or across_lines(product.b[0]) == 1 or alone)
         # In many rounds, of 16-bit operands; with an epilogue, over a long K [45, 46].
         in_many = product.a.itemsize == 2 and (product.is_plain or product.k >= LONG_K)
         fast = fast and (in_many or not many_rounds)

@@ -46,6 +46,7 @@ _BATCH_K = 96  # from which on matrices of a batch with several tiles of b are f
 # of more; and how much longer that takes than copies and lines, before these are worth it: of results that TMA stores,
 # and of others, which take longer than a model of lines says.
 _ANYWHERE_WIDTH, _ANYWHERE_ROWS, _ANYWHERE_K = 64, {True: 256, False: 192}, 64
+_FEW_ROUNDS = 2  # of such tiles
 _L2_RATE, _WORTH_COPIES = {True: 4e12, False: 5e12}, {True: 1.3, False: 1.5}
 
 
@@ -66,7 +67,7 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
         return knobs.tile_m > rows or (few and knobs.tile_m > 64)
 
     if tma_reason(product.a, "a"):
-        found.sort(key=_anywhere(product, width))
+        found.sort(key=_anywhere(product, width, target))
     elif cut:  # neighbours' lines have to meet in the L2 cache [42]
         found.sort(key=lambda knobs: (knobs.tile_m, knobs.tile_n, knobs.schedule) != (128, 64, "cooperative"))
     for knobs in sorted(found, key=last):
@@ -88,11 +89,23 @@ def lines_reason(product: Product, target: Target) -> str | None:
     return None
 
 
-def _anywhere(product: Product, width: int) -> Callable[[Sm90Knobs], tuple[bool, bool]]:
-    """What orders tiles of rows that begin anywhere: each element is loaded by itself, with all that waits for it."""
+def _anywhere(product: Product, width: int, target: Target) -> Callable[[Sm90Knobs], tuple[bool, bool, int]]:
+    """What orders tiles of rows that begin anywhere: each element is loaded by itself, with all that waits for it; in
+    few rounds, so is each round of rows [56].
+    """
     few = width <= _WIDTHS[0] or (product.n <= _ANYWHERE_WIDTH and product.k <= _ANYWHERE_K)
     rows = _ANYWHERE_ROWS[few or len(product.b) > 1]
-    return lambda knobs: (knobs.tile_n != min(width, _ANYWHERE_WIDTH), knobs.tile_m > rows)
+
+    def rounds(tile_m: int) -> int:
+        tiles = ceil(product.m / tile_m) * ceil(product.n / min(width, _ANYWHERE_WIDTH)) * product.batch
+        return ceil(tiles / target.sm_count)
+
+    few_rounds = rounds(rows) <= _FEW_ROUNDS
+    return lambda knobs: (
+        knobs.tile_n != min(width, _ANYWHERE_WIDTH),
+        knobs.tile_m > rows,
+        rounds(knobs.tile_m) * knobs.tile_m if few_rounds else 0,
+    )
 
 
 def _copies_reason(product: Product, target: Target) -> str | None:
