@@ -11,7 +11,7 @@ from jaxdnn.device import resident_clusters
 from jaxdnn.engines.product.accumulators import ARITHMETIC
 from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90.grid import cluster_tiles
+from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90.knobs import (
     L2_BYTES,
     Sm90Knobs,

@@ -17,7 +17,7 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason
 from jaxdnn.engines.product.operands import swap_reason as product_swap_reason
 from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.grid import cluster_tiles
+from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.heuristic import fitted, splits
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth

@@ -18,7 +18,7 @@ from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.operands import packed, swapped
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
 from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
-from jaxdnn.engines.product.sm90.grid import cluster_tiles, kept_tiles, lines_of_blocks, reduced_axis
+from jaxdnn.engines.product.sm90_grid import cluster_tiles, kept_tiles, lines_of_blocks, reduced_axis
 from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
