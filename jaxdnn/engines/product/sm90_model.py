@@ -11,7 +11,6 @@ from jaxdnn.device import resident_clusters
 from jaxdnn.engines.product.accumulators import ARITHMETIC
 from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90.knobs import (
     L2_BYTES,
     Sm90Knobs,
@@ -19,6 +18,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     loaded_columns,
     loaded_lines,
 )
+from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 from jaxdnn.engines.product.views import MOVE, view_k
 

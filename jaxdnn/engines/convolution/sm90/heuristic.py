@@ -17,10 +17,10 @@ from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, knobs_reason
 from jaxdnn.engines.product.operands import swap_reason as product_swap_reason
 from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90.heuristic import candidates as product_candidates
 from jaxdnn.engines.product.sm90.heuristic import fitted, splits
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, depth
+from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90_model import seconds
 from jaxdnn.engines.product.sm90_shapes import SHAPES
 from jaxdnn.engines.product.tma import DEPTH_BYTES

@@ -14,7 +14,6 @@ from jaxdnn.engines.product.accumulators import accumulator_limit
 from jaxdnn.engines.product.copies import copy_seconds
 from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transposes
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90_grid import summed_columns
 from jaxdnn.engines.product.sm90.knobs import (
     Sm90Knobs,
     Store,
@@ -25,6 +24,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     stores,
     tensor_maps,
 )
+from jaxdnn.engines.product.sm90_grid import summed_columns
 from jaxdnn.engines.product.sm90_model import (
     FEW_ROUNDS,
     LONG_K,

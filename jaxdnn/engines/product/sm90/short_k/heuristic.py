@@ -14,7 +14,6 @@ from jaxdnn.engines.product.copies import copy_seconds
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90 import heuristic as of_lines
-from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90.knobs import (
     L2_BYTES,
     Sm90Knobs,
@@ -23,6 +22,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     stores,
 )
 from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason, stage, staged
+from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90_shapes import deepest
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
