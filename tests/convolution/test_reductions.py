@@ -70,7 +70,7 @@ PROBLEMS = {
         patches(tile_m=64, tile_n=96, stages=3, filter_stages=18, resident=True, **PINGPONG),
         patches(tile_m=64, tile_n=96, stages=4, filter_stages=18, resident=True, consumers=3, **PINGPONG),
         patches(tile_m=64, tile_n=96, filter_stages=18, resident=True, along_lines=True, **PINGPONG),
-        places(swizzle=1), places(tile_m=64, swizzle=1, **PINGPONG), places(tile_n=96),
+        places(swizzle=1), places(tile_m=64, swizzle=1, **PINGPONG), places(tile_n=96), places(stages=2, tile_n=256),
         places(tile_m=192, tile_n=48, consumers=3, swizzle=1), places(tile_m=64, tile_n=96, cluster_m=2, consumers=1),
     ]),
     "three dimensions": (reduced((2, 3, 9, 6, 64), (3, 2, 3, 64, 32)), None, [patches()]),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from checking.compiler_log import compile_checked
@@ -86,6 +87,19 @@ def emulated(tmp_path_factory):
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_its_text_computes_what_is_right(name, emulated):
     check_emulated(emulated, list(PRODUCTS).index(name), PRODUCTS[name][0])
+
+
+@pytest.mark.parametrize("name", ["2, 8 bytes", "4, 12 bytes", "8, 6 bytes"])
+def test_what_is_no_number_stays_in_its_row(name, emulated):
+    """So does the first element of a, in whose place a copy loads what there is not."""
+    product, operands = product_of(name), PRODUCTS[name][0].arrays()
+    a = operands[product.a.buffer.index]
+    a.reshape(product.m, product.k)[0, 0] = np.nan
+    result = np.zeros((product.m, product.n), product.results[0].dtype)
+    emulated.run(list(PRODUCTS).index(name), operands, [result])
+    found = np.isnan(result.astype(np.float32))
+    assert found[0].all()
+    assert not found[1:].any()
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

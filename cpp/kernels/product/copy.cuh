@@ -44,8 +44,7 @@ struct MatrixCopy {
   __device__ __forceinline__ void load(const unsigned char* matrix, int row, int apart, int column,
                                        unsigned (&found)[4][kSide]) const {
     if (words) {
-      const bool present = views == 1 && column < columns;
-      load_pieces<4>(matrix, row, apart, [&](int) { return present ? column : columns; }, found);
+      load_pieces<4>(matrix, row, apart, [&](int) { return column; }, found);
     } else if (views == 1) {
       load_pieces<kBytes>(matrix, row, apart, [&](int i) { return column + i; }, found);
     } else {

@@ -13,6 +13,8 @@ from jaxdnn.engines.unit import Stage, joined
 from jaxdnn.plan import Scratch
 from jaxdnn.pointwise.operations import kind
 
+PARTIAL_BYTES = 4  # of each value, whatever its type
+
 
 def reduced_type(register: str) -> str:
     """The C++ type that values which a register of this type holds are reduced in."""
@@ -25,6 +27,12 @@ def reduced_text(result: Reduced, register: str) -> str:
     """The C++ type that stands for a result that is reduced."""
     over = ", ".join(str(axis in result.axes).lower() for axis in (1, 2))
     return f"Reduced<Reduction::{result.reduction}, {register}, {over}>"
+
+
+def reduced_axis(product: Product) -> int | None:
+    """Over which of the rows, 1, and the columns, 2, results are reduced, if all that are reduced are so over one."""
+    axes = {axis for result in product.reduced for axis in result.axes if axis > 0}
+    return axes.pop() if len(axes) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from math import ceil
 
 from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.reductions import PARTIAL_BYTES, reduced_axis
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, epilogue_bytes
 
 FEW = 4  # columns, or rows, of tiles of which each block keeps to one that it has sums of
-PARTIAL_BYTES = 4  # of what is reduced
 
 
 def cluster_tiles(product: Product, knobs: Sm90Knobs) -> int:
@@ -41,12 +41,6 @@ def summed_rows(product: Product, knobs: Sm90Knobs) -> int:
     return rows if summed and rows <= FEW else 1
 
 
-def reduced_axis(product: Product) -> int | None:
-    """Over which of the rows, 1, and the columns, 2, results are reduced, if all that are reduced are so over one."""
-    axes = {axis for result in product.reduced for axis in result.axes if axis > 0}
-    return axes.pop() if len(axes) == 1 else None
-
-
 def kept_tiles(product: Product, knobs: Sm90Knobs, tiles: int, sm_count: int) -> int:
     """Of how many columns, or rows, of so many tiles of clusters each one keeps to one: 1 if that would take more
     rounds.
@@ -64,25 +58,15 @@ def lines_of_blocks(product: Product, knobs: Sm90Knobs, blocks: int, kept: int) 
     tiles are all of the same, and its warps can meet in the shared memory that they store results from; or 0. `kept`
     says of how many columns, or rows, of tiles each cluster keeps to one.
     """
-    over_rows = reduced_axis(product) == 1
-    if over_rows:
-        tiles, others, held, kept_order = (
-            column_tiles(product, knobs),
-            knobs.cluster_n,
-            knobs.tile_n,
-            knobs.swizzle == 1,
-        )
-    else:
-        tiles, others, held = row_tiles(product, knobs), knobs.cluster_m, knobs.consumer_rows // 4
-        kept_order = knobs.swizzle >= tiles
-    keeps = tiles == 1 or (kept == tiles and kept_order)
-    room = len(product.reduced) * PARTIAL_BYTES * held <= epilogue_bytes(product, knobs)
-    if (
-        reduced_axis(product) is None
-        or product.batch > 1
-        or knobs.views > 1
-        or knobs.split_k > 1
-        or not (keeps and room)
-    ):
+    axis = reduced_axis(product)
+    if axis is None or product.batch > 1 or knobs.views > 1 or knobs.split_k > 1:
         return 0
-    return blocks // (tiles * others)
+    if axis == 1:
+        tiles, others, in_order = column_tiles(product, knobs), knobs.cluster_n, knobs.swizzle == 1
+    else:
+        tiles, others = row_tiles(product, knobs), knobs.cluster_m
+        in_order = knobs.swizzle >= tiles
+    held = knobs.tile_n if axis == 1 else knobs.consumer_rows // 4  # of a result, by a warp
+    keeps = tiles == 1 or (kept == tiles and in_order)
+    room = len(product.reduced) * PARTIAL_BYTES * held <= epilogue_bytes(product, knobs)
+    return blocks // (tiles * others) if keeps and room else 0

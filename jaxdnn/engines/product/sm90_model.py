@@ -160,8 +160,9 @@ def seconds(
     narrow_of_three = knobs.consumers == 3 and width <= 2 * CHUNK and size > 1
     if narrow_of_three and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS):
         multiplying *= NARROW_OF_THREE
-    if matrices and knobs.promotion and knobs.schedule == "cooperative" and width > 2 * CHUNK and not knobs.swapped:
-        multiplying *= WIDE_PROMOTED if product.k <= LONG_K else 1.0
+    shared_wide = knobs.schedule == "cooperative" and width > 2 * CHUNK and not knobs.swapped
+    if matrices and knobs.promotion and shared_wide and product.k <= LONG_K:
+        multiplying *= WIDE_PROMOTED
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS

@@ -17,7 +17,7 @@ from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_ty
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.operands import packed, swapped
 from jaxdnn.engines.product.problem import Matrix, Product, Reduced, identity
-from jaxdnn.engines.product.reductions import Reductions, reduced_text, reduced_type
+from jaxdnn.engines.product.reductions import PARTIAL_BYTES, Reductions, reduced_axis, reduced_text, reduced_type
 from jaxdnn.engines.product.sm90.knobs import (
     WARP_ROWS,
     Sm90Knobs,
@@ -29,7 +29,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     store_columns,
     tile_stage,
 )
-from jaxdnn.engines.product.sm90_grid import cluster_tiles, kept_tiles, lines_of_blocks, reduced_axis
+from jaxdnn.engines.product.sm90_grid import cluster_tiles, kept_tiles, lines_of_blocks
 from jaxdnn.engines.product.split_k import Diagonal, split_accumulators, split_stage
 from jaxdnn.engines.product.tiles import operand_matrix, tile_operands
 from jaxdnn.engines.product.tma import DEPTH_BYTES, STEPS, SWIZZLE, operand_map, tensor_map
@@ -335,6 +335,6 @@ class Unit:
         product, found = self.product, {}
         for i, result in enumerate(product.results):
             if isinstance(result, Reduced):
-                size = prod(self.reductions.extents(result)) * 4
+                size = prod(self.reductions.extents(result)) * PARTIAL_BYTES
                 found[i] = reduced_type(epilogue.results[i]), self.buffer(size)
         return found
