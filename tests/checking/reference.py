@@ -156,7 +156,7 @@ def attention(
     every = [jnp.max(score, -1, initial=-jnp.inf), *([] if wide_sinks is None else [wide_sinks])]
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, every))
     largest = jnp.where(largest == -jnp.inf, 0, largest)
-    weights = rounding.each(jnp.exp(rounding.each(score - largest[..., None])))
+    weights = rounding.exponential(rounding.each(score - largest[..., None]), case.compute_dtype)
     weights = jnp.where(there, weights, 0)
     if case.score_unit:  # of the backward pass, which computes them again, by another engine where one serves only that
         weights = rounding.derivative(weights, case.score_unit * jnp.where(there, jnp.abs(score), 0))

@@ -69,6 +69,11 @@ class Rounding:
         """What is computed of elements that `count` others look up, too: cotangents are terms of so long a sum."""
         return self.derivative(value, self._unit * np.sqrt(max(1, count)))
 
+    def exponential(self, value: Any, dtype: str) -> Any:
+        """Its exponential, which may be flushed to zero where it is below the smallest normal number of `dtype`."""
+        flushed = _with_derivative_of(jnp.ones_like(value), value)
+        return self.each(jnp.exp(value)) + flushed * self._noise(float(jnp.finfo(dtype).tiny), value.shape)
+
     def under_tanh(self, value: Any) -> Any:
         """What a hyperbolic tangent is taken of: its derivative is made of it as it was rounded, which is near one."""
         tanh = jnp.tanh(jax.lax.stop_gradient(value))

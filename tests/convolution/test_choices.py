@@ -19,13 +19,16 @@ CALL = ("batch", "size", "channels", "window", "features", "stride", "direction"
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "swapped")
 
 
-def configurations(call, direction):
-    """The best first."""
+def problem(call, direction):
     row = case(call, direction)
     operands = jax.eval_shape(row.operands, jax.eval_shape(jax.random.key, 0))
     found = find_calls(row.jaxdnn.run, *jax.eval_shape(row.jaxdnn.prepare, *operands))[-1]
-    problem = Request(found.spec, found.signature, "cuda", H200).problem
-    return ConvolutionSm90().configurations(problem, H200)
+    return Request(found.spec, found.signature, "cuda", H200).problem
+
+
+def configurations(call, direction):
+    """The best first."""
+    return ConvolutionSm90().configurations(problem(call, direction), H200)
 
 
 def measured(name, call):
@@ -92,3 +95,20 @@ def test_columns_between_widths_have_tiles_of_their_own(features, width):
     """34 us with 104 columns, of which tiles of 16, or im2col, took 66."""
     knobs = next(configurations(Call((56, 3328, 16), (3,), features), "fprop"))
     assert (bool(knobs.patch), knobs.tile_n) == (True, width)
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        (Call((64, 64, 72, 488), (3, 3), 64, dilation=9), True),
+        (Call((19, 24, 110, 256), (3, 3), 32, dilation=9), True),
+        # More features, patches, and windows that are not dilated.
+        (Call((64, 15, 56, 224), (3, 3), 128, dilation=9), False),
+        (Call((64, 56, 56, 64), (3, 3), 64, dilation=2), False),
+        (Call((64, 64, 72, 488), (3, 3), 64), False),
+    ],
+    ids=str,
+)
+def test_dilated_windows_to_few_features_are_left_to_cudnn(call, left):
+    """446 us, and 669 by places."""
+    assert ("so few features" in (ConvolutionSm90().reason(problem(call, "fprop"), H200) or "")) == left

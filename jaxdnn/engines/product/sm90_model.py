@@ -35,8 +35,9 @@ TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 6
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48, 53].
 ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
-# Seconds a tile that blocks of a cluster with the same columns wait for each other, where their warp groups compute in
-# turns, with functions that take long [24, 36] and without, by more than 128 columns [56].
+# Seconds a tile that blocks of a cluster with the same columns, or four with the same rows [57], wait for each other,
+# where their warp groups compute in turns, with functions that take long [24, 36] and without, by more than 128 columns
+# [56].
 CLUSTER_TURN = {True: 0.5e-6, False: 0.1e-6}
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
 WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
@@ -200,7 +201,8 @@ def seconds(
         tile = max(multiplying * TOGETHER[1] + storing, loading)
     elif knobs.schedule == "pingpong":
         tile = max(multiplying, loading, (multiplying + storing) / 2)
-        if knobs.cluster_m > 1 and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
+        waiting = knobs.cluster_m > 1 or knobs.cluster_n > 2
+        if waiting and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
             tile += CLUSTER_TURN[transcendental]
     else:
         tile = max(multiplying + storing, loading)

@@ -37,6 +37,7 @@ from jaxdnn.plan import Plan
 _LINE, _HALF_LINE = 64, 32  # channels, which are 128 bytes of 16-bit floats, or 64
 _FEWEST = 4  # channels of a group, the fewest that filters by patches were timed with
 _FEW = 8  # channels, of which less are no 16 bytes
+_FEW_COLUMNS = 64  # that a multiply has, for each of which as many lines of the image are loaded
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
 _HALVES = {"bfloat16", "float16"}
 _Form = ImplicitGemm | WindowLines | TiledImage
@@ -68,7 +69,7 @@ class ConvolutionSm90(ProblemEngine[Convolution, Sm90Knobs | WgradKnobs]):
         copied = packed(form.product)[1]
         if not isinstance(form, ImplicitGemm) or (by_patches and not copied) or not in_cudnn(problem):
             return None
-        return _cudnn_reason(problem, form)
+        return _cudnn_reason(problem, form, first)
 
     def configurations(self, problem: Convolution, target: Target) -> Iterator[Sm90Knobs | WgradKnobs]:
         form = _form(problem)
@@ -134,7 +135,7 @@ def _form(problem: Convolution) -> _Form | str:
     return (few and image_blocks(problem)) or implicit_gemm(problem)
 
 
-def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
+def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm, first: Sm90Knobs | WgradKnobs) -> str | None:
     """Why cuDNN, which has it too, is faster; measured in the notes of benchmarks/results/convolution_kernels.md."""
     whole_groups = problem.groups == 1 or gemm.line == DEPTH_BYTES
     if problem.result == "filter" and whole_groups and all(window.tiles for window in problem.windows):
@@ -145,6 +146,11 @@ def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm) -> str | None:
         whole = whole_groups or gemm.channels >= _LINE
     if not whole:
         return "XLA's convolutions by cuDNN are faster for so few channels in a group"
+    # Each tap's places are loaded for few multiplies; patches of places that are far apart would load more [Patches, 22].
+    by_places = isinstance(first, ConvolutionKnobs) and not first.patch and problem.result != "filter"
+    dilated = any(window.dilation > 1 for window in problem.windows)
+    if by_places and dilated and gemm.merged == 1 and gemm.group_columns <= _FEW_COLUMNS:
+        return "XLA's convolutions by cuDNN are faster for so few features, of dilated windows"
     if problem.result == "image" and any(window.filter < window.stride for window in problem.windows):
         return "XLA's convolutions by cuDNN are faster where most places of the image meet no window"
     if problem.result == "image" and problem.c < _FEW and any(window.stride > _FAR for window in problem.windows):

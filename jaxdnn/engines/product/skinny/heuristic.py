@@ -16,7 +16,8 @@ MOST_SPLITS = 8  # the largest cluster that every device with clusters takes
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
 L2_BANDWIDTH = 6e12  # bytes a second from the L2 cache to the multiprocessors
 SM_BANDWIDTH = 130e9  # of which one multiprocessor takes at most so many
-MEMORY_BANDWIDTH = 79e9  # bytes a second from memory to one multiprocessor
+# Bytes a second from memory to one multiprocessor: over a K that takes microseconds [57], and over a long one.
+MEMORY_BANDWIDTH, LONG_K_BANDWIDTH = 48e9, 79e9
 LATENCY = 1e-6  # seconds of the bandwidth that must have been asked for at any time, or it falls in proportion
 AHEAD, FEWEST_STAGES, MOST_STAGES = 2, 4, 16  # as many times that, and at least so many stages, are asked for [2]
 START = 1.8e-6  # seconds before the first bytes, and after the last
@@ -30,7 +31,7 @@ SHORT_K = 64
 # Bytes that are streamed, and columns for each stage of K, of which the other engines' tiles end sooner: likewise.
 FEW_BYTES, FEW_COLUMNS = 2.5e6, 8
 # Columns and bytes of K, of which functions take longer than what is streamed: likewise.
-FUNCTION_COLUMNS, FUNCTION_K = 32, 2048
+FUNCTION_COLUMNS, FUNCTION_K = 32, 4608
 # Bytes a second that a block takes of both operands over a long K; of more splits of K than a cluster has blocks the
 # part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more than a cluster's
 # exchange: likewise.
@@ -52,7 +53,7 @@ def others_reason(one: SkinnyProduct, target: Target) -> str | None:
             f"over a K of {product.k}, functions of {one.columns} columns take less time behind other tiles' multiplies"
         )
     of_block = line / MOST_SPLITS * min(64, one.rows) * len(one.streamed)
-    block = max(of_block / MEMORY_BANDWIDTH, (of_block + line / MOST_SPLITS * one.columns) / BLOCK_BANDWIDTH)
+    block = max(of_block / LONG_K_BANDWIDTH, (of_block + line / MOST_SPLITS * one.columns) / BLOCK_BANDWIDTH)
     bandwidth = SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH)
     if SECOND_KERNEL + (streamed + line * one.columns * product.batch) / bandwidth < block:
         return f"clusters of {MOST_SPLITS} blocks are too few for a K of {product.k}"
