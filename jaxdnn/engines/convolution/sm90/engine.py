@@ -146,7 +146,7 @@ def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm, first: Sm90Knobs | W
         whole = whole_groups or gemm.channels >= _LINE
     if not whole:
         return "XLA's convolutions by cuDNN are faster for so few channels in a group"
-    # Each tap's places are loaded for few multiplies; patches of places that are far apart would load more [Patches, 22].
+    # Each tap loads places for few multiplies, and patches of places that are far apart load more [Patches, 22].
     by_places = isinstance(first, ConvolutionKnobs) and not first.patch and problem.result != "filter"
     dilated = any(window.dilation > 1 for window in problem.windows)
     if by_places and dilated and gemm.merged == 1 and gemm.group_columns <= _FEW_COLUMNS:
