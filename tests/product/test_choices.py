@@ -260,6 +260,18 @@ def test_a_k_of_one_stage_is_in_the_order_of_its_rows_where_b_stays(m, n, k, swi
     assert (knobs.swizzle, knobs.tile_m == 64) == (swizzle, swizzle == 1)
 
 
+def test_columns_of_a_batch_are_one_tile():
+    """191 us, and 241 by tiles of 64 in turns."""
+    product = ProductCase(480, 144, 64, "bfloat16", batch=2776, precision=None).product()
+    assert next(iter(Sm90().configurations(product, H200))).tile_n == 192
+
+
+def test_a_long_k_of_few_tiles_is_split():
+    """14.3 us in two parts, and 17.2 in one."""
+    case = ProductCase(192, 1024, 8192, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
+    assert next(iter(Sm90().configurations(replace(case.product(), fast=True), H200))).split_k == 2
+
+
 @pytest.mark.parametrize(
     ("target", "columns", "k", "few"),
     [

@@ -89,6 +89,8 @@ def server(row, target):
         (ProductCase(1280, 200, 64, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 200)),)), None),
         (ProductCase(64, 48, 24, "bfloat16", epilogue=operator.add, operands=(("bfloat16", (1, 64, 48)),)), None),
         (ProductCase(64, 48, 24, "bfloat16", epilogue=gated, accumulators=2), None),
+        # Unaligned results of two sums.
+        (ProductCase(1760, 437, 344, "bfloat16", epilogue=gated, accumulators=2), None),
         (ProductCase(64, 48, 136, "bfloat16"), None),
         (ProductCase(4096, 512, 128, "bfloat16"), None),
     ],

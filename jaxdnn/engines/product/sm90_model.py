@@ -61,10 +61,12 @@ TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 GATED_OF_THREE = 1.2e-6  # likewise, of two accumulators [46]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
+# Seconds a row of a tile of so few columns in turns at least, where results have more of them [57].
+NARROW_TURN = 6.6e-9
 MEMORY_RATE = 4.1e12  # bytes a second
 ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows of a K of one stage [28]
 CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]
-SPLIT_LAUNCH = 4e-6  # seconds that the second kernel of a split takes at least
+SPLIT_LAUNCH = 3e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
@@ -200,7 +202,8 @@ def seconds(
     if knobs.schedule == "pingpong" and turns == 1:  # who has a tile works alone
         tile = max(multiplying * TOGETHER[1] + storing, loading)
     elif knobs.schedule == "pingpong":
-        tile = max(multiplying, loading, (multiplying + storing) / 2)
+        narrow = matrices and width == CHUNK < product.n
+        tile = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * narrow)
         waiting = knobs.cluster_m > 1 or knobs.cluster_n > 2
         if waiting and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
             tile += CLUSTER_TURN[transcendental]

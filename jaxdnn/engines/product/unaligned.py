@@ -30,6 +30,7 @@ MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they 
 # from registers, or row by row; few take less [18, 20, 23].
 STORE = {1: (15e-6, 0.5e12), 2: (6e-6, 1.4e12), 4: (5e-6, 2.2e12)}
 FEW_STORE_RATE = 0.1e12
+GATED_STORE = 1 / 3  # of these, what results of two sums each take: half as wide as the tile is [57]
 # XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands whose rows are a multiple of so
 # many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none,
 # [14, 18, 20].
@@ -95,6 +96,7 @@ def sm90_seconds(product: Product, target: Target, aligned: float) -> tuple[floa
         start, rate = STORE[gcd(4, result.row_stride * result.itemsize)]
         stored = size(result, product.batch)
         storing += min(start, stored / FEW_STORE_RATE) + stored / rate
+    storing *= GATED_STORE if len(product.b) > 1 else 1
     multiplied = aligned
     alone = product.batch == 1 or not product.is_plain  # of a batch with nothing fused XLA's kernels are faster [52]
     if alone and whole_rows_reason(product) is None and lines_reason(product, target) is None:
