@@ -61,8 +61,7 @@ TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 GATED_OF_THREE = 1.2e-6  # likewise, of two accumulators [46]
 TILE = 0.1e-6  # seconds from the first copy of a tile to the first multiply, and from the last one to the results
-# Seconds a row of a tile of so few columns in turns at least, where results have more of them [57].
-NARROW_TURN = 6.6e-9
+NARROW_TURN = 6.6e-9  # seconds a row, at least, of tiles of one chunk in turns, of results that have more columns [57]
 MEMORY_RATE = 4.1e12  # bytes a second
 ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows of a K of one stage [28]
 CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]

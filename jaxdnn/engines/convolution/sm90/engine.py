@@ -18,7 +18,7 @@ from jaxdnn.engines.convolution.sm90.halo.unit import HaloUnit
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import WgradKnobs, WgradPatches, wgrad_patches_reason
 from jaxdnn.engines.convolution.sm90.halo_wgrad.knobs import knobs_reason as wgrad_knobs_reason
 from jaxdnn.engines.convolution.sm90.halo_wgrad.unit import plan as wgrad_plan
-from jaxdnn.engines.convolution.sm90.heuristic import candidates
+from jaxdnn.engines.convolution.sm90.heuristic import FEW_COLUMNS, candidates
 from jaxdnn.engines.convolution.sm90.knobs import ConvolutionKnobs, image_reason, knobs_reason, operands_reason
 from jaxdnn.engines.convolution.sm90.tiled_image.heuristic import candidates as tiled_image_candidates
 from jaxdnn.engines.convolution.sm90.tiled_image.knobs import knobs_reason as tiled_image_knobs_reason
@@ -37,7 +37,6 @@ from jaxdnn.plan import Plan
 _LINE, _HALF_LINE = 64, 32  # channels, which are 128 bytes of 16-bit floats, or 64
 _FEWEST = 4  # channels of a group, the fewest that filters by patches were timed with
 _FEW = 8  # channels, of which less are no 16 bytes
-_FEW_COLUMNS = 64  # that a multiply has, for each of which as many lines of the image are loaded
 _FAR = 2  # strides; of more, places of few channels are no blocks, and phases have too few taps each
 _HALVES = {"bfloat16", "float16"}
 _Form = ImplicitGemm | WindowLines | TiledImage
@@ -149,7 +148,7 @@ def _cudnn_reason(problem: Convolution, gemm: ImplicitGemm, first: Sm90Knobs | W
     # Each tap loads places for few multiplies, and patches of places that are far apart load more [Patches, 22].
     by_places = isinstance(first, ConvolutionKnobs) and not first.patch and problem.result != "filter"
     dilated = any(window.dilation > 1 for window in problem.windows)
-    if by_places and dilated and gemm.merged == 1 and gemm.group_columns <= _FEW_COLUMNS:
+    if by_places and dilated and gemm.merged == 1 and gemm.group_columns <= FEW_COLUMNS:
         return "XLA's convolutions by cuDNN are faster for so few features, of dilated windows"
     if problem.result == "image" and any(window.filter < window.stride for window in problem.windows):
         return "XLA's convolutions by cuDNN are faster where most places of the image meet no window"

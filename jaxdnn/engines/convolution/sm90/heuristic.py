@@ -56,7 +56,7 @@ _UNSURE = 1.08
 _TIED_COLUMNS, _TIED = 128, 1.15
 _MERGED_IM2COL = 1.2
 # Likewise it takes longer with few columns, whose lines of the image are many for their multiplies [Patches, 11].
-_FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
+FEW_COLUMNS, _NARROW_IM2COL = 64, 1.17
 _FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filter [Filters by patches, 3]
 # Whose columns are places: each 64 rows of a tile read all of its columns from shared memory, so that 128 channels by
 # 192 places are multiplied in fewer of its clocks than 128 places by 128 channels [Swapped].
@@ -106,7 +106,7 @@ def _im2col_seconds(gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> floa
         longer *= _FILTER_IM2COL
     elif gemm.merged == 1 and gemm.taps > 1:
         longer *= 1 + _stored_of_loaded(gemm.tiled, knobs)
-        longer *= _NARROW_IM2COL if gemm.group_columns <= _FEW_COLUMNS else 1
+        longer *= _NARROW_IM2COL if gemm.group_columns <= FEW_COLUMNS else 1
     # A line takes as long to load as one of DEPTH_BYTES, however short it is [Filters by patches, 3].
     # Places are loaded for several windows.
     again = any(axis.result > 1 and axis.filter * axis.step > axis.stride for axis in gemm.axes)
