@@ -162,7 +162,7 @@ def attention(
         weights = rounding.derivative(weights, case.score_unit * jnp.where(there, jnp.abs(score), 0))
     total = case.keys * rounding.mean(weights, (3,)) if case.keys else jnp.zeros(shape[:3])
     if wide_sinks is not None:
-        total = total + rounding.each(jnp.exp(rounding.each(wide_sinks - largest)))
+        total = total + rounding.exponential(rounding.each(wide_sinks - largest), case.compute_dtype)
     nothing = total == 0
     total = rounding.each(jnp.where(nothing, 1, total))
     log_sum_exp = jnp.where(nothing, -jnp.inf, rounding.each(largest + jnp.log(total)))

@@ -1,6 +1,7 @@
 """The tolerances are no wider than they must be: what is a little wrong is found."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -129,3 +130,12 @@ def test_each_operation_is_perturbed_otherwise():
     rounding = Rounding(2.0**-24, 1.0, 1.0)
     first, second = (np.asarray(rounding.each(np.ones(1000))) - 1 for _ in range(2))
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
+
+
+def test_exponentials_below_the_smallest_normal_number_may_be_flushed():
+    rounding, tiny = Rounding(2.0**-24, 1.0, 1.0), float(np.finfo(np.float32).tiny)
+    with jax.enable_x64(True):
+        small, one, hidden = np.asarray(rounding.exponential(jnp.asarray([-88.0, 0.0, -np.inf]), F32))
+    assert 0.01 * tiny < abs(small - np.exp(-88.0)) < 2 * tiny
+    assert abs(one - 1) < 1e-6
+    assert abs(hidden) < 2 * tiny

@@ -106,6 +106,7 @@ def test_columns_between_widths_have_tiles_of_their_own(features, width):
         (Call((64, 15, 56, 224), (3, 3), 128, dilation=9), False),
         (Call((64, 56, 56, 64), (3, 3), 64, dilation=2), False),
         (Call((64, 64, 72, 488), (3, 3), 64), False),
+        (Call((64, 112, 112, 256), (3, 3), 64, stride=2), False),
     ],
     ids=str,
 )

@@ -272,6 +272,19 @@ def test_a_long_k_of_few_tiles_is_split():
     assert next(iter(Sm90().configurations(replace(case.product(), fast=True), H200))).split_k == 2
 
 
+def test_a_row_that_few_blocks_stream_is_split():
+    """6.9 us in eight parts, and 8.5 in four."""
+    product = problem(1, 960, 1536, 1, "bfloat16", "0", "0", "swiglu")
+    assert next(iter(Skinny().configurations(product, H200))).split_k == 8
+
+
+@pytest.mark.parametrize(("columns", "k", "outdone"), [(62, 1152, True), (59, 2304, True), (59, 2432, False)])
+def test_functions_of_many_columns_are_computed_in_tiles(columns, k, outdone):
+    """18.9 us, and 21.4 by the kernel that streams, of 16384 rows; of a longer K what is streamed takes longer."""
+    product = problem(columns, 16_384, k, 1, "bfloat16", "0", "0", "gelu")
+    assert ("functions of" in (Skinny().outdone(product, H200) or "")) == outdone
+
+
 @pytest.mark.parametrize(
     ("target", "columns", "k", "few"),
     [
