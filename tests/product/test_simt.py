@@ -9,10 +9,12 @@ import pytest
 from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase, run
 from checking.product.cases import EXACT as CASES
+from checking.product.cases import gated, residual
 from checking.product.results import check_configurations
 from checking.targets import A100, H100
 from jaxdnn import device
 from jaxdnn.engines.product.simt.engine import Simt
+from jaxdnn.engines.product.simt.heuristic import shapes
 from jaxdnn.engines.product.simt.knobs import SimtKnobs, knobs_reason
 
 ENGINE = Simt()
@@ -48,6 +50,50 @@ def test_a_plan_is_what_it_is():
     assert (second.kernel, second.grid, second.block) == ("product_split", (1, 300, 1), (256, 1, 1))
     assert plan.scratch == (4 * 300 * 200 * 4,)
     assert len(plan.unit.splitlines()) < 120
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "knobs", "grid"),
+    [
+        (100, 100, SimtKnobs(32, 32, 16, 16, 64), (4, 4, 1)),
+        (100, 100, SimtKnobs(32, 32, 16, 16, 64, split_k=2), (4, 4, 2)),
+        (100, 100, SimtKnobs(32, 64, 16, 32, 32), (4 * 2, 1, 1)),
+        (8, 65_535 * 32, SimtKnobs(32, 32, 16, 16, 64), (1, 65_535, 1)),
+        (8, 65_536 * 32, SimtKnobs(32, 32, 16, 16, 64), (65_536, 1, 1)),
+        (65_536 * 32, 8, SimtKnobs(32, 32, 16, 16, 64), (65_536, 1, 1)),
+    ],
+)
+def test_few_accumulators_a_lane_have_a_grid_of_tiles(m, n, knobs, grid):
+    plan = ENGINE.build(knobs, ProductCase(m, n, 256, "bfloat16").product(), H100)
+    assert plan.launches[0].grid == grid
+
+
+@pytest.mark.parametrize(("batch", "grid"), [(65_535, (1, 1, 65_535)), (65_536, (65_536, 1, 1))])
+def test_matrices_are_a_dimension_of_the_grid(batch, grid):
+    plan = ENGINE.build(SimtKnobs(32, 32, 16, 16, 64), ProductCase(8, 8, 8, "bfloat16", batch=batch).product(), H100)
+    assert plan.launches[0].grid == grid
+
+
+# Of which a lane has eight accumulators, with operands whose rows are aligned and are not.
+FEW = [
+    pytest.param(shape.knobs, size, id=f"{shape.knobs.depth} x {shape.knobs.stages}, {size}")
+    for size in ((192, 384, 40), (193, 385, 41))
+    for shape in shapes(ProductCase(*size, "bfloat16").product())
+    if shape.knobs.thread_m * shape.knobs.thread_n == 8 * 32
+]
+
+
+@pytest.mark.parametrize(("knobs", "size"), FEW)
+@pytest.mark.parametrize("epilogue", ["plain", "residual", "gated"])
+def test_few_accumulators_a_lane_spill_nothing(knobs, size, epilogue):
+    m, n, k = size
+    own = {
+        "plain": {},
+        "residual": {"epilogue": residual, "operands": (("bfloat16", (1, 1, n)), ("bfloat16", (1, m, n)))},
+        "gated": {"epilogue": gated, "accumulators": 2},
+    }
+    plan = ENGINE.build(knobs, ProductCase(m, n, k, "bfloat16", **own[epilogue]).product(), H100)
+    compile_checked(plan, knobs)
 
 
 def test_reductions_take_one_launch_an_axis():

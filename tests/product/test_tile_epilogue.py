@@ -13,7 +13,7 @@ import pytest
 from checking.cases.operands import OPERANDS
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase, result_types
-from checking.product.cases import gated, gelu, narrow, several
+from checking.product.cases import gated, gelu, looked_up, narrow, several
 from checking.product.tolerance import accumulators, check
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.problem import Product
@@ -118,12 +118,6 @@ def plan_of(product: Product, knobs: Sm90Knobs) -> Plan:
 
 def long(acc, bias):
     return jnp.sin(acc) + jnp.arctan2(acc, bias)
-
-
-def looked_up(acc, of_rows, of_columns, rows, columns):
-    """In a table that each row has of its own, and in one of each column."""
-    own = jnp.take(of_rows[0], columns[0, 0], axis=1, mode="clip")
-    return acc + own + jnp.take(of_columns[0], rows[0, :, 0], axis=0, mode="clip")
 
 
 def several_stored(acc, bias):

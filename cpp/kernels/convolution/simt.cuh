@@ -103,6 +103,7 @@ __device__ __forceinline__ void convolution_simt(const ConvolutionSimt<Config>& 
   };
 
   typename Call::Multiply multiply;
+  if constexpr (Call::kHalf) multiply.template place<typename Call::TileA, typename Call::TileB>();
   const auto finish = [&](int stage) {
     a.finish(shared + stage * Call::kStage);
     b.finish(shared + stage * Call::kStage + Call::TileA::kSize);
@@ -131,9 +132,14 @@ __device__ __forceinline__ void convolution_simt(const ConvolutionSimt<Config>& 
   }
 
   // Each split's accumulators are a matrix of their own (product/split.cuh).
-  simt_epilogue<Config, Config::kTileN, Call::kThreads>(multiply, shared_memory, call.operands, call.results,
-                                                        {row0, group * call.n + column0, batch * call.splits + split},
-                                                        call.m, (group + 1) * call.n);
+  SimtEpilogue<Config, Config::kTileN, Call::kThreads, typename Call::Multiply> epilogue{
+      {call.operands,
+       call.results,
+       {row0, group * call.n + column0, batch * call.splits + split},
+       call.m,
+       (group + 1) * call.n}};
+  epilogue.start(multiply);
+  epilogue.finish(multiply, shared_memory);
 }
 
 }  // namespace jaxdnn

@@ -1,7 +1,9 @@
 // D[b] = epilogue(A[b] * B[b]) exactly in float32, float64 or int32, for operands of any layout, dtype and alignment;
 // or in float32 of 16-bit floats, on the tensor cores that compute capability 8.0 brought.
 //
-//   grid             one block a tile of kTileM x kTileN, in the order of core/scheduler.cuh; x splits of K
+//   grid             one block a tile of kTileM x kTileN; x splits of K. With kDimensions = 1 in the order of
+//                    core/scheduler.cuh; with 2, rows x columns of tiles of one matrix, and with 3, x matrices: small
+//                    tiles would wait for its divisions before their first copy
 //   block            threads of kThreadM x kThreadN accumulators each (on tensor cores: warps of as many). Two
 //                    accumulators (A * B, A * B') share a tile: the left half of its columns is of the first
 //   loop over K      kDepth at a time, through a ring of kStages tiles in shared memory:
@@ -10,9 +12,9 @@
 //                    copies are started a few at a time, between the multiplies. Factors are loaded one step ahead, so
 //                    the one __syncthreads of a stage comes before its last step: after it the next stage's copies are
 //                    there, and this stage is free
-//   epilogue         the accumulators go through shared memory in subtiles of some rows, so that each thread handles a
-//                    few elements at a time, neighbours in neighbouring columns, and the epilogue's code is there a few
-//                    times at most
+//   epilogue         of few accumulators a lane of tensor cores, straight from registers, of all of them at once; its
+//                    operands are loaded after the first copies. Others go through shared memory in subtiles of some
+//                    rows (product/simt/epilogue.cuh)
 //   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles in their place
 //
 // Bytes: A once for each kTileN columns of the result and B once for each kTileM rows, mostly from L2; of a split, 4
@@ -51,6 +53,7 @@ struct ProductSimt {
   static constexpr int kThreads =
       (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
   static constexpr int kWidth = Config::kTileN / kAccumulators;  // columns of a result's tile
+  using Epilogue = SimtEpilogue<Config, kWidth, kThreads, Multiply>;
   using TileA = SimtTile<typename Config::A, Element, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
                          Config::kMMajorA, Config::kVectorA, Offset>;
   using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads,
@@ -67,6 +70,21 @@ struct ProductSimt {
   static_assert(kSteps % 2 == 0, "the first step of each stage uses the first set of registers");
 };
 
+/// This block's tile; each split of K is a matrix.
+template <class Config>
+__device__ __forceinline__ TilePosition simt_tile(const ProductSimt<Config>& call) {
+  if constexpr (Config::kDimensions > 1) {
+    return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
+            Config::kDimensions > 2 ? static_cast<int>(blockIdx.z) : 0};
+  } else {
+    using Call = ProductSimt<Config>;
+    const TileOrder order{static_cast<unsigned>((call.m + Config::kTileM - 1) / Config::kTileM),
+                          static_cast<unsigned>((call.n + Call::kWidth - 1) / Call::kWidth),
+                          static_cast<unsigned>(call.swizzle)};
+    return order[blockIdx.x];
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   using Call = ProductSimt<Config>;
@@ -75,12 +93,10 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   using Element = typename Call::Element;
   Element* const shared = reinterpret_cast<Element*>(shared_memory);
 
-  const TileOrder order{static_cast<unsigned>((call.m + Config::kTileM - 1) / Config::kTileM),
-                        static_cast<unsigned>((call.n + Call::kWidth - 1) / Call::kWidth),
-                        static_cast<unsigned>(call.swizzle)};
-  const TilePosition tile = order[blockIdx.x];
+  const TilePosition tile = simt_tile(call);
   const int row0 = tile.row * Config::kTileM, column0 = tile.column * Call::kWidth;
-  const int batch = tile.batch / call.splits;
+  // Nothing can be copied before the division is done: the first matrix needs none.
+  const int batch = Config::kDimensions > 1 && tile.batch < call.splits ? 0 : tile.batch / call.splits;
   const int k0 = (tile.batch - batch * call.splits) * call.split_depth;
   const int depth = call.splits == 1 || call.k - k0 < call.split_depth ? call.k - k0 : call.split_depth;
   const int stages = (depth + Config::kDepth - 1) / Config::kDepth;
@@ -119,15 +135,32 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
     const Element* const from = shared + slot * Call::kStage;
     multiply.template fetch<typename Call::TileA, typename Call::TileB>(from, from + Call::TileA::kSize, step, buffer);
   };
-#pragma unroll
-  for (int stage = -Call::kAhead; stage < 0; ++stage) {
-    const auto begin = [&](auto& tile, int offset) {
-      if (tile.kAsync || stage == -1) start_one(tile, offset, stage, 0, stage + Call::kAhead, 0, 1);
+  constexpr bool kDirect = Call::Epilogue::kDirect;
+  // What waits in registers is loaded last; or first, where the first stage may be the only one to come.
+  constexpr int kWaiting = kDirect ? -Call::kAhead : -1;
+  const auto begin = [&](int stage) {
+    const auto begin_one = [&](auto& tile, int offset) {
+      if (tile.kAsync || stage == kWaiting) {
+        start_one(tile, offset, tile.kAsync ? stage : -1, 0, stage + Call::kAhead, 0, 1);
+      }
     };
-    begin(a, 0);
-    begin(b0, Call::TileA::kSize);
-    if constexpr (Call::kAccumulators == 2) begin(b1, kSecondB);
+    begin_one(a, 0);
+    begin_one(b0, Call::TileA::kSize);
+    if constexpr (Call::kAccumulators == 2) begin_one(b1, kSecondB);
     if constexpr (Call::kAsync) ptx::cp_async_commit_group();
+  };
+  typename Call::Epilogue epilogue{{call.operands, call.results, {row0, column0, tile.batch}, call.m, call.n}};
+  if constexpr (kDirect) {
+    // Without a branch the compiler would compute where operands lie before it starts the first copies.
+    if (!Call::kAsync || stages > 0) begin(-Call::kAhead);
+    epilogue.start(multiply);
+  }
+  if constexpr (Call::kHalf) multiply.template place<typename Call::TileA, typename Call::TileB>();
+  if (!kDirect || stages > 1) {
+#pragma unroll
+    for (int stage = kDirect - Call::kAhead; stage < 0; ++stage) begin(stage);
+  } else if constexpr (Call::kAsync) {
+    ptx::cp_async_wait_group<0>();  // `wait` leaves the last kAhead - 1 groups in flight, and this one is the last
   }
   wait(0);
   fetch(0, 0, 0);
@@ -153,8 +186,7 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
 
   // What was copied past the end, zeros, may still be on its way to where the subtiles will be.
   if constexpr (Call::kAsync) ptx::cp_async_wait_group<0>();
-  simt_epilogue<Config, Call::kWidth, Call::kThreads>(multiply, shared_memory, call.operands, call.results,
-                                                      {row0, column0, tile.batch}, call.m, call.n);
+  epilogue.finish(multiply, shared_memory);
 }
 
 }  // namespace jaxdnn

@@ -46,6 +46,12 @@ def narrow(acc):
     )
 
 
+def looked_up(acc, of_rows, of_columns, rows, columns):
+    """In a table that each row has of its own, and in one of each column."""
+    own = jnp.take(of_rows[0], columns[0, 0], axis=1, mode="clip")
+    return acc + own + jnp.take(of_columns[0], rows[0, :, 0], axis=0, mode="clip")
+
+
 def residual(acc, bias, added):
     return jax.nn.silu(acc + bias) + added
 

@@ -1,7 +1,12 @@
-// The epilogue of a tile whose accumulators lie in registers as product/simt/multiply.cuh has them.
+// The epilogue of a tile whose accumulators lie in registers as product/simt/multiply.cuh and tensor.cuh have them.
 //
-// They go through shared memory in subtiles of some rows, so that each thread handles a few elements at a time,
-// neighbours in neighbouring columns, and the epilogue's code is there a few times at most.
+//   few       of 16-bit floats, at most kFewElements a lane: the epilogue is applied to all of them at once, where they
+//             are. No thread waits for others, nor one element's loads and functions for another's
+//   others    go through shared memory in subtiles of some rows, so that each thread handles a few elements at a time,
+//             neighbours in neighbouring columns, and the epilogue's code is there a few times at most
+//
+// A kernel calls start(multiply) where its first loads are on their way, and finish(multiply, shared_memory) when all
+// is multiplied and shared memory is free.
 #pragma once
 
 #include "core/epilogue_element.cuh"
@@ -14,43 +19,119 @@ template <class Config, class Multiply>
 constexpr int simt_subtile_bytes =
     Multiply::kSubtileRows * simt_subtile_pitch<Config> * static_cast<int>(sizeof(typename Config::Accumulator));
 
-/// `first` is the tile's first element. Two accumulators share the tile, of which each has kWidth columns.
+/// What an epilogue is applied to: `first` is the tile's first element, of so many rows and columns.
+template <class Config>
+struct SimtResult {
+  const OperandAddress (&operands)[Config::Operands::kArray];
+  const ResultAddress (&results)[Config::Results::kCount];
+  Coordinate first;
+  int rows, columns;
+};
+
+/// Two accumulators share the tile, of which each has kWidth columns.
 template <class Config, int kWidth, int kThreads, class Multiply>
-__device__ __forceinline__ void simt_epilogue(const Multiply& multiply, unsigned char* shared_memory,
-                                              const OperandAddress (&operands)[Config::Operands::kArray],
-                                              const ResultAddress (&results)[Config::Results::kCount],
-                                              const Coordinate& first, int rows, int columns) {
-  using Accumulator = typename Config::Accumulator;
-  constexpr int kPitch = simt_subtile_pitch<Config>;
-  constexpr int kElements = Multiply::kSubtileRows * kWidth, kPasses = (kElements + kThreads - 1) / kThreads;
-  // Those of one thread wait for each other's loads and functions; beside accumulators of other types there are no
-  // registers for several.
-  constexpr int kAtOnce = !Config::kHalf ? 1 : kPasses % 4 == 0 ? 4 : kPasses % 2 == 0 ? 2 : 1;
-  Accumulator* const staged = reinterpret_cast<Accumulator*>(shared_memory);
+struct StagedEpilogue : SimtResult<Config> {
+  static constexpr bool kDirect = false;
+
+  __device__ __forceinline__ void start(const Multiply&) {}
+
+  __device__ __forceinline__ void finish(const Multiply& multiply, unsigned char* shared_memory) {
+    using Accumulator = typename Config::Accumulator;
+    constexpr int kPitch = simt_subtile_pitch<Config>;
+    constexpr int kElements = Multiply::kSubtileRows * kWidth, kPasses = (kElements + kThreads - 1) / kThreads;
+    // Those of one thread wait for each other's loads and functions; beside accumulators of other types there are no
+    // registers for several.
+    constexpr int kAtOnce = !Config::kHalf ? 1 : kPasses % 4 == 0 ? 4 : kPasses % 2 == 0 ? 2 : 1;
+    Accumulator* const staged = reinterpret_cast<Accumulator*>(shared_memory);
+    const Coordinate& first = this->first;
 #pragma unroll 1
-  for (int subtile = 0; subtile < Multiply::kSubtiles; ++subtile) {
-    __syncthreads();
-    multiply.template put<kPitch>(subtile, staged);
-    __syncthreads();
+    for (int subtile = 0; subtile < Multiply::kSubtiles; ++subtile) {
+      __syncthreads();
+      multiply.template put<kPitch>(subtile, staged);
+      __syncthreads();
 #pragma unroll 1
-    for (int own = threadIdx.x; own < kElements; own += kAtOnce * kThreads) {
-      Coordinate coordinates[kAtOnce];
-      bool inside[kAtOnce];
-      Accumulator accumulators[kAtOnce][Config::kAccumulators];
+      for (int own = threadIdx.x; own < kElements; own += kAtOnce * kThreads) {
+        Coordinate coordinates[kAtOnce];
+        bool inside[kAtOnce];
+        Accumulator accumulators[kAtOnce][Config::kAccumulators];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int i = own + j * kThreads;
-        coordinates[j] = {first.row + Multiply::row(subtile, i / kWidth), first.column + i % kWidth, first.batch};
-        inside[j] = (j == 0 || i < kElements) && coordinates[j].row < rows && coordinates[j].column < columns;
-        if (!inside[j]) continue;
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int i = own + j * kThreads;
+          coordinates[j] = {first.row + Multiply::row(subtile, i / kWidth), first.column + i % kWidth, first.batch};
+          inside[j] =
+              (j == 0 || i < kElements) && coordinates[j].row < this->rows && coordinates[j].column < this->columns;
+          if (!inside[j]) continue;
 #pragma unroll
-        for (int s = 0; s < Config::kAccumulators; ++s) {
-          accumulators[j][s] = staged[i / kWidth * kPitch + s * kWidth + i % kWidth];
+          for (int s = 0; s < Config::kAccumulators; ++s) {
+            accumulators[j][s] = staged[i / kWidth * kPitch + s * kWidth + i % kWidth];
+          }
         }
+        apply_epilogue<Config>(this->operands, this->results, coordinates, inside, accumulators);
       }
-      apply_epilogue<Config>(operands, results, coordinates, inside, accumulators);
     }
   }
-}
+};
+
+constexpr int kFewElements = 8;
+constexpr int kFewOperands = 4;  // more of them would take registers from what multiplies
+
+template <class Config, class Multiply>
+struct DirectEpilogue : SimtResult<Config> {
+  static constexpr bool kDirect = true;
+  static constexpr int kElements = Multiply::kElements;
+  static constexpr bool kEarly = Config::Operands::kCount <= kFewOperands;
+
+  Register operand[kElements][Config::Operands::kArray];
+
+  /// Operands of few arrays arrive while others wait for what is multiplied.
+  __device__ __forceinline__ void start(const Multiply& multiply) {
+    if constexpr (kEarly) load(multiply);
+  }
+
+  __device__ __forceinline__ void finish(const Multiply& multiply, unsigned char*) {
+    if constexpr (!kEarly) load(multiply);
+    Register result[kElements][Config::Results::kCount];
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      typename Config::Accumulator accumulators[Config::kAccumulators];
+#pragma unroll
+      for (int s = 0; s < Config::kAccumulators; ++s) accumulators[s] = multiply.element(i, s);
+      const ElementContext<typename Config::Operands> context{nearest(multiply, i), this->operands};
+      Config::Epilogue::apply(accumulators, operand[i], context, result[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const Coordinate at = coordinate(multiply, i);
+      if (at.row < this->rows && at.column < this->columns) {
+        store_elements<0, typename Config::Results, typename Config::Registers>(this->results, at, result[i]);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Coordinate coordinate(const Multiply& multiply, int i) const {
+    const Coordinate& first = this->first;
+    return {first.row + multiply.element_row(i), first.column + multiply.element_column(i), first.batch};
+  }
+
+  /// Elements outside are taken for the last ones inside, and not stored: so nothing but stores depends on where they
+  /// are.
+  __device__ __forceinline__ Coordinate nearest(const Multiply& multiply, int i) const {
+    Coordinate at = coordinate(multiply, i);
+    at.row = at.row < this->rows ? at.row : this->rows - 1;
+    at.column = at.column < this->columns ? at.column : this->columns - 1;
+    return at;
+  }
+
+  __device__ __forceinline__ void load(const Multiply& multiply) {
+    const Begins<typename Config::Operands> begins(this->operands, this->first.batch);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) load_elements<0>(this->operands, begins, nearest(multiply, i), operand[i]);
+  }
+};
+
+template <class Config, int kWidth, int kThreads, class Multiply>
+using SimtEpilogue = Select<Config::kHalf && Config::kThreadM * Config::kThreadN <= 32 * kFewElements,
+                            DirectEpilogue<Config, Multiply>, StagedEpilogue<Config, kWidth, kThreads, Multiply>>;
 
 }  // namespace jaxdnn

@@ -8,9 +8,11 @@ from jaxdnn.engines.base import check_least, check_powers_of_two
 from jaxdnn.engines.product.atom import FMA, TENSOR, Atom, Loads, atom_of, shared_memory, tiles_reason, transposes
 from jaxdnn.engines.product.element_epilogue import MAX_GRID
 from jaxdnn.engines.product.problem import Matrix, Product
+from jaxdnn.engines.product.split_k import MAX_GRID_YZ
 
 COPY_BYTES = 16  # that one instruction may copy
 REALIGNED = 2  # 16-bit elements that rows are aligned to at most, which wait in registers as the chunks they lie in
+FEW_ELEMENTS = 8  # accumulators of a lane; `kFewElements` in product/simt/epilogue.cuh
 TRANSPOSED = 4  # elements that one thread transposes together: stages of 8 rows are then free of bank conflicts
 
 
@@ -95,9 +97,25 @@ def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | No
 
 def blocks(product: Product, knobs: SimtKnobs) -> int:
     """Thread blocks of the grid."""
+    return math.prod(_tiles(product, knobs))
+
+
+def grid_of(product: Product, knobs: SimtKnobs) -> tuple[int, tuple[int, int, int]]:
+    """The dimensions of the grid, and the grid: that of few accumulators a lane is as tiles lie, if there is room;
+    others are in the order of core/scheduler.cuh.
+    """
+    rows, columns, matrices = _tiles(product, knobs)
+    few = product_atom(product) is TENSOR and knobs.thread_m * knobs.thread_n <= 32 * FEW_ELEMENTS
+    if not few or max(columns, matrices) > MAX_GRID_YZ:
+        return 1, (rows * columns * matrices, 1, 1)
+    return 2 if matrices == 1 else 3, (rows, columns, matrices)
+
+
+def _tiles(product: Product, knobs: SimtKnobs) -> tuple[int, int, int]:
+    """Tiles along rows and columns, and matrices: each split of K is one."""
     rows = math.ceil(product.m / knobs.tile_m)
     columns = math.ceil(product.n * len(product.b) / knobs.tile_n)
-    return rows * columns * product.batch * knobs.split_k
+    return rows, columns, product.batch * knobs.split_k
 
 
 def shared_bytes(product: Product, knobs: SimtKnobs) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from jaxdnn.engines.product.atom import TENSOR, threads
 from jaxdnn.engines.product.element_epilogue import ElementEpilogue, ctype
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.simt.knobs import SimtKnobs, blocks, product_atom, runs_of, shared_bytes, vector
+from jaxdnn.engines.product.simt.knobs import SimtKnobs, grid_of, product_atom, runs_of, shared_bytes, vector
 from jaxdnn.engines.unit import Parameter, Stage, arguments, entry_text, numbers, shared_memory_text, struct_text
 from jaxdnn.plan import Launch
 from jaxdnn.pointwise.cuda import register_type
@@ -21,6 +21,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         (knobs.depth if runs else tile) * matrix.row_stride * matrix.itemsize >= 2**32
         for matrix, runs, tile in zip(matrices, along, (knobs.tile_m, knobs.tile_n), strict=True)
     )
+    dimensions, grid = grid_of(product, knobs)
     types = {
         **epilogue.types(),
         "A": ctype(product.a.dtype),
@@ -32,6 +33,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         "NMajorB": along[1],
         "Far": far,
         "Half": atom is TENSOR,
+        "Dimensions": dimensions,
         "Accumulators": accumulators,
         "TileM": knobs.tile_m,
         "TileN": knobs.tile_n,
@@ -48,7 +50,9 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
     for i, b in enumerate(product.b):
         found += _matrix(f"b{i}", "b", b, f"[{i}]")
     found += epilogue.parameters()
-    found += numbers(m=product.m, n=product.n, k=product.k, swizzle=knobs.swizzle)
+    found += numbers(m=product.m, n=product.n, k=product.k)
+    if dimensions == 1:
+        found += numbers(swizzle=knobs.swizzle)
     if knobs.split_k > 1:
         depth = math.ceil(product.k / (knobs.split_k * knobs.depth)) * knobs.depth
         found += numbers(splits=knobs.split_k, split_depth=depth)
@@ -59,7 +63,7 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
     launch = Launch(
         "product_simt",
         arguments(found),
-        (blocks(product, knobs), 1, 1),
+        grid,
         (block, 1, 1),
         shared_memory=needed,
     )
