@@ -34,10 +34,25 @@ struct TileOrder {
             static_cast<int>(batch)};
   }
 
-  /// The same without divisions, where there are one column and one matrix: tiles whose sums are kept wait for them.
+  /// The same, but those of one matrix, one band or one column without its division: what is copied first waits for
+  /// them, and tiles whose sums are kept.
   __device__ __forceinline__ TilePosition quickly(unsigned index) const {
-    if (columns == 1 && index < rows) return {static_cast<int>(index), 0, 0};
-    return (*this)[index];
+    const unsigned matrix = rows * columns;
+    unsigned batch = 0, band = 0;
+    if (index >= matrix) {
+      batch = index / matrix;
+      index -= batch * matrix;
+    }
+    if (columns == 1) return {static_cast<int>(index), 0, static_cast<int>(batch)};
+    if (index >= swizzle * columns) {
+      band = index / (swizzle * columns);
+      index -= band * swizzle * columns;
+    }
+    const unsigned left = rows - band * swizzle;
+    const unsigned height = left < swizzle ? left : swizzle;
+    const unsigned column = index / height;
+    return {static_cast<int>(band * swizzle + index - column * height), static_cast<int>(column),
+            static_cast<int>(batch)};
   }
 };
 

@@ -131,7 +131,7 @@ struct ProductSm90 {
   /// By who starts the copies of a stage of the tile that begins at this row, before that: writes what they leave out.
   __device__ __forceinline__ void store_rest(unsigned, int, int) const {}
 
-  /// Before the first copy.
+  /// By one thread, before the first copy: those maps take as long to arrive as what they say where to find.
   __device__ __forceinline__ void prefetch_maps() const {
     ptx::prefetch_tensormap(a);
 #pragma unroll
@@ -213,11 +213,10 @@ struct ProductBlock {
 
   /// Starts the copies of all stages of all tiles; by one thread, or a warp.
   __device__ __forceinline__ void load() const {
-    call.prefetch_maps();
     StageWriter<typename Call::Pipeline, Call::kProducerThreads> stages{pipeline};
     for (auto walk = tiles<false>(); walk.on_a_tile(); walk.advance()) {
       if (stages.first()) queue.ask();
-      const TilePosition tile = order[walk.index];
+      const TilePosition tile = order.quickly(walk.index);
       const int depth_blocks = this->depth_blocks(tile);
       typename Call::Loads loads(call, pipeline.cluster, row(tile), column(tile), tile.batch / call.splits,
                                  first_stage(tile));
@@ -402,8 +401,9 @@ __device__ __forceinline__ void product_sm90(const Call& call) {
   const bool first_block = block.pipeline.cluster.row + block.pipeline.cluster.column == 0;
   const bool takes = threadIdx.x == producer + 32 && block.queue.taken() && first_block;
   const unsigned taken = takes ? block.queue.take() : 0;
+  if (threadIdx.x == producer) call.prefetch_maps();
   if (threadIdx.x == 0) {
-    block.queue.init();
+    if (block.queue.taken()) block.queue.init();
     TileEpilogue<Config>::init(block.pipeline.stages + Call::kEpilogueBarriersAt, Call::kWarps);
     call.init(block.pipeline.stages);
     block.pipeline.init(4 * (Config::kPingpong ? 1 : Config::kConsumers));

@@ -263,8 +263,8 @@ class Unit:
         blocks = self.blocks(product)
         takes = self.kept == 1 and tiles > blocks // cluster and not self.reductions.own_lines
         takes = takes and self.takes_tiles(product)
-        counter = Counter(TILE_COUNTERS) if takes else Scalar("int32", -1)
-        found.append(Parameter("int", "counter", "counter", counter))
+        if takes:
+            found.append(Parameter("int", "counter", "counter", Counter(TILE_COUNTERS)))
         grid, block = (blocks, 1, 1), (knobs.threads, 1, 1)
         shape = {"grid": grid, "block": block, "cluster": (cluster, 1, 1), "shared_memory": shared}
         self.launch(self.kernel, "", call, found, f"{knobs.threads}, 1", **shape)
