@@ -15,6 +15,7 @@ from checking.product.cases import gated, gelu
 from checking.targets import H100, H200
 from jaxdnn import device
 from jaxdnn.engines.product.operands import packed
+from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
@@ -27,6 +28,7 @@ MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
 ON_H100 = CONFIGURATIONS / "nvidia-h100-product.csv"  # of pairs of columns, and of what was drawn
 UNTUNED = CONFIGURATIONS / "nvidia-h200-untuned.csv"  # drawn, small and odd ones too, in rounds of one program
 FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
+SMALL = CONFIGURATIONS / "nvidia-h200-simt.csv"  # of the kernel for any GPU, drawn
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
 
@@ -120,6 +122,35 @@ def test_few_rows_are_streamed_fast():
     assert statistics.fmean(ratios.values()) <= 1.05, ratios
     assert max(ratios.values()) <= 1.25, max(ratios, key=ratios.__getitem__)
     assert statistics.geometric_mean(plain) <= 0.8
+
+
+def test_small_products_are_fast_on_tensor_cores_of_any_gpu():
+    """Within 3% of the fastest in the mean, 15% at worst but for two with many tiles, which others serve."""
+    knobs = ("tile_m", "tile_n", "thread_m", "thread_n", "depth", "stages", "split_k")
+    with SMALL.open() as file:
+        rows = list(csv.DictReader(file))
+    ratios = {}
+    for product, group in itertools.groupby(
+        rows, key=lambda row: tuple(row[n] for n in ("m", "n", "k", "dtype", "epilogue"))
+    ):
+        found = {tuple(row[name] for name in knobs): float(row["microseconds"]) for row in group}
+        m, n, k, dtype, epilogue = product
+        first = next(iter(Simt().configurations(problem(m, n, k, 1, dtype, "0", "0", epilogue), H200)))
+        chosen = tuple(str(getattr(first, name)) for name in knobs)
+        assert chosen in found, f"{product}: nobody measured {chosen}"
+        ratios[product] = found[chosen] / min(found.values())
+    assert statistics.fmean(ratios.values()) <= 1.03, ratios
+    *others, second, most = sorted(ratios.values())
+    assert (max(others) <= 1.15, second <= 1.2, most <= 1.4) == (True, True, True), ratios
+
+
+@pytest.mark.parametrize(
+    ("sizes", "epilogue", "tile"), [((4096, 6400, 3072), "", (192, 128)), ((5792, 896, 2048), "fast", (128, 160))]
+)
+def test_wide_tiles_of_promoted_bytes_are_slower(sizes, epilogue, tile):
+    """And so are three warp groups of what is not promoted."""
+    _, *found = choice(problem(*sizes, 1, "float8_e4m3fn", "0", "1", epilogue))
+    assert tuple(map(int, found[:2])) == tile
 
 
 @pytest.mark.parametrize(("sizes", "tile_n"), [((1856, 24576, 1600), 192), ((448, 8192, 2048), 256)])

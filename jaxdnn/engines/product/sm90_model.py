@@ -46,10 +46,10 @@ MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blo
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 # Time of 16-bit multiplies by 128 columns of three warp groups: of plain matrices in several rounds, of images in many
-# [45, 54].
+# [45, 54]; and of 8-bit ones without promotion [58].
 NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
-WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56]
+WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 # Times as long, by two warp groups that share a tile over a short K, or store it transposed, in several rounds [48].
 STORED_TOGETHER = 2.0
@@ -159,11 +159,12 @@ def seconds(
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
     multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
     turns = ceil(rounds(product, knobs, sm_count))
-    narrow_of_three = knobs.consumers == 3 and width <= 2 * CHUNK and size > 1
-    if narrow_of_three and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS):
+    narrow = size > 1 and width <= 2 * CHUNK and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS)
+    narrow |= matrices and size == 1 and width == 2 * CHUNK and not knobs.promotion
+    if knobs.consumers == 3 and narrow:
         multiplying *= NARROW_OF_THREE
     shared_wide = knobs.schedule == "cooperative" and width > 2 * CHUNK and not knobs.swapped
-    if matrices and knobs.promotion and shared_wide and product.k <= LONG_K:
+    if matrices and knobs.promotion and shared_wide:
         multiplying *= WIDE_PROMOTED
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
@@ -201,8 +202,8 @@ def seconds(
     if knobs.schedule == "pingpong" and turns == 1:  # who has a tile works alone
         tile = max(multiplying * TOGETHER[1] + storing, loading)
     elif knobs.schedule == "pingpong":
-        narrow = matrices and width == CHUNK < product.n
-        tile = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * narrow)
+        one_chunk = matrices and width == CHUNK < product.n
+        tile = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * one_chunk)
         waiting = knobs.cluster_m > 1 or knobs.cluster_n > 2
         if waiting and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
             tile += CLUSTER_TURN[transcendental]

@@ -24,11 +24,13 @@ from jaxdnn.engines.product.simt.knobs import (
 RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a second
 TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
-FEW_WARPS = 0.65  # with fewer, speed falls as this power [2]
-# Seconds that a stage of 16-bit elements takes at least, of rows that are aligned to so many, and of others; and of an
-# element in the epilogue, with functions and without [6].
-STAGE, UNALIGNED_STAGE = {8: 0.25e-6, 4: 0.45e-6}, 1.25e-6
-EPILOGUE = {False: 1e-9, True: 0.5e-9}
+FEW_WARPS, FEW_TENSOR_WARPS = 0.65, 1.1  # with fewer, speed falls as this power [2]; of tensor cores [8]
+# Seconds, of 16-bit elements on tensor cores [8]: before the first copies arrive, and after the last multiply; of a
+# stage, whose rows are aligned and are not, and besides for each 256 of its elements, which the blocks of a
+# multiprocessor share as this power of their number; and of an element in the epilogue, with functions and without.
+START = 2e-6
+STAGE, UNALIGNED_STAGE, LOADED, SHARED = 0.085e-6, 0.19e-6, 0.02e-6, 0.7
+EPILOGUE = {False: 0.65e-9, True: 0.33e-9}
 MANY = 2**30  # multiplications from which on cuBLAS makes up for an epilogue of its own [5]
 SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
@@ -72,15 +74,19 @@ _TENSOR = (
     Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64, depth=32, resident=3), 0.72),
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=4, resident=4), 0.58),
     Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=4, resident=6), 0.42),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=6, resident=4), 0.42),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=128, stages=4, resident=3), 0.42),
 )
-# 16-bit elements of unaligned rows wait in registers too. More warps load more of them at once, which is what products
-# that are small enough for this kernel wait for [6].
+# 16-bit elements of unaligned rows wait in registers too. More warps load more of them at once, so do deeper stages,
+# which is what products that are small enough for this kernel wait for [6, 8].
 _UNALIGNED_TENSOR = (
     Shape(SimtKnobs(tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=1), 0.4),
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=16, depth=64, stages=2, resident=1), 0.4),
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=32, stages=2, resident=3), 0.33),
     Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=16, depth=64, stages=2), 0.3),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=2, resident=4), 0.2),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=128, stages=2, resident=3), 0.2),
+    Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=256, stages=2), 0.2),
 )
 
 
@@ -136,14 +142,21 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     atom = product_atom(product)
     each = math.ceil(blocks(product, knobs) / sm_count)  # blocks of a multiprocessor, one after the other or together
     warps = min(each, knobs.resident) * threads(atom, knobs) / 32
-    rate = (TENSOR_RATE if atom is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** FEW_WARPS
+    few = FEW_TENSOR_WARPS if atom is TENSOR and together(product) > REALIGNED else FEW_WARPS
+    rate = (TENSOR_RATE if atom is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** few
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
     if atom is TENSOR:
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
-        time = max(time, stages * STAGE.get(together(product), UNALIGNED_STAGE))
-        time += EPILOGUE[product.is_plain] * each * knobs.tile_m * knobs.tile_n / len(product.b)
+        time = max(time, stages * _stage(product, knobs, min(each, knobs.resident)))
+        time += START + EPILOGUE[product.is_plain] * each * knobs.tile_m * knobs.tile_n / len(product.b)
     if knobs.split_k > 1:
         accumulators = product.m * product.n * product.batch * len(product.b) * 4
         time += SPLIT_LAUNCH + 2 * accumulators * knobs.split_k / SPLIT_RATE
     return time
+
+
+def _stage(product: Product, knobs: SimtKnobs, at_once: int) -> float:
+    """Seconds of a stage of 16-bit elements, where a multiprocessor has so many blocks at once."""
+    loading = LOADED * (knobs.tile_m + knobs.tile_n) * knobs.depth / 256 * at_once**SHARED
+    return (UNALIGNED_STAGE if together(product) <= REALIGNED else STAGE) + loading
