@@ -62,3 +62,12 @@ def test_the_ring_of_taken_tiles_is_as_long_as_stages_are_in_flight(tmp_path):
     plan = ENGINE.build(knobs, one.product(), FEW)
     assert any(isinstance(argument, Counter) for argument in plan.launches[0].arguments)
     check_emulated(Emulated([plan], tmp_path), 0, one)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_tiles_are_worked_through_band_by_band(columns, tmp_path):
+    """Of two matrices, whose second band has fewer rows; by those who copy and by those who multiply."""
+    one = ProductCase(190, 64 * columns, 128, "bfloat16", batch=2)
+    knobs = Sm90Knobs(tile_m=64, tile_n=64, stages=2, cluster_m=1, consumers=1, swizzle=2)
+    plan = ENGINE.build(knobs, one.product(), FEW)
+    check_emulated(Emulated([plan], tmp_path), 0, one)
