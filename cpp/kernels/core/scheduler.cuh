@@ -27,11 +27,7 @@ struct TileOrder {
     index -= batch * matrix;
     const unsigned band = index / (swizzle * columns);
     index -= band * swizzle * columns;
-    const unsigned left = rows - band * swizzle;
-    const unsigned height = left < swizzle ? left : swizzle;
-    const unsigned column = index / height;
-    return {static_cast<int>(band * swizzle + index - column * height), static_cast<int>(column),
-            static_cast<int>(batch)};
+    return in_band(index, band, batch);
   }
 
   /// The same, but those of one matrix, one band or one column without its division: what is copied first waits for
@@ -48,6 +44,12 @@ struct TileOrder {
       band = index / (swizzle * columns);
       index -= band * swizzle * columns;
     }
+    return in_band(index, band, batch);
+  }
+
+ private:
+  /// Tile `index` of a band.
+  __device__ __forceinline__ TilePosition in_band(unsigned index, unsigned band, unsigned batch) const {
     const unsigned left = rows - band * swizzle;
     const unsigned height = left < swizzle ? left : swizzle;
     const unsigned column = index / height;

@@ -131,7 +131,7 @@ struct ProductSm90 {
   /// By who starts the copies of a stage of the tile that begins at this row, before that: writes what they leave out.
   __device__ __forceinline__ void store_rest(unsigned, int, int) const {}
 
-  /// By one thread, before the first copy: those maps take as long to arrive as what they say where to find.
+  /// By one thread, at once: the first copy waits for its map, and then for what that says where to find.
   __device__ __forceinline__ void prefetch_maps() const {
     ptx::prefetch_tensormap(a);
 #pragma unroll
