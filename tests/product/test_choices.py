@@ -4,16 +4,14 @@ import csv
 import itertools
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import pytest
 
 import jaxdnn
 from checking.product.calls import ProductCase
-from checking.product.cases import gated, gelu
-from checking.targets import H100, H200
-from jaxdnn import device
+from checking.product.measured import CONFIGURATIONS, problem
+from checking.targets import H200
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
@@ -23,11 +21,9 @@ from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import with_knobs
 
-CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
 ON_H100 = CONFIGURATIONS / "nvidia-h100-product.csv"  # of pairs of columns, and of what was drawn
 UNTUNED = CONFIGURATIONS / "nvidia-h200-untuned.csv"  # drawn, small and odd ones too, in rounds of one program
-FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
 SMALL = CONFIGURATIONS / "nvidia-h200-simt.csv"  # of the kernel for any GPU, drawn
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
@@ -39,20 +35,6 @@ def times(measured, configurations=MEASURED):
         rows = [row for row in csv.DictReader(file) if row["measured"] == measured]
     for product, group in itertools.groupby(rows, key=lambda row: tuple(row[name] for name in PRODUCT)):
         yield product, {(row["engine"], *map(row.get, KNOBS)): float(row["microseconds"]) for row in group}
-
-
-def problem(m, n, k, batch, dtype, a_transposed, b_transposed, epilogue):
-    m, n, k, batch = map(int, (m, n, k, batch))
-    fields = {
-        "": {},
-        "fast": {},
-        "residual": {"epilogue": lambda acc, residual: acc + residual, "operands": ((dtype, (batch, m, n)),)},
-        "gelu": {"epilogue": gelu, "operands": ((dtype, (batch, 1, n)),)},
-        "swiglu": {"epilogue": gated, "accumulators": 2},
-    }
-    layout = {"a_transposed": a_transposed == "1", "b_transposed": b_transposed == "1"}
-    case = ProductCase(m, n, k, dtype, out="bfloat16", batch=batch, precision=None, **layout, **fields[epilogue])
-    return replace(case.product(), fast=epilogue == "fast")
 
 
 def choice(product):
@@ -97,31 +79,6 @@ def test_first_choices_are_fast(configurations, measured, mean, worst):
         ratios[product] = found[chosen] / fastest
     assert statistics.fmean(ratios.values()) <= mean, ratios
     assert max(ratios.values()) <= worst, ratios
-
-
-def test_few_rows_are_streamed_fast():
-    """Within 5% of the fastest of skinny's and sm90's in the mean, 25% at worst, in four fifths of plain JAX's time."""
-    with FEW_ROWS.open() as file:
-        rows = list(csv.DictReader(file))
-    ratios, plain = {}, []
-    for product, group in itertools.groupby(
-        rows, key=lambda row: tuple(row[n] for n in ("m", "n", "k", "dtype", "epilogue"))
-    ):
-        found = {
-            tuple(row[n] for n in ("engine", "tile", "stages", "split_k")): float(row["microseconds"]) for row in group
-        }
-        m, n, k, dtype, epilogue = product
-        call = problem(m, n, k, 1, dtype, "0", str(int("float8" in dtype)), epilogue)
-        knobs = next(iter(Skinny().configurations(call, H100)))
-        chosen = ("skinny", str(knobs.tile), str(knobs.stages), str(knobs.split_k))
-        if Skinny().outdone(call, H100):
-            chosen = ("sm90", "", "", "")
-        assert chosen in found, f"{product}: nobody measured {chosen}"
-        plain.append(found[chosen] / found.pop(("plain_jax", "", "", "")))
-        ratios[product] = found[chosen] / min(found.values())
-    assert statistics.fmean(ratios.values()) <= 1.05, ratios
-    assert max(ratios.values()) <= 1.25, max(ratios, key=ratios.__getitem__)
-    assert statistics.geometric_mean(plain) <= 0.8
 
 
 def test_small_products_are_fast_on_tensor_cores_of_any_gpu():
@@ -301,34 +258,3 @@ def test_a_long_k_of_few_tiles_is_split():
     """14.3 us in two parts, and 17.2 in one."""
     case = ProductCase(192, 1024, 8192, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
     assert next(iter(Sm90().configurations(replace(case.product(), fast=True), H200))).split_k == 2
-
-
-def test_a_row_that_few_blocks_stream_is_split():
-    """6.9 us in eight parts, and 8.5 in four."""
-    product = problem(1, 960, 1536, 1, "bfloat16", "0", "0", "swiglu")
-    assert next(iter(Skinny().configurations(product, H200))).split_k == 8
-
-
-@pytest.mark.parametrize(("columns", "k", "outdone"), [(62, 1152, True), (59, 2304, True), (59, 2432, False)])
-def test_functions_of_many_columns_are_computed_in_tiles(columns, k, outdone):
-    """18.9 us, and 21.4 by the kernel that streams, of 16384 rows; of a longer K what is streamed takes longer."""
-    product = problem(columns, 16_384, k, 1, "bfloat16", "0", "0", "gelu")
-    assert ("functions of" in (Skinny().outdone(product, H200) or "")) == outdone
-
-
-@pytest.mark.parametrize(
-    ("target", "columns", "k", "few"),
-    [
-        (H200, 256, 802_816, True),
-        (H100, 256, 802_816, True),
-        (H100, 320, 200_000, False),
-        (H200, 64, 16_384, True),
-        (H100, 64, 16_384, True),
-        (H200, 256, 8192, False),
-        (H100, 256, 8192, False),
-    ],
-    ids=lambda value: value.name if isinstance(value, device.Target) else value,
-)
-def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
-    product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
-    assert ("too few for a K" in (Skinny().outdone(product, target) or "")) == few

@@ -8,7 +8,6 @@ import itertools
 import re
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from checking.compiler_log import compile_checked
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
+from checking.product.measured import CONFIGURATIONS
 from checking.product.results import check_emulated, check_plan
 from checking.targets import H100, H200
 from jaxdnn import device
@@ -31,7 +31,6 @@ from jaxdnn.plan import TensorMap
 
 ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
-CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 MEASURED, ANYWHERE = CONFIGURATIONS / "nvidia-h200-short_k.csv", CONFIGURATIONS / "nvidia-h200-anywhere.csv"
 KNOBS = Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, store="rows", whole_rows=True)
 IN_TURNS = replace(KNOBS, schedule="pingpong")
@@ -235,6 +234,15 @@ def test_rows_that_begin_anywhere_leave_no_multiprocessors_idle(m, tile_m):
     one = case(m, 64, 23, epilogue=gelu, operands=(("bfloat16", (1, 1, 64)),))
     first = next(iter(ENGINE.configurations(one.product(), H100)))
     assert (first.tile_m, first.tile_n, first.whole_rows) == (tile_m, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tile"), [(11_264, 164, (128, 64)), (11_264, 256, (64, 128)), (60_000, 164, (256, 128))]
+)
+def test_few_tiles_leave_no_half_of_one_empty(m, n, tile):
+    """11264 x 164 x 24 with a gelu took 12.6 us by tiles of 64 x 128, and 9.5 of 128 x 64."""
+    first = next(iter(ENGINE.configurations(case(m, n, 24).product(), H200)))
+    assert (first.tile_m, first.tile_n, first.whole_rows) == (*tile, True)
 
 
 @pytest.mark.parametrize(("m", "tile_m"), [(60, 64), (130, 192), (400, 384)])

@@ -28,14 +28,13 @@ SHORT, SHORT_SPEED = 40e-6, 1.3
 MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they are compared with XLA's kernels
 # Seconds, and then bytes a second, that results take without TMA, by the bytes that their rows are aligned to: straight
 # from registers, or row by row; few take less [18, 20, 23].
-STORE = {1: (15e-6, 0.5e12), 2: (6e-6, 1.4e12), 4: (5e-6, 2.2e12)}
+STORE = {1: (15e-6, 0.5e12), 2: (3e-6, 0.9e12), 4: (2.2e-6, 1.1e12)}
 FEW_STORE_RATE = 0.1e12
 GATED_STORE = 1 / 3  # of these, what results of two sums each take: half as wide as the tile is [57]
-# XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands whose rows are a multiple of so
-# many bytes, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none,
-# [14, 18, 20].
-XLA_ALIGNED = 8
-XLA_RATE = {True: 400e12, False: 200e12}
+# XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands by the bytes that their rows are
+# aligned to, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none,
+# [14, 18, 20, 59].
+XLA_RATE = {1: 120e12, 2: 120e12, 4: 200e12, 8: 400e12}
 # Of float32, flops a second, and seconds that these take besides, for more than so many elements [38].
 XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
@@ -84,7 +83,7 @@ def copies_reason(product: Product, target: Target) -> str | None:
     knobs = next(candidates(product, target))
     ours = model.seconds(product, knobs, target.sm_count) + 2 * copied / MEMORY_RATE
     flops = 2 * product.m * product.n * product.k * product.batch
-    if ours < max(flops / XLA_RATE[False], moved(product) / MEMORY_RATE):
+    if ours < max(flops / XLA_RATE[4], moved(product) / MEMORY_RATE):
         return None
     return f"aligned copies of its operands, {copied / 2**20:.0f} MiB, would take longer than XLA's kernels without"
 
@@ -125,7 +124,7 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     flops = 2 * rows * columns * product.k * product.batch * len(product.b)
     itemsize, operands = product.a.itemsize, (product.a, *product.b)
     whole = all(tma_reason(matrix, "an operand") is None for matrix in operands)
-    rate = XLA_RATE[not any(one.row_stride * itemsize % XLA_ALIGNED for one in operands)] * 2 / itemsize
+    rate = XLA_RATE[gcd(8, *(one.row_stride * itemsize for one in operands))] * 2 / itemsize
     start = 0.0
     if product.a.dtype == "float32":
         rate, start = XLA_FLOAT32_RATE, XLA_FLOAT32_START if product.m * product.n > XLA_FEW else 0.0

@@ -9,8 +9,9 @@ from jaxdnn.device import Target
 from jaxdnn.engines.base import ProblemEngine
 from jaxdnn.engines.product.element_epilogue import element_epilogue
 from jaxdnn.engines.product.element_reason import element_reason
+from jaxdnn.engines.product.few_rows import few_rows_reason
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.skinny.heuristic import candidates, others_reason
+from jaxdnn.engines.product.skinny.heuristic import candidates
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, skinny
 from jaxdnn.engines.product.skinny.unit import multiply
 from jaxdnn.engines.product.small import small_reason
@@ -36,7 +37,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
     def outdone(self, problem: Product, target: Target) -> str | None:
         one = skinny(problem)
         assert not isinstance(one, str), "the product is served"
-        return small_reason(problem) or others_reason(one, target)
+        return small_reason(problem) or few_rows_reason(one, target)
 
     def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:

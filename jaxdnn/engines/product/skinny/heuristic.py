@@ -16,48 +16,14 @@ MOST_SPLITS = 8  # the largest cluster that every device with clusters takes
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
 L2_BANDWIDTH = 6e12  # bytes a second from the L2 cache to the multiprocessors
 SM_BANDWIDTH = 130e9  # of which one multiprocessor takes at most so many
-# Bytes a second from memory to one multiprocessor: over a K that takes microseconds [57], and over a long one.
-MEMORY_BANDWIDTH, LONG_K_BANDWIDTH = 48e9, 79e9
+MEMORY_BANDWIDTH = 51e9  # bytes a second from memory to one multiprocessor [57]
 LATENCY = 1e-6  # seconds of the bandwidth that must have been asked for at any time, or it falls in proportion
 AHEAD, FEWEST_STAGES, MOST_STAGES = 2, 4, 16  # as many times that, and at least so many stages, are asked for [2]
 START = 1.8e-6  # seconds before the first bytes, and after the last
-ROUND = 0.25e-6  # seconds a round of blocks, where there are more than one
+ROUND = 0.5e-6  # seconds a round of blocks, where there are more than one
 EXCHANGE = {1: 0.0, 2: 0.25e-6, 4: 0.5e-6, 8: 0.6e-6}  # seconds that a cluster takes to meet, with 16 columns
 TOGETHER = 4  # elements of a thread that are finished together
 FINISH = {False: 0.3e-6, True: 0.9e-6}  # seconds that they take, without and with accumulators of other blocks
-# Bytes of K for each column of a multiply, whose copies take no longer than a block's start and end: see
-# "What a short K costs skinny".
-SHORT_K = 64
-# Bytes that are streamed, and columns for each stage of K, of which the other engines' tiles end sooner: likewise.
-FEW_BYTES, FEW_COLUMNS = 2.5e6, 8
-# Columns and bytes of K, of which functions take longer than what is streamed: likewise.
-FUNCTION_COLUMNS, FUNCTION_K = 32, 4608
-# Bytes a second that a block takes of both operands over a long K; of more splits of K than a cluster has blocks the
-# part of the bandwidth that they reach, and seconds that a kernel which adds them up takes more than a cluster's
-# exchange: likewise.
-BLOCK_BANDWIDTH, SPLITS_BANDWIDTH, SECOND_KERNEL = 105e9, 0.8, 1.5e-6
-
-
-def others_reason(one: SkinnyProduct, target: Target) -> str | None:
-    """Why blocks that work through many tiles, or more splits of K, take less time than this kernel's, or None."""
-    product = one.product
-    tiles = one.tiles(SkinnyKnobs()) * product.batch
-    if tiles > target.sm_count and product.k * product.a.itemsize <= SHORT_K * one.width:
-        return f"{tiles} tiles with a K of {product.k} take less time in blocks that work through many"
-    streamed = one.rows * len(one.streamed) * product.k * product.a.itemsize * product.batch
-    if product.a.itemsize == 2 and streamed <= FEW_BYTES and FEW_COLUMNS * product.k <= one.depth * one.columns:
-        return f"over a K of {product.k}, tiles of other engines take less time for {one.columns} columns"
-    line = product.k * product.a.itemsize
-    if not product.is_plain and one.columns > FUNCTION_COLUMNS and line <= FUNCTION_K:
-        return (
-            f"over a K of {product.k}, functions of {one.columns} columns take less time behind other tiles' multiplies"
-        )
-    of_block = line / MOST_SPLITS * min(64, one.rows) * len(one.streamed)
-    block = max(of_block / LONG_K_BANDWIDTH, (of_block + line / MOST_SPLITS * one.columns) / BLOCK_BANDWIDTH)
-    bandwidth = SPLITS_BANDWIDTH * (target.bandwidth or BANDWIDTH)
-    if SECOND_KERNEL + (streamed + line * one.columns * product.batch) / bandwidth < block:
-        return f"clusters of {MOST_SPLITS} blocks are too few for a K of {product.k}"
-    return None
 
 
 def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:

@@ -26,12 +26,13 @@ from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.sm90_shapes import deepest
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
+_IN_TURNS = Sm90Knobs(tile_m=128, stages=8, cluster_m=1, schedule="pingpong")
 # The most rows first [41]: a tile is little work, and what comes between two of them counts.
 _SHAPES = (
     Sm90Knobs(tile_m=384, stages=8, cluster_m=1, consumers=3),
     Sm90Knobs(tile_m=256, stages=8, cluster_m=1),
     Sm90Knobs(tile_m=192, stages=8, cluster_m=1, consumers=3),
-    Sm90Knobs(tile_m=128, stages=8, cluster_m=1, schedule="pingpong"),
+    _IN_TURNS,
     Sm90Knobs(tile_m=128, stages=8, cluster_m=1),
     Sm90Knobs(tile_m=64, stages=8, cluster_m=1, schedule="pingpong"),
 )
@@ -52,7 +53,16 @@ _L2_RATE, _WORTH_COPIES = {True: 4e12, False: 5e12}, {True: 1.3, False: 1.5}
 
 def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs that work for the product: as many columns as it has, and then as many rows as leave no block idle."""
+    narrow = product.n <= _NARROW
+
+    def few(knobs: Sm90Knobs) -> bool:
+        return cluster_tiles(product, knobs) * product.batch < _FEWEST_TILES[narrow] * target.sm_count
+
     width = next((width for width in _WIDTHS if product.n <= width), _WIDTHS[-1])
+    # As many elements with half the columns, where the last tile would be at most half full [59].
+    halved = product.n > _WIDTHS[-1] and 0 < product.n % _WIDTHS[-1] <= _NARROW
+    if halved and few(replace(_IN_TURNS, tile_n=width)):
+        width = _NARROW
     rows = min(384, ceil(product.m / 64) * 64)
     size = product.m * product.n * product.batch * 2
     cut = product.n > _WIDTHS[-1] and product.n * 2 % 32 and size > L2_BYTES and product.k <= _CUT_K
@@ -63,8 +73,7 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     ]
 
     def last(knobs: Sm90Knobs) -> bool:
-        few = cluster_tiles(product, knobs) * product.batch < _FEWEST_TILES[width <= _NARROW] * target.sm_count
-        return knobs.tile_m > rows or (few and knobs.tile_m > 64)
+        return knobs.tile_m > rows or (few(knobs) and knobs.tile_m > 64)
 
     if tma_reason(product.a, "a"):
         found.sort(key=_anywhere(product, width, target))

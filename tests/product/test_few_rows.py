@@ -1,0 +1,89 @@
+"""Who serves products of few rows, and with which knobs: by times that were measured on an H200 or an H100."""
+
+import csv
+import itertools
+import statistics
+
+import pytest
+
+from checking.product.calls import ProductCase
+from checking.product.measured import CONFIGURATIONS, problem
+from checking.targets import H100, H200
+from jaxdnn import device
+from jaxdnn.engines.product.skinny.engine import Skinny
+
+FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
+
+
+def test_few_rows_are_streamed_fast():
+    """Within 5% of the fastest of skinny's and sm90's in the mean, 25% at worst, in four fifths of plain JAX's time."""
+    with FEW_ROWS.open() as file:
+        rows = list(csv.DictReader(file))
+    ratios, plain = {}, []
+    for product, group in itertools.groupby(
+        rows, key=lambda row: tuple(row[n] for n in ("m", "n", "k", "dtype", "epilogue"))
+    ):
+        found = {
+            tuple(row[n] for n in ("engine", "tile", "stages", "split_k")): float(row["microseconds"]) for row in group
+        }
+        m, n, k, dtype, epilogue = product
+        call = problem(m, n, k, 1, dtype, "0", str(int("float8" in dtype)), epilogue)
+        knobs = next(iter(Skinny().configurations(call, H100)))
+        chosen = ("skinny", str(knobs.tile), str(knobs.stages), str(knobs.split_k))
+        if Skinny().outdone(call, H100):
+            chosen = ("sm90", "", "", "")
+        assert chosen in found, f"{product}: nobody measured {chosen}"
+        plain.append(found[chosen] / found.pop(("plain_jax", "", "", "")))
+        ratios[product] = found[chosen] / min(found.values())
+    assert statistics.fmean(ratios.values()) <= 1.05, ratios
+    assert max(ratios.values()) <= 1.25, max(ratios, key=ratios.__getitem__)
+    assert statistics.geometric_mean(plain) <= 0.8
+
+
+def test_a_row_that_few_blocks_stream_is_split():
+    """6.9 us in eight parts, and 8.5 in four."""
+    product = problem(1, 960, 1536, 1, "bfloat16", "0", "0", "swiglu")
+    assert next(iter(Skinny().configurations(product, H200))).split_k == 8
+
+
+@pytest.mark.parametrize(
+    ("product", "skinny", "sm90"),
+    [
+        ((11, 20480, 512, 1, ""), 9.3, 11.7),
+        ((12, 14336, 1024, 1, ""), 11.8, 13.8),
+        ((9, 896, 1280, 1, "gelu"), 5.3, 8.0),
+        ((1, 10752, 1280, 1, "gelu"), 10.9, 15.3),
+        ((12, 768, 640, 1, "swiglu"), 5.2, 6.3),
+        ((4, 512, 512, 1, ""), 3.2, 3.8),
+        ((62, 16384, 1152, 1, "gelu"), 19.1, 17.9),
+        ((59, 16384, 2304, 1, "gelu"), 21.4, 18.9),
+        ((64, 8192, 768, 1, "gelu"), 10.8, 9.2),
+        ((17, 96, 352, 1984, ""), 60.5, 53.3),
+        ((1024, 64, 1024, 128, ""), 95.9, 86.6),
+    ],
+)
+def test_few_rows_go_to_who_is_faster(product, skinny, sm90):
+    """By times of the fastest configuration of each, us."""
+    m, n, k, batch, epilogue = product
+    product = problem(m, n, k, batch, "bfloat16", "0", "0", epilogue)
+    said = Skinny().outdone(product, H200)
+    assert (said is None) == (skinny < sm90)
+    assert said is None or "are expected to take" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "columns", "k", "few"),
+    [
+        (H200, 256, 802_816, True),
+        (H100, 256, 802_816, True),
+        (H100, 320, 200_000, False),
+        (H200, 64, 16_384, True),
+        (H100, 64, 16_384, True),
+        (H200, 256, 8192, False),
+        (H100, 256, 8192, False),
+    ],
+    ids=lambda value: value.name if isinstance(value, device.Target) else value,
+)
+def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
+    product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
+    assert bool(Skinny().outdone(product, target)) == few
