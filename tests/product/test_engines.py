@@ -100,7 +100,10 @@ def server(row, target):
         (ProductCase(996, 16, 215, "bfloat16"), "begin in less time"),
         (ProductCase(93, 64, 157, "bfloat16"), None),
         (ProductCase(8, 512, 256, "bfloat16"), "begin in less time"),
-        (ProductCase(8, 512, 320, "bfloat16"), None),
+        (ProductCase(8, 512, 512, "bfloat16"), "begin in less time"),
+        (ProductCase(8, 512, 576, "bfloat16"), None),
+        (ProductCase(96, 320, 200, "bfloat16"), None),
+        (ProductCase(128, 512, 384, "bfloat16"), None),
         # Larger ones, and batches, are not said to be.
         (ProductCase(512, 512, 192, "bfloat16"), None),
         (ProductCase(64, 64, 256, "bfloat16", batch=2), None),
@@ -112,6 +115,20 @@ def server(row, target):
 def test_others_that_take_less_time(product, said):
     reason = Sm90().outdone(product.product(), H200)
     assert reason is None if said is None else said in (reason or "")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "engine"),
+    [
+        # 2.5 us, XLA's 2.7 and sm90's 4.2; 2.9, 3.4 and 3.7; over a longer K 3.3, 3.0 and 3.8.
+        ((64, 512, 16), "simt"),
+        ((200, 400, 64), "simt"),
+        ((100, 320, 96), "xla"),
+    ],
+)
+def test_small_functions_over_a_short_k_are_not_xlas(sizes, engine):
+    row = dict(zip("mnk", sizes, strict=True)) | {"dtype": "bfloat16", "batch": 1, "epilogue": "gelu"}
+    assert server(row, H200) == engine
 
 
 def test_what_is_outdone_serves_where_the_options_leave_no_other():

@@ -10,7 +10,9 @@ from checking.product.calls import ProductCase
 from checking.product.measured import CONFIGURATIONS, problem
 from checking.targets import H100, H200
 from jaxdnn import device
+from jaxdnn.engines.product.few_rows import few_rows_reason
 from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.skinny.knobs import skinny
 
 FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
 
@@ -47,7 +49,7 @@ def test_a_row_that_few_blocks_stream_is_split():
 
 
 @pytest.mark.parametrize(
-    ("product", "skinny", "sm90"),
+    ("product", "streamed", "tiles"),
     [
         ((11, 20480, 512, 1, ""), 9.3, 11.7),
         ((12, 14336, 1024, 1, ""), 11.8, 13.8),
@@ -62,12 +64,12 @@ def test_a_row_that_few_blocks_stream_is_split():
         ((1024, 64, 1024, 128, ""), 95.9, 86.6),
     ],
 )
-def test_few_rows_go_to_who_is_faster(product, skinny, sm90):
-    """By times of the fastest configuration of each, us."""
+def test_few_rows_go_to_who_is_faster(product, streamed, tiles):
+    """By times of the fastest configuration of skinny and of sm90, us."""
     m, n, k, batch, epilogue = product
     product = problem(m, n, k, batch, "bfloat16", "0", "0", epilogue)
-    said = Skinny().outdone(product, H200)
-    assert (said is None) == (skinny < sm90)
+    said = few_rows_reason(skinny(product), H200)
+    assert (said is None) == (streamed < tiles)
     assert said is None or "are expected to take" in said
 
 

@@ -2,6 +2,8 @@
 threads: `small_reason`.
 """
 
+from typing import Literal
+
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90_model import moved
 from jaxdnn.engines.product.tma import CHUNK
@@ -11,33 +13,38 @@ from jaxdnn.engines.product.tma import CHUNK
 # 5.2, of up to 3 MB [56].
 SMALL, SHORT_K = 3.2e6, 128
 SMALL_FUSED = 0.4e6  # likewise with a bias and an activation, 1.8 to 2.7 us of an H200, and ours 3.3 to 4.1 [56]
-# Likewise over a longer K, of whole chunks: plain ones, of few columns over any such K, and those with a bias and an
-# activation [58].
-LONGER_K, LONGER_K_SMALL, FEW = 256, 0.5e6, 16
-LONGER_K_FUSED, LONGER_K_SMALL_FUSED = 512, 0.2e6
+# Likewise over a longer K, of whole chunks: plain ones, up to 256 of few columns over any such K, and those with a bias
+# and an activation [58, 59].
+LONGER_K, LONGER_K_SMALL, LONGER_K_SMALL_FUSED = 512, 0.6e6, 0.2e6
+FEW, FEW_K = 16, 256
 MANY_OF = 64  # rows, columns and K, up to which many matrices take 0.68 to 0.93 of our time [56]
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
 # time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59].
 NARROW, MANY_ROWS, STORED = 8, 64, 32
 
+BEGIN = "begin in less time, which is most of so small a product's"
 
-def small_reason(product: Product) -> str | None:
-    """Why XLA's kernels serve a product of 16-bit floats in less time on Hopper, or None: a plain one, or one matrix
-    with a function of it and of rows or columns.
+
+def small_reason(product: Product, engine: Literal["skinny", "sm90", "simt"]) -> str | None:
+    """Why others serve a product of 16-bit floats in less time on Hopper than the engine, or None: a plain one, or one
+    matrix with a function of it and of rows or columns.
     """
     if product.a.itemsize != 2:
         return None
     short, whole = product.k <= SHORT_K, product.k % CHUNK == 0
+    longer = product.k <= LONGER_K and whole
     if not product.is_plain:
         one = product.batch == len(product.b) == len(product.results) == 1 and not product.reduced
         full = any(operand.broadcast == "full" for operand in product.operands)
-        most = SMALL_FUSED if short else LONGER_K_SMALL_FUSED if whole and product.k <= LONGER_K_FUSED else 0.0
-        if one and not full and moved(product) <= most:
-            return "XLA's kernels begin in less time, which is most of so small a product's"
-        return None
-    longer = product.k <= LONGER_K and product.batch == 1 and (whole or product.n <= FEW)
-    if moved(product) <= (SMALL if short else LONGER_K_SMALL if longer else 0.0):
-        return "XLA's kernels begin in less time, which is most of so small a product's, and nothing is fused"
+        if not one or full or moved(product) > (SMALL_FUSED if short else LONGER_K_SMALL_FUSED if longer else 0.0):
+            return None
+        if product.k > CHUNK:
+            return f"XLA's kernels {BEGIN}"
+        # Those compute it in two, with a matrix of sums between them [59].
+        return None if engine == "simt" else f"kernels for any GPU {BEGIN}"
+    longer |= product.k <= FEW_K and product.n <= FEW
+    if moved(product) <= (SMALL if short else LONGER_K_SMALL if longer and product.batch == 1 else 0.0):
+        return f"XLA's kernels {BEGIN}, and nothing is fused"
     if not short:
         return None
     if product.batch > 1 and max(product.m, product.n, product.k) <= MANY_OF:
