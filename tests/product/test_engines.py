@@ -108,6 +108,7 @@ def server(row, target):
         (ProductCase(512, 512, 192, "bfloat16"), None),
         (ProductCase(64, 64, 256, "bfloat16", batch=2), None),
         (ProductCase(165, 96, 256, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 96)),)), "begin in less"),
+        (ProductCase(282, 40, 320, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 40)),)), "begin in less"),
         (ProductCase(160, 296, 256, "bfloat16", epilogue=gelu, operands=(("bfloat16", (1, 1, 296)),)), None),
         (ProductCase(4096, 512, 128, "bfloat16"), None),
     ],

@@ -12,6 +12,7 @@ from checking.targets import H100, H200
 from jaxdnn import device
 from jaxdnn.engines.product.few_rows import few_rows_reason
 from jaxdnn.engines.product.skinny.engine import Skinny
+from jaxdnn.engines.product.skinny.heuristic import candidates, seconds
 from jaxdnn.engines.product.skinny.knobs import skinny
 
 FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
@@ -62,6 +63,7 @@ def test_a_row_that_few_blocks_stream_is_split():
         ((64, 8192, 768, 1, "gelu"), 10.8, 9.2),
         ((17, 96, 352, 1984, ""), 60.5, 53.3),
         ((1024, 64, 1024, 128, ""), 95.9, 86.6),
+        ((128, 64, 128, 4096, ""), 76.9, 66.7),
     ],
 )
 def test_few_rows_go_to_who_is_faster(product, streamed, tiles):
@@ -71,6 +73,11 @@ def test_few_rows_go_to_who_is_faster(product, streamed, tiles):
     said = few_rows_reason(skinny(product), H200)
     assert (said is None) == (streamed < tiles)
     assert said is None or "are expected to take" in said
+
+
+def test_functions_of_many_columns_take_longer_than_what_is_streamed():
+    one = skinny(problem(282, 40, 320, 1, "bfloat16", "0", "0", "gelu"))
+    assert seconds(one, next(candidates(one, H200)), H200) == pytest.approx(7.4e-6, rel=0.05)
 
 
 @pytest.mark.parametrize(

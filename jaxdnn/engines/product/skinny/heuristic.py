@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator
 
 from jaxdnn.device import Target
+from jaxdnn.engines.product.accumulators import ARITHMETIC
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct, knobs_reason
+from jaxdnn.engines.product.sm90_model import moved
 from jaxdnn.engines.product.tma import DEPTH_BYTES
 
 SM_THREADS = 2048  # of a multiprocessor, at once
@@ -24,6 +26,7 @@ ROUND = 0.5e-6  # seconds a round of blocks, where there are more than one
 EXCHANGE = {1: 0.0, 2: 0.25e-6, 4: 0.5e-6, 8: 0.6e-6}  # seconds that a cluster takes to meet, with 16 columns
 TOGETHER = 4  # elements of a thread that are finished together
 FINISH = {False: 0.3e-6, True: 0.9e-6}  # seconds that they take, without and with accumulators of other blocks
+TRANSCENDENTAL = 3  # times as long, with functions that are more than arithmetic: see "Few rows, by whom"
 
 
 def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
@@ -62,5 +65,8 @@ def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
     from_cache = both / min(L2_BANDWIDTH, busy * SM_BANDWIDTH)
     exchanging = EXCHANGE[knobs.split_k] * max(1.0, one.columns / 16)
     finishing = FINISH[knobs.split_k > 1] * math.ceil(one.columns * knobs.tile / (knobs.split_k * 2 * rows * TOGETHER))
+    if not ARITHMETIC.issuperset(one.product.program.operations):
+        finishing *= TRANSCENDENTAL
     rounds = math.ceil(blocks / at_once)
-    return START + rounds * (max(from_memory, from_cache) + exchanging + finishing + (ROUND if rounds > 1 else 0.0))
+    moving = max(rounds * from_memory, rounds * from_cache, moved(one.product) / bandwidth)
+    return START + moving + rounds * (exchanging + finishing + (ROUND if rounds > 1 else 0.0))
