@@ -14,11 +14,12 @@ START = 2.2e-6
 def few_rows_reason(one: SkinnyProduct, target: Target) -> str | None:
     """Why the tiles of `sm90` take less time than skinny's kernel, by the models of both, or None."""
     theirs = next(candidates(one.product, target, matrices=True), None)
-    if theirs is None:
+    ours = next(skinny.candidates(one, target), None)
+    if theirs is None or ours is None:
         return None
     slower = max(1.0, MEMORY_RATE / (target.bandwidth or MEMORY_RATE))  # memory than what their model was fitted to
     expected = START + slower * seconds(one.product, theirs, target.sm_count, matrices=True)
-    own = skinny.seconds(one, next(skinny.candidates(one, target)), target)
+    own = skinny.seconds(one, ours, target)
     if own <= expected:
         return None
     tile = f"{theirs.tile_m} x {theirs.tile_n}"
