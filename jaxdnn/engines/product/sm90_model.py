@@ -56,7 +56,8 @@ STORED_TOGETHER = 2.0
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
 SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
-SWAPPED_TIME, SWAPPED_BYTES = 1.015, 1.03  # times as long the whole takes then, and of 8-bit elements [59]
+# Times as long the whole takes then, of matrices of 16-bit elements [59] and of others.
+SWAPPED_TIME = {True: 1.015, False: 1.03}
 TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 GATED_OF_THREE = 1.2e-6  # likewise, of two accumulators [46]
@@ -220,7 +221,7 @@ def seconds(
     bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
     time = overlapped(turns * tile + last, product, bounded)
     if knobs.swapped:
-        time *= SWAPPED_BYTES if size == 1 else SWAPPED_TIME
+        time *= SWAPPED_TIME[matrices and size > 1]
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
