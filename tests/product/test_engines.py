@@ -93,6 +93,8 @@ def server(row, target):
         (ProductCase(64, 48, 24, "bfloat16", epilogue=gated, accumulators=2), None),
         # Unaligned results of two sums.
         (ProductCase(1760, 437, 344, "bfloat16", epilogue=gated, accumulators=2), None),
+        # An H200 took 11.1 to 13.1 us, and 14.3 by the kernel for any GPU.
+        (ProductCase(384, 206, 960, "bfloat16", epilogue=gated, accumulators=2), None),
         (ProductCase(64, 48, 136, "bfloat16"), None),
         # Many matrices with fewer columns than a tile stores, or with as many; over a longer K; with a function.
         (ProductCase(292, 24, 48, "bfloat16", batch=656), "for 24 columns"),
