@@ -34,7 +34,7 @@ GATED_STORE = 1 / 3  # of these, what results of two sums each take: half as wid
 # XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands by the bytes that their rows are
 # aligned to, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none,
 # [14, 18, 20, 59].
-XLA_RATE = {1: 120e12, 2: 120e12, 4: 200e12, 8: 400e12}
+XLA_RATE = {2: 120e12, 4: 200e12, 8: 400e12}
 # Of float32, flops a second, and seconds that these take besides, for more than so many elements [38].
 XLA_FLOAT32_RATE, XLA_FLOAT32_START, XLA_FEW = 320e12, 4e-6, 160_000
 XLA_STORE_RATE = 2e12
