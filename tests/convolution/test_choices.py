@@ -3,18 +3,17 @@
 import csv
 import itertools
 import statistics
-from pathlib import Path
 
 import jax
 import pytest
 
+from checking.configurations import CONFIGURATIONS
 from checking.targets import H200
 from jaxdnn.bench.convolution import Call, case
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
 from jaxdnn.planning.calls import find_calls
 from jaxdnn.planning.candidates import Request
 
-CONFIGURATIONS = Path(__file__).parents[2] / "benchmarks" / "results" / "configurations"
 CALL = ("batch", "size", "channels", "window", "features", "stride", "direction", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "swapped")
 

@@ -9,8 +9,9 @@ import jax
 import pytest
 
 import jaxdnn
+from checking.configurations import CONFIGURATIONS
 from checking.product.calls import ProductCase
-from checking.product.measured import CONFIGURATIONS, problem
+from checking.product.measured import problem
 from checking.targets import H200
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt

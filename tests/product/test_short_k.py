@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from checking.compiler_log import compile_checked
+from checking.configurations import CONFIGURATIONS
 from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
-from checking.product.measured import CONFIGURATIONS
 from checking.product.results import check_emulated, check_plan
 from checking.targets import H100, H200
 from jaxdnn import device

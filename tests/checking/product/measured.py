@@ -1,12 +1,9 @@
 """Products whose configurations were timed."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gelu
-
-CONFIGURATIONS = Path(__file__).parents[3] / "benchmarks" / "results" / "configurations"
 
 
 def problem(m, n, k, batch, dtype, a_transposed, b_transposed, epilogue):
