@@ -58,6 +58,7 @@ PRODUCTS = {
     "of three": (case(113, 200, 136, "float16"), OF_THREE),
     "shared": (case(70, 520, 136), SHARED),
     "shared by four": (case(390, 520, 136), replace(SHARED, cluster_n=2)),
+    "shared by four, of columns": (case(392, 520, 136, a_transposed=True), replace(SHARED, cluster_n=2)),
     "along k": (case(81, 136, 136, b_transposed=True), COOPERATIVE),
     "both transposed": (case(88, 136, 136, a_transposed=True, b_transposed=True), COOPERATIVE),
     "batch": (case(37, 136, 72, batch=3, shared="b"), INTERLEAVED),

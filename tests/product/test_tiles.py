@@ -44,7 +44,7 @@ def test_operands_of_the_results_shape_are_tiles(dtype, shape, out, tiles):
     assert knobs.fetch == ("tma" if tiles else "direct")
     if tiles:
         maps = [one for one in ENGINE.build(knobs, product, H100).launches[0].arguments if isinstance(one, TensorMap)]
-        operand, result = maps[3], maps[2]
+        *_, result, operand = maps
         assert (operand.box, operand.dimensions[2], result.dimensions[2]) == (result.box, shape[0], 2)
         assert operand.dimensions[:2] == result.dimensions[:2] == (264, 300)
 

@@ -74,6 +74,7 @@ struct OperandTile {
   static constexpr int kDepth = kDepthOf;  // elements of K
   static constexpr int kGroups = kGroupsOf;
   static constexpr int kLine = kLineOf, kLineElements = kLine / kBytesOfT;
+  static constexpr int kShares = kSharers;
   static constexpr int kBytes = kExtent * kDepth * kBytesOfT / kGroups;
   static constexpr int kChunkBytes = kDepth / kGroups * kLine, kPartBytes = kExtent * kLine;
   static constexpr int kSteps = kDepth * kBytesOfT / 32, kGroupSteps = kSteps / kGroups;  // multiplies, and of a group
@@ -89,8 +90,8 @@ struct OperandTile {
   static_assert(kLines % 8 == 0 && kLines <= 256, "boxes are whole groups of lines, at most 256");
 
   /// By one thread: this block's share of the tile, or of one of its `kParts` along K, for the blocks whose bits are in
-  /// `blocks`. With kToEnd, chunks of a tile along the extent from `end` on are left as they are: they are none of the
-  /// matrix, of which TMA's zeros would take longer than what is there.
+  /// `blocks`. With kToEnd, chunks of a tile along the extent from `end` on are left as they are, but for the first:
+  /// they are none of the matrix, of which TMA's zeros would take longer than what is there.
   template <int kParts = 1, bool kToEnd = false>
   static __device__ __forceinline__ void load(const TensorMap* map, unsigned tile, unsigned barrier, int share,
                                               unsigned short blocks, int k, int start, int batch, int part = 0,
@@ -99,7 +100,7 @@ struct OperandTile {
       const int line = share * (kLines / kParts);
 #pragma unroll
       for (int chunk = 0; chunk < kExtent / kLineElements; ++chunk) {
-        if (kToEnd && start + chunk * kLineElements >= end) {
+        if (kToEnd && chunk > 0 && start + chunk * kLineElements >= end) {
           ptx::mbarrier_complete_tx(barrier, kChunkBytes / kParts);
           continue;
         }
@@ -142,6 +143,31 @@ struct OperandTile {
     } else {
       ptx::cp_async_bulk_tensor_load(destination, map, barrier, x, y, z);
     }
+  }
+};
+
+/// Of a tile along K that may end past the matrix: this block's share, or as much of it as there is, in groups of 8
+/// lines. TMA's zeros would take longer than what is there, and whatever lies in their place is multiplied for nobody.
+/// Of every share something is loaded: blocks of a cluster wait for each other's copies, and else would run ahead.
+template <class Tile>
+struct EdgeLoad {
+  const TensorMap* map;
+  unsigned left_out;  // bytes of all shares
+
+  /// Of the lines from `start` on, of which `end` is the first that there is not. Shares that are there are loaded by
+  /// `whole`, and others by `edge`, whose box has so many bytes less.
+  __device__ __forceinline__ EdgeLoad(const TensorMap* whole, const TensorMap* edge, int less, int share, int start,
+                                      int end)
+      : map(end - start >= (share + 1) * Tile::kLines ? whole : edge) {
+    const int there = end > start ? (end - start) / Tile::kLines : 0;  // shares
+    left_out = there < Tile::kShares ? (Tile::kShares - there) * less : 0;
+  }
+
+  /// By one thread, as the tile's own.
+  __device__ __forceinline__ void load(unsigned tile, unsigned barrier, int share, unsigned short blocks, int k,
+                                       int start, int batch) const {
+    if (left_out > 0) ptx::mbarrier_complete_tx(barrier, left_out);
+    Tile::load(map, tile, barrier, share, blocks, k, start, batch);
   }
 };
 

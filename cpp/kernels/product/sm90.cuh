@@ -62,6 +62,8 @@ struct ProductSm90Defaults {
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
   static constexpr bool kOwnLines = false;      // of each warp, of what is reduced over rows
   static constexpr bool kBlockLines = false;    // or of each block
+  static constexpr bool kEdgeA = false;         // the last tile of rows along K has boxes of its own
+  static constexpr bool kEdgeB = false;         // likewise of columns
   static constexpr int kAccumulators = 1;       // 2: A * B and A * B'
   static constexpr int kSteps = 4;              // of a stage that are multiplied
   static constexpr int kGroups = 1;             // of columns, each of its own part of a stage's K
@@ -83,6 +85,9 @@ struct ProductSm90 {
 
   const TensorMap* a = nullptr;
   const TensorMap* b[Config::kAccumulators * Config::kViews] = {};
+  const TensorMap* a_edge = nullptr;  // of a block's share of a tile that is not all there
+  const TensorMap* b_edge[Config::kAccumulators] = {};
+  int a_edge_less = 0, b_edge_less = 0;  // bytes that its box is smaller by
   OperandAddress operands[TileEpilogue<Config>::kOperands];
   ResultAddress results[TileEpilogue<Config>::kResults];
   int m = 0, n = 0, k = 0, batches = 1;
@@ -108,7 +113,8 @@ struct ProductSm90 {
   static constexpr int kSharedBytes = kQueueAt + Queue::kSharedBytes;
   // Registers of a thread. A block gets an even share of 64 Ki, of which the producer leaves what the consumers take:
   // one that asks for more than there is left waits forever.
-  static constexpr int kShare = 65536 / kThreads / 8 * 8, kProducerRegisters = 24;
+  static constexpr int kShare = 65536 / kThreads / 8 * 8,
+                       kProducerRegisters = Config::kEdgeA || Config::kEdgeB ? 40 : 24;
   /// Of a consumer's, where one of the producer's has so many.
   static constexpr int consumer_registers(int producer) {
     return ((Config::kConsumers + 1) * kShare - producer) / Config::kConsumers / 8 * 8;
@@ -136,6 +142,8 @@ struct ProductSm90 {
     ptx::prefetch_tensormap(a);
 #pragma unroll
     for (int i = 0; i < Config::kAccumulators * Config::kViews; ++i) ptx::prefetch_tensormap(b[i]);
+    if constexpr (Config::kEdgeA) ptx::prefetch_tensormap(a_edge);
+    if constexpr (Config::kEdgeB) ptx::prefetch_tensormap(b_edge[0]);
   }
 
   /// By one thread, where it has barriers of its own: makes them.

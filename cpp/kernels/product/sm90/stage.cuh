@@ -18,10 +18,19 @@ struct MatrixLoads {
   const typename Call::Cluster& cluster;
   int row, column, batch;
   int k_first;  // where the first stage begins
+  EdgeLoad<ATile> a_edge;
+  EdgeLoad<BTile> b_edge;  // of the first matrix B, of which others have as much
 
   __device__ __forceinline__ MatrixLoads(const Call& call, const typename Call::Cluster& cluster, int row, int column,
                                          int batch, int first_stage)
-      : call(call), cluster(cluster), row(row), column(column), batch(batch), k_first(first_stage * ATile::kDepth) {}
+      : call(call),
+        cluster(cluster),
+        row(row),
+        column(column),
+        batch(batch),
+        k_first(first_stage * ATile::kDepth),
+        a_edge(call.a, call.a_edge, call.a_edge_less, cluster.column, row, call.tiled_rows()),
+        b_edge(call.b[0], call.b_edge[0], call.b_edge_less, cluster.row, column, call.n) {}
 
   /// Starts those of stage `index`, at shared address `stage`.
   __device__ __forceinline__ void load(int index, unsigned stage, unsigned full) {
@@ -31,11 +40,22 @@ struct MatrixLoads {
     // Many tiles end past the last column, and of all rows of tiles one past the last row: unless the product is
     // transposed, the producer's few registers are worth more. Of views, columns to the right are moved to the left.
     constexpr bool kToLastRow = Call::Config::kSwapped, kToLastColumn = kViews == 1;
-    ATile::template load<1, kToLastRow>(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched,
-                                        0, call.tiled_rows());
+    if constexpr (Call::Config::kEdgeA) {
+      a_edge.load(stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched);
+    } else {
+      ATile::template load<1, kToLastRow>(call.a, stage, full, cluster.column, a_blocks, k, row, batch * call.a_batched,
+                                          0, call.tiled_rows());
+    }
     const int view = kViews > 1 ? index / call.view_stages : 0, b_k = k - view * call.view_stages * ATile::kDepth;
 #pragma unroll
     for (int i = 0; i < Call::kAccumulators; ++i) {
+      if constexpr (Call::Config::kEdgeB) {
+        EdgeLoad<BTile> edge = b_edge;
+        if (i > 0) edge.map = edge.map == call.b[0] ? call.b[i] : call.b_edge[i];
+        edge.load(stage + ATile::kBytes + i * BTile::kBytes, full, cluster.row, b_blocks, k, column,
+                  batch * call.b_batched);
+        continue;
+      }
       const TensorMap* b = call.b[i * kViews];
 #pragma unroll
       for (int j = 1; j < kViews; ++j) b = view == j ? call.b[i * kViews + j] : b;

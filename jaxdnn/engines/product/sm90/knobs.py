@@ -5,6 +5,7 @@ from math import ceil, gcd
 from typing import Literal
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS, check_least
+from jaxdnn.engines.product.edges import edges
 from jaxdnn.engines.product.operands import packed, swap_reason, swapped, transposes
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.tiles import tile_operands
@@ -122,6 +123,16 @@ class Sm90Knobs:
     def columns(self) -> int:
         """From a tile of the result to the next."""
         return self.tile_n - (OVERLAP if self.views > 1 else 0)
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Its rows and columns."""
+        return self.tile_m, self.tile_n
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """Its tiles below each other, and side by side."""
+        return self.cluster_m, self.cluster_n
 
     @property
     def threads(self) -> int:
@@ -293,7 +304,8 @@ def tensor_maps(product: Product, knobs: Sm90Knobs) -> int:
 
 def operand_maps(product: Product, knobs: Sm90Knobs) -> int:
     """Tensor maps of a and b."""
-    return 1 + len(product.b) * knobs.views
+    found = edges(product, knobs.tile, knobs.cluster, knobs.views)
+    return 1 + len(product.b) * knobs.views + sum(len(edge.matrices) for edge in found)
 
 
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:

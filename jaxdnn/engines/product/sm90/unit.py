@@ -13,6 +13,7 @@ from typing import Any
 from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.copies import copy_stage
+from jaxdnn.engines.product.edges import Edge, edges
 from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.operands import packed, swapped
@@ -68,6 +69,8 @@ DEFAULTS = (
         "LongEpilogue": False,
         "OwnLines": False,
         "BlockLines": False,
+        "EdgeA": False,
+        "EdgeB": False,
         "Line": DEPTH_BYTES,
         "Steps": STEPS,
         "Accumulators": 1,
@@ -89,6 +92,7 @@ class Unit:
     instruction = "WGMMA"  # of ptx/wgmma.cuh
     diagonal = Diagonal()
     kept = 1  # columns, or rows, of tiles, of which each block keeps to one
+    has_edges = True  # whether matrices in memory are what is loaded
     brief_batches = True  # whether tiles of a few stages of a batch are taken from a counter, too
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
@@ -305,7 +309,12 @@ class Unit:
 
     def load_constants(self, product: Product) -> dict[str, Constant]:
         """What the code that loads the operands is compiled with."""
-        return {"MMajorA": product.a_transposed, "NMajorB": not product.b_transposed}
+        edges = {f"Edge{edge.name.upper()}": True for edge in self.edges(product)}
+        return {"MMajorA": product.a_transposed, "NMajorB": not product.b_transposed, **edges}
+
+    def edges(self, product: Product) -> list[Edge]:
+        """Of the operands, if these are matrices."""
+        return edges(product, self.knobs.tile, self.knobs.cluster, self.knobs.views) if self.has_edges else []
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         """The tensor maps of a and b."""
@@ -316,7 +325,8 @@ class Unit:
             b = [one for b in product.b for one in view_maps(b, batch, knobs.views, **shape)]
         else:
             b = [operand_map(b, batch, along, **shape) for b in product.b]
-        return [map_parameter("a", "a", a)] + [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(b)]
+        found = [map_parameter("a", "a", a)] + [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(b)]
+        return found + [parameter for edge in self.edges(product) for parameter in edge.parameters(batch)]
 
     # ------------------------------------------------------------ a second step
 
