@@ -17,6 +17,7 @@ from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
 from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
 from jaxdnn.planning.calls import find_calls
@@ -25,6 +26,7 @@ from jaxdnn.planning.candidates import with_knobs
 MEASURED = CONFIGURATIONS / "nvidia-h200-product.csv"
 ON_H100 = CONFIGURATIONS / "nvidia-h100-product.csv"  # of pairs of columns, and of what was drawn
 UNTUNED = CONFIGURATIONS / "nvidia-h200-untuned.csv"  # drawn, small and odd ones too, in rounds of one program
+TRANSPOSED = CONFIGURATIONS / "nvidia-h200-transposed.csv"  # ragged ones, with what shapes came later
 SMALL = CONFIGURATIONS / "nvidia-h200-simt.csv"  # of the kernel for any GPU, drawn
 PRODUCT = ("m", "n", "k", "batch", "dtype", "a_transposed", "b_transposed", "epilogue")
 KNOBS = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "split_k", "swapped")
@@ -38,14 +40,23 @@ def times(measured, configurations=MEASURED):
         yield product, {(row["engine"], *map(row.get, KNOBS)): float(row["microseconds"]) for row in group}
 
 
-def choice(product):
-    """The engine that serves the product, and its first knobs."""
+def choice(product, timed=()):
+    """The engine that serves the product, and its first knobs: of shapes that are younger than most tables, the first
+    that was `timed`.
+    """
     for engine in (Skinny(), Sm90()):
         if not (engine.reason(product, H200) or engine.outdone(product, H200)):
-            knobs = next(iter(engine.configurations(product, H200)))
             names = {"tile_m": "tile"} if engine.name == "skinny" else {}
-            return engine.name, *(str(getattr(knobs, names.get(name, name), "")) for name in KNOBS)
+            for knobs in engine.configurations(product, H200):
+                chosen = engine.name, *(str(getattr(knobs, names.get(name, name), "")) for name in KNOBS)
+                if not timed or chosen in timed or not is_young(knobs):
+                    return chosen
     return "xla", *("" for _ in KNOBS)
+
+
+def is_young(knobs):
+    """Of the transposed product, by 64 of its rows or in turns."""
+    return isinstance(knobs, Sm90Knobs) and knobs.swapped and (knobs.tile_m == 64 or knobs.schedule == "pingpong")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +71,7 @@ def choice(product):
         (MEASURED, "batches", 1.04, 1.15),
         (MEASURED, "far off", 1.34, 1.42),
         (UNTUNED, "drawn", 1.05, 1.27),
+        (TRANSPOSED, "drawn", 1.05, 1.19),
     ],
 )
 def test_first_choices_are_fast(configurations, measured, mean, worst):
@@ -67,14 +79,14 @@ def test_first_choices_are_fast(configurations, measured, mean, worst):
 
     But for two that are far off: of fewer columns than a tile, and a batch whose tiles of 64 columns are best. Of what
     was drawn for an H200, in all configurations, two of 76 are 16% and 25% off, and in rounds three of 52 are 18% to
-    27% off, two of them with one row and with three.
+    27% off, two of them with one row and with three. Of ragged ones one is 18% off, whose rows lie across lines.
     """
     ratios = {}
     for product, found in times(measured, configurations):
         call = problem(*product)
         if not (whole_rows_reason(call) or lines_reason(call, H200)):
             continue  # these were timed by lines alone; test_short_k.py has others
-        chosen = choice(call)
+        chosen = choice(call, found)
         assert chosen in found, f"{product}: nobody measured {chosen}"
         fastest = min(time for (engine, *_), time in found.items() if engine in ("skinny", "sm90", chosen[0]))
         ratios[product] = found[chosen] / fastest
@@ -129,7 +141,7 @@ def test_large_products_of_bytes_have_three_warp_groups(sizes):
     ("sizes", "tile"),
     [
         ((960, 4608, 1280), (192, 192, 3)),  # 120 tiles, of 132 multiprocessors
-        ((2048, 5504, 8192), (256, 176, 2)),  # 276.5 us transposed, and 296.1 by 385 of 192 x 160, in three rounds
+        ((2048, 5504, 8192), (128, 176, 2)),  # 279 us transposed, by 256 x 176 too, and 293 by 385 of 192 x 160
         ((8560, 1536, 768), (128, 192, 2)),  # 360, but three rounds of tiles that are stored all at once
     ],
 )
@@ -145,6 +157,8 @@ def test_tiles_of_192_rows_fill_few_rounds(sizes, tile):
         (("176", "32000", "4096", 1, "bfloat16", "0", "0", ""), True),  # 81 and 90
         (("400", "9000", "3000", 1, "bfloat16", "0", "0", ""), False),  # 61 and 56: lines of b lie across others
         (("960", "4608", "1280", 1, "bfloat16", "0", "0", ""), False),  # 22.6 and 21.0: nothing hides the stores
+        (("53632", "1400", "448", 1, "bfloat16", "0", "0", ""), False),  # 173 and 122: nor where warp groups take turns
+        (("3322", "320", "9920", 1, "bfloat16", "0", "0", ""), True),  # 37.5 and 52.7
     ],
 )
 def test_products_are_transposed_where_they_are_faster(product, swapped):
@@ -173,9 +187,19 @@ def test_three_warp_groups_by_128_columns_are_for_few_rounds():
 
 
 def test_blocks_share_columns_whose_lines_lie_across_others():
-    """Of tiles that are taken to be as fast: 241.6 us in pairs, 252.9 where each block loads all of its own."""
-    knobs = next(iter(Sm90().configurations(problem(1848, 29_848, 1160, 1, "bfloat16", "0", "0", ""), H200)))
-    assert (knobs.tile_m, knobs.tile_n, knobs.cluster_m) == (192, 192, 2)
+    """Of tiles that are taken to be as fast: 245 us in pairs, 264 where each block loads all of its own; and 240 by the
+    transposed ones in turns.
+    """
+    tried = list(Sm90().configurations(problem(1848, 29_848, 1160, 1, "bfloat16", "0", "0", ""), H200))
+    of_three = next(knobs for knobs in tried if (knobs.tile_m, knobs.swapped) == (192, False))
+    for knobs, tile in ((of_three, (192, 192)), (tried[0], (128, 192))):
+        assert (knobs.tile, knobs.cluster) == (tile, (2, 1))
+
+
+def test_transposed_products_over_a_long_k_are_in_pairs():
+    """In turns, 310 us, and 337 where each block loads all of its own."""
+    knobs = next(iter(Sm90().configurations(problem(11_632, 3584, 2560, 1, "bfloat16", "0", "0", ""), H200)))
+    assert (knobs.swapped, knobs.schedule, knobs.cluster_m * knobs.cluster_n) == (True, "pingpong", 2)
 
 
 def test_products_of_one_stage_of_k_are_not_transposed():
@@ -221,7 +245,8 @@ def test_float8_is_summed_in_float32_unless_the_call_says_otherwise():
 def in_turns(product):
     """The clusters of tiles of 128 x 192 that two warp groups multiply in turns."""
     tried = Sm90().configurations(product, H200)
-    return {knobs.cluster_m for knobs in tried if (knobs.tile_n, knobs.schedule) == (192, "pingpong")}
+    wide = (knobs for knobs in tried if (knobs.tile_n, knobs.schedule, knobs.swapped) == (192, "pingpong", False))
+    return {knobs.cluster_m for knobs in wide}
 
 
 @pytest.mark.parametrize(("rows", "clusters"), [(9, {1}), (8, {2}), (47, {2}), (1, {1})])
@@ -238,7 +263,8 @@ def test_8_bit_floats_of_a_short_sum_are_loaded_by_each_block(k, clusters):
 @pytest.mark.parametrize(("n", "k", "clusters"), [(256, 64, 1), (512, 128, 1), (2048, 128, 1), (4096, 4096, 2)])
 def test_what_memory_bounds_is_loaded_by_each_block(n, k, clusters):
     product = ProductCase(65_536, n, k, "bfloat16").product()
-    assert next(iter(Sm90().configurations(product, H200))).cluster_m == clusters
+    knobs = next(iter(Sm90().configurations(product, H200)))
+    assert knobs.cluster_m * knobs.cluster_n == clusters
 
 
 @pytest.mark.parametrize(
@@ -256,6 +282,9 @@ def test_columns_of_a_batch_are_one_tile():
 
 
 def test_a_long_k_of_few_tiles_is_split():
-    """14.3 us in two parts, and 17.2 in one."""
+    """14.6 us in five parts, and 20.0 in one, transposed; but of 8-bit floats 13.7 in two, and so 12.5."""
+    case = ProductCase(800, 256, 8352, "bfloat16", precision=None)
+    assert next(iter(Sm90().configurations(case.product(), H200))).split_k == 5
     case = ProductCase(192, 1024, 8192, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
-    assert next(iter(Sm90().configurations(replace(case.product(), fast=True), H200))).split_k == 2
+    knobs = next(iter(Sm90().configurations(replace(case.product(), fast=True), H200)))
+    assert (knobs.tile, knobs.swapped, knobs.split_k) == ((64, 48), True, 1)

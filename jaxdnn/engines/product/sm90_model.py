@@ -56,6 +56,8 @@ STORED_TOGETHER = 2.0
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
 SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
+SWAPPED_TURNS = 2  # times as long then, of warp groups in turns: TMA writes one's rows after the other's [60]
+SWAPPED_ALONE = 1.02  # and of what they multiply over a long K, of blocks that share nothing, in several rounds [60]
 # Times as long the whole takes then, of matrices of 16-bit elements [59] and of others.
 SWAPPED_TIME = {True: 1.015, False: 1.03}
 TRANSCENDENTAL_START = 0.6e-6
@@ -205,6 +207,9 @@ def seconds(
     elif knobs.schedule == "pingpong":
         one_chunk = matrices and width == CHUNK < product.n
         tile = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * one_chunk)
+        if knobs.swapped and matrices:
+            alone = cluster == 1 and product.k >= LONG_K and turns > FEW_ROUNDS
+            tile = max(tile * (SWAPPED_ALONE if alone else 1.0), SWAPPED_TURNS * storing)
         waiting = knobs.cluster_m > 1 or knobs.cluster_n > 2
         if waiting and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
             tile += CLUSTER_TURN[transcendental]
@@ -214,8 +219,8 @@ def seconds(
         tile *= FEW_OF_64
     if turns <= FEW_ROUNDS and cluster > 1:
         tile = tile / (CLUSTER_LATENCY if latent else 1.0) + CLUSTER_START / turns
-    # Nothing is multiplied while the last tile's functions are computed.
-    last = storing if knobs.schedule == "pingpong" and not product.is_plain else 0.0
+    # Nothing is multiplied while the last tile's functions are computed, or its rows of 32 bytes are stored.
+    last = storing if knobs.schedule == "pingpong" and ((knobs.swapped and matrices) or not product.is_plain) else 0.0
     small = in_row_order(product) and knobs.tile_m == 64
     bounded = CLUSTER_MEMORY ** log2(cluster) if cluster > 1 else ONE_STAGE if small else 1.0
     bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load

@@ -58,6 +58,18 @@ SWAPPED_SHAPES = tuple(
     for tile_m, most, consumers in ((128, 256, 2), (256, 192, 2), (192, 192, 3))
     for tile_n in range(80, most + 1, 16)
 )
+# Likewise of matrices, whose few tiles fill the device [60].
+SWAPPED_FEW_SHAPES = tuple(
+    Sm90Knobs(tile_m=64, tile_n=tile_n, stages=12, cluster_m=1, cluster_n=cluster_n, consumers=1, swapped=True)
+    for tile_n in range(48, 257, 16)
+    for cluster_n in (1, 2)
+)
+# And of which there are many, in turns.
+SWAPPED_MANY_SHAPES = tuple(
+    Sm90Knobs(128, tile_n, 12, cluster_m, cluster_n, schedule="pingpong", swapped=True)
+    for tile_n in range(80, 193, 16)
+    for cluster_m, cluster_n in ((1, 1), (1, 2), (2, 1))
+)
 
 # Of rows across lines of the L2 cache, of which each block of a cluster asks for a part, for all [33].
 ACROSS_SHAPES = (

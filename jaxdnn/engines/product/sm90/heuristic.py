@@ -45,6 +45,8 @@ from jaxdnn.engines.product.sm90_shapes import (
     PAIRED,
     SHAPES,
     SWAPPED_ACROSS_SHAPES,
+    SWAPPED_FEW_SHAPES,
+    SWAPPED_MANY_SHAPES,
     SWAPPED_SHAPES,
     deepest,
 )
@@ -55,6 +57,7 @@ from jaxdnn.engines.product.views import row_views
 MANY_SPLITS = 16  # whose accumulators take little to add, beside the product
 PROMISING = 1.1  # times the time of the fastest tile, up to which those of the transposed product are looked at
 DEEP_K = 448  # from which on lines across others are waited for less with one more stage than subtiles of results [48]
+WORTH_A_TURN = 16  # stages, from which on fewer rounds hide that one warp group turns its results [60]
 PROMOTION = 2  # stages of 8-bit floats that the tensor cores sum: as fast as four, and a third as far off [8]
 # Stages between the consumers. Without an epilogue nothing is gained, but by 8-bit floats, of which each column is
 # multiplied twice as fast, and stored no faster [9].
@@ -88,7 +91,8 @@ def candidates(
     also clusters of many blocks, and those of the transposed product that promise to be as fast.
     """
     found: dict[Sm90Knobs, float] = {}
-    swapped_shapes = SWAPPED_SHAPES
+    few_tiles = SWAPPED_FEW_SHAPES if product.k >= WORTH_A_TURN * depth(product) else ()
+    swapped_shapes = (*SWAPPED_SHAPES, *SWAPPED_MANY_SHAPES, *few_tiles)
     across = ACROSS_SHAPES if matrices and is_across(product) else ()
     if across and product.a.itemsize == 2:  # of which they were timed [37]
         swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
@@ -109,7 +113,7 @@ def candidates(
         for shape in swapped_shapes:
             if seconds(product, shape, target.sm_count, matrices=True) > most:
                 continue
-            knobs = fitted(transposed, replace(shape, swapped=False), target, staged)
+            knobs = fitted(transposed, replace(shape, swapped=False), target, staged, transposed=True)
             if knobs is not None:
                 knobs = replace(knobs, swapped=True)
                 found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
@@ -119,7 +123,9 @@ def candidates(
     return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads, alone[knobs])))
 
 
-def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"]) -> Sm90Knobs | None:
+def fitted(
+    product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"], *, transposed: bool = False
+) -> Sm90Knobs | None:
     """The knobs for this product: as many accumulators as two matrices b need, and as many stages as there is room
     for.
     """
@@ -135,7 +141,8 @@ def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["
             return None  # its blocks wait for each other as long as they wait for what they share [33]
     elif knobs.cluster_n > 1 and knobs.views == 1 and not is_across(product) and rows == 1:
         return None  # all blocks share one row of tiles [29]
-    if knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not (product.is_plain and product.k >= LONG_K):
+    ragged = knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not transposed
+    if ragged and not (product.is_plain and product.k >= LONG_K):
         return None
     brief = is_brief(product)
     if brief and knobs.schedule == "pingpong":
