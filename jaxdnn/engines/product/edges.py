@@ -34,7 +34,7 @@ class Edge:
             member = f"{self.name}_edge" + (f"[{i}]" if self.name == "b" else "")
             boxes = operand_map(matrix, batch, False, self.lines)
             found.append(map_parameter(f"{self.name}_edge{i}", member, boxes))
-        return found + numbers(**{f"{self.name}_edge_less": self.less * DEPTH_BYTES})
+        return found + numbers("int", **{f"{self.name}_edge_less": self.less * DEPTH_BYTES})
 
 
 def edges(product: Product, tile: tuple[int, int], cluster: tuple[int, int], views: int) -> list[Edge]:
