@@ -14,8 +14,9 @@ from jaxdnn.engines.product.tma import CHUNK
 SMALL, SHORT_K = 3.2e6, 128
 SMALL_FUSED = 0.4e6  # likewise with a bias and an activation, 1.8 to 2.7 us of an H200, and ours 3.3 to 4.1 [56]
 # Likewise over a longer K, of whole chunks: plain ones, up to 256 of few columns over any such K, and those with a bias
-# and an activation [58, 59].
-LONGER_K, LONGER_K_SMALL, LONGER_K_SMALL_FUSED = 512, 0.6e6, 0.25e6
+# and an activation [58, 59, 60].
+LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
+LONGER_K_FUSED, LONGER_K_SMALL_FUSED = 512, 0.25e6
 FEW, FEW_K = 16, 256
 MANY_OF = 64  # rows, columns and K, up to which many matrices take 0.68 to 0.93 of our time [56]
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
@@ -32,7 +33,7 @@ def small_reason(product: Product, engine: Literal["skinny", "sm90", "simt"]) ->
     if product.a.itemsize != 2:
         return None
     short, whole = product.k <= SHORT_K, product.k % CHUNK == 0
-    longer = product.k <= LONGER_K and whole
+    longer = product.k <= (LONGER_K if product.is_plain else LONGER_K_FUSED) and whole
     if not product.is_plain:
         one = product.batch == len(product.b) == len(product.results) == 1 and not product.reduced
         full = any(operand.broadcast == "full" for operand in product.operands)
