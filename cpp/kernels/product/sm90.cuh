@@ -62,7 +62,7 @@ struct ProductSm90Defaults {
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
   static constexpr bool kOwnLines = false;      // of each warp, of what is reduced over rows
   static constexpr bool kBlockLines = false;    // or of each block
-  static constexpr bool kEdgeA = false;         // the last tile of rows along K has boxes of its own
+  static constexpr bool kEdgeA = false;         // a tile of rows along K may have boxes of its own, if it is the last
   static constexpr bool kEdgeB = false;         // likewise of columns
   static constexpr int kAccumulators = 1;       // 2: A * B and A * B'
   static constexpr int kSteps = 4;              // of a stage that are multiplied

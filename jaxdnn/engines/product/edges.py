@@ -2,13 +2,14 @@
 (`EdgeLoad` of cpp/kernels/core/tile.cuh).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.tma import DEPTH_BYTES, operand_map
-from jaxdnn.engines.unit import Parameter, map_parameter, numbers
+from jaxdnn.engines.unit import Constant, Parameter, map_parameter, numbers
 
 GROUP = 8  # lines that TMA swizzles together
 
@@ -28,18 +29,10 @@ class Edge:
     lines: int
     less: int
 
-    def parameters(self, batch: int) -> list[Parameter]:
-        found = []
-        for i, matrix in enumerate(self.matrices):
-            member = f"{self.name}_edge" + (f"[{i}]" if self.name == "b" else "")
-            boxes = operand_map(matrix, batch, False, self.lines)
-            found.append(map_parameter(f"{self.name}_edge{i}", member, boxes))
-        return found + numbers("int", **{f"{self.name}_edge_less": self.less * DEPTH_BYTES})
-
 
 def edges(product: Product, tile: tuple[int, int], cluster: tuple[int, int], views: int) -> list[Edge]:
-    """Of tiles of so many rows and columns, in clusters of so many, the operands that have any; none where so many
-    views of each b leave no tensor map for them.
+    """Of tiles of so many rows and columns, in clusters of so many, the operands whose rows run along K, whether or not
+    these end with a tile: kernels do not depend on sizes. None where so many views of each b leave no tensor map.
     """
     found = []
     if len(product.b) * views >= MAX_TENSOR_MAPS - 1:
@@ -48,7 +41,25 @@ def edges(product: Product, tile: tuple[int, int], cluster: tuple[int, int], vie
         found.append(Edge("a", (product.a,), *_lines(product.m, tile[0], *cluster)))
     if product.b_transposed:
         found.append(Edge("b", product.b, *_lines(product.n, tile[1], *reversed(cluster))))
-    return [edge for edge in found if edge.less]
+    return found
+
+
+def edge_parameters(product: Product, tile: tuple[int, int], cluster: tuple[int, int], views: int) -> list[Parameter]:
+    """The maps of their boxes, and how many bytes these are smaller by."""
+    found = []
+    for edge in edges(product, tile, cluster, views):
+        for i, matrix in enumerate(edge.matrices):
+            member = f"{edge.name}_edge" + (f"[{i}]" if edge.name == "b" else "")
+            boxes = operand_map(matrix, product.batch, False, edge.lines)
+            found.append(map_parameter(f"{edge.name}_edge{i}", member, boxes))
+        found += numbers("int", **{f"{edge.name}_edge_less": edge.less * DEPTH_BYTES})
+    return found
+
+
+def edge_constants(found: Sequence[Parameter]) -> dict[str, Constant]:
+    """What the kernel is compiled with, that has these parameters."""
+    names = {parameter.name for parameter in found}
+    return {f"Edge{name.upper()}": True for name in ("a", "b") if f"{name}_edge0" in names}
 
 
 def _lines(rows: int, extent: int, tiles: int, sharers: int) -> tuple[int, int]:

@@ -29,7 +29,6 @@ class ConvolutionUnit(Unit):
 
     kernel = "convolution_sm90"
     call = "ConvolutionSm90"
-    has_edges = False  # images are no matrices
     brief_batches = False  # of groups, of which they were not timed
 
     def __init__(self, gemm: ImplicitGemm, knobs: Sm90Knobs, sm_count: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from jaxdnn.device import fewest_clusters
 from jaxdnn.engines.product.affine import term_parameters
 from jaxdnn.engines.product.copies import copy_stage
-from jaxdnn.engines.product.edges import Edge, edges
+from jaxdnn.engines.product.edges import edge_constants, edge_parameters
 from jaxdnn.engines.product.element_epilogue import element_epilogue, operand_type
 from jaxdnn.engines.product.length import is_long
 from jaxdnn.engines.product.operands import packed, swapped
@@ -92,7 +92,6 @@ class Unit:
     instruction = "WGMMA"  # of ptx/wgmma.cuh
     diagonal = Diagonal()
     kept = 1  # columns, or rows, of tiles, of which each block keeps to one
-    has_edges = True  # whether matrices in memory are what is loaded
     brief_batches = True  # whether tiles of a few stages of a batch are taken from a counter, too
 
     def __init__(self, product: Product, knobs: Sm90Knobs, sm_count: int) -> None:
@@ -229,10 +228,11 @@ class Unit:
     ) -> None:
         """Adds the kernel that multiplies and applies `epilogue`."""
         knobs = self.knobs
-        batch = product.batch * knobs.split_k
+        batch, found = product.batch * knobs.split_k, self.load_parameters(product)
         constants = {
             "PieceBytes": piece_bytes(product, knobs) if knobs.store == "rows" else 0,
             **self.load_constants(product),
+            **edge_constants(found),
             "Pingpong": knobs.schedule == "pingpong",
             "TensorStore": knobs.store != "direct",
             "PairedStore": product.n % 2 == 0,
@@ -253,7 +253,6 @@ class Unit:
         self.texts.append(epilogue.source)
         self.texts.append(struct_text(config, types, constants, DEFAULTS))
         self.texts.append(shared_memory_text(call, shared) + f"static_assert(kTileCounters == {TILE_COUNTERS});\n")
-        found = self.load_parameters(product)
         found += self.result_parameters(product, knobs, batch, partials) + self.operand_parameters(product)
         found += numbers(m=product.m, n=product.n, k=product.k, batches=product.batch, swizzle=knobs.swizzle)
         if knobs.split_k > 1:
@@ -309,12 +308,7 @@ class Unit:
 
     def load_constants(self, product: Product) -> dict[str, Constant]:
         """What the code that loads the operands is compiled with."""
-        edges = {f"Edge{edge.name.upper()}": True for edge in self.edges(product)}
-        return {"MMajorA": product.a_transposed, "NMajorB": not product.b_transposed, **edges}
-
-    def edges(self, product: Product) -> list[Edge]:
-        """Of the operands, if these are matrices."""
-        return edges(product, self.knobs.tile, self.knobs.cluster, self.knobs.views) if self.has_edges else []
+        return {"MMajorA": product.a_transposed, "NMajorB": not product.b_transposed}
 
     def load_parameters(self, product: Product) -> list[Parameter]:
         """The tensor maps of a and b."""
@@ -326,7 +320,7 @@ class Unit:
         else:
             b = [operand_map(b, batch, along, **shape) for b in product.b]
         found = [map_parameter("a", "a", a)] + [map_parameter(f"b{i}", f"b[{i}]", one) for i, one in enumerate(b)]
-        return found + [parameter for edge in self.edges(product) for parameter in edge.parameters(batch)]
+        return found + edge_parameters(product, knobs.tile, knobs.cluster, knobs.views)
 
     # ------------------------------------------------------------ a second step
 

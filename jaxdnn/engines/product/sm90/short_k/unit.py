@@ -14,7 +14,6 @@ class ShortKUnit(Unit):
     kernel = "product_short_k"
     call = "ProductShortK"
     instruction = "WGMMA_RS"
-    has_edges = False
 
     def depth(self, product: Product) -> int:
         return short_k.depth(product)
