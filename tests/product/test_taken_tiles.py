@@ -51,7 +51,7 @@ def test_tiles_are_taken_where_that_is_faster(sizes, batch, knobs, taken):
     ],
 )
 def test_whole_lines_of_one_matrix_are_loaded_two_at_a_time(sizes, batch, promotion):
-    a, b, _ = (one for one in launch_of(*sizes, batch).arguments if isinstance(one, TensorMap))
+    a, b, *_ = (one for one in launch_of(*sizes, batch).arguments if isinstance(one, TensorMap))
     assert (a.l2_promotion, b.l2_promotion) == promotion
 
 
