@@ -66,8 +66,11 @@ SWAPPED_FEW_SHAPES = tuple(
 )
 # And of which there are many, in turns.
 SWAPPED_MANY_SHAPES = tuple(
-    Sm90Knobs(128, tile_n, 12, cluster_m, cluster_n, schedule="pingpong", swapped=True)
-    for tile_n in range(80, 193, 16)
+    replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)
+    for shape in (
+        Sm90Knobs(tile_m=128, tile_n=tile_n, stages=12, schedule="pingpong", swapped=True)
+        for tile_n in range(80, 193, 16)
+    )
     for cluster_m, cluster_n in ((1, 1), (1, 2), (2, 1))
 )
 
