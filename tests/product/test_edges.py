@@ -2,8 +2,10 @@
 
 import pytest
 
+from checking.emulation.plans import Emulated
 from checking.product.calls import ProductCase
 from checking.product.cases import gated
+from checking.product.results import check_emulated
 from checking.targets import H100
 from jaxdnn.engines.base import MAX_TENSOR_MAPS
 from jaxdnn.engines.product.edges import edges
@@ -50,6 +52,13 @@ def test_both_matrices_have_boxes_of_their_own():
     assert len(maps) - 1 == operand_maps(both, knobs) == 6
     operands = [one.buffer for one in maps[:6]]
     assert operands[3:] == operands[:3]
+
+
+def test_boxes_of_both_matrices_hold_what_is_multiplied(tmp_path):
+    """Of whole tiles and of the last ones, in pairs that share columns."""
+    both = ProductCase(150, 104, 136, "bfloat16", accumulators=2, epilogue=gated, b_transposed=True)
+    knobs = Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=2)
+    check_emulated(Emulated([Sm90().build(knobs, both.product(), H100)], tmp_path), 0, both)
 
 
 def test_views_leave_no_room_for_edges():
