@@ -4,8 +4,10 @@
 //   grid             one block a tile of kTileM x kTileN; x splits of K. With kDimensions = 1 in the order of
 //                    core/scheduler.cuh; with 2, rows x columns of tiles of one matrix, and with 3, x matrices: small
 //                    tiles would wait for its divisions before their first copy
-//   block            threads of kThreadM x kThreadN accumulators each (on tensor cores: warps of as many). Two
-//                    accumulators (A * B, A * B') share a tile: the left half of its columns is of the first
+//   block            threads of kThreadM x kThreadN accumulators each (on tensor cores: warps of as many, as often as
+//                    a stage has kSliceK slices of K, of which each multiplies one: of few accumulators a lane, whose
+//                    multiplies wait for each other). Two accumulators (A * B, A * B') share a tile: the left half of
+//                    its columns is of the first
 //   loop over K      kDepth at a time, through a ring of kStages tiles in shared memory:
 //                        copies   | 0 | 1 | 2 | 3 | ...        (product/simt/tile.cuh)
 //                        multiply             | 0 | 1 | ...    (product/simt/multiply.cuh, tensor.cuh)
@@ -13,7 +15,8 @@
 //                    the one __syncthreads of a stage comes before its last step: after it the next stage's copies are
 //                    there, and this stage is free
 //   epilogue         of few accumulators a lane of tensor cores, straight from registers, of all of them at once; its
-//                    operands are loaded after the first copies. Others go through shared memory in subtiles of some
+//                    operands are loaded after the first copies. Slices add theirs through shared memory, and each has
+//                    the epilogue of a part of them. Others go through shared memory in subtiles of some
 //                    rows (product/simt/epilogue.cuh)
 //   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles in their place
 //
@@ -50,24 +53,27 @@ struct ProductSimt {
   int swizzle = 8;                  // rows of tiles in a band (core/scheduler.cuh)
   int splits = 1, split_depth = 0;  // of K; each split's accumulators are a matrix of their own (product/split.cuh)
 
-  static constexpr int kThreads =
-      (kDouble || kHalf ? 32 : 1) * Config::kTileM * Config::kTileN / (Config::kThreadM * Config::kThreadN);
+  static constexpr int kThreads = (kDouble || kHalf ? 32 : 1) * Config::kSliceK * Config::kTileM * Config::kTileN /
+                                  (Config::kThreadM * Config::kThreadN);
   static constexpr int kWidth = Config::kTileN / kAccumulators;  // columns of a result's tile
-  using Epilogue = SimtEpilogue<Config, kWidth, kThreads, Multiply>;
+  using Epilogue = SimtEpilogue<Config, kWidth, kThreads, Multiply, Config::kSliceK>;
   using TileA = SimtTile<typename Config::A, Element, Config::kTileM, Config::kTileM, Config::kDepth, kThreads,
                          Config::kMMajorA, Config::kVectorA, Offset>;
   using TileB = SimtTile<typename Config::B, Element, kWidth, Config::kTileN, Config::kDepth, kThreads,
                          Config::kNMajorB, Config::kVectorB, Offset>;
   static constexpr int kStage = TileA::kSize + TileB::kSize;
   static constexpr int kRingBytes = Config::kStages * kStage * static_cast<int>(sizeof(Element));
-  static constexpr int kSubtileBytes = simt_subtile_bytes<Config, Multiply>;
-  static constexpr int kSharedBytes = kRingBytes > kSubtileBytes ? kRingBytes : kSubtileBytes;
-  static constexpr int kSteps = Config::kDepth / Multiply::kStep;
+  static constexpr int kSliceBytes =
+      Config::kSliceK * Config::kTileM * Config::kTileN * static_cast<int>(sizeof(float));
+  static constexpr int kSumBytes = Config::kSliceK > 1 ? kSliceBytes : simt_subtile_bytes<Config, Multiply>;
+  static constexpr int kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
+  static constexpr int kSliceDepth = Config::kDepth / Config::kSliceK, kSteps = kSliceDepth / Multiply::kStep;
   // Stages that asynchronous copies are ahead; those that wait in registers are one.
   static constexpr bool kAsync = TileA::kAsync || TileB::kAsync;
   static constexpr int kAhead = kAsync ? Config::kStages - 1 : 1;
   static_assert(Config::kStages >= 2, "one stage is multiplied while another one arrives");
   static_assert(kSteps % 2 == 0, "the first step of each stage uses the first set of registers");
+  static_assert(Config::kSliceK == 1 || (kHalf && Epilogue::kDirect), "slices add few accumulators a lane");
 };
 
 /// This block's tile; each split of K is a matrix.
@@ -112,6 +118,8 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   const auto start_one = [&](auto& tile, int offset, int stage, int next, int last, int part, int parts) {
     const bool async = tile.kAsync;
     const int ahead = async ? Call::kAhead : 1;
+    // Copies past the end are zeros, which take few accumulators longer to ask for than to know about.
+    if (Call::Epilogue::kDirect && stage + ahead >= stages) return;
     tile.start(shared + (async ? last : next) * Call::kStage + offset, depth - (stage + ahead) * Config::kDepth, part,
                parts);
   };
@@ -151,17 +159,16 @@ __device__ __forceinline__ void product_simt(const ProductSimt<Config>& call) {
   };
   typename Call::Epilogue epilogue{{call.operands, call.results, {row0, column0, tile.batch}, call.m, call.n}};
   if constexpr (kDirect) {
-    // Without a branch the compiler would compute where operands lie before it starts the first copies.
-    if (!Call::kAsync || stages > 0) begin(-Call::kAhead);
+    // Were it not for its branch, the compiler would compute where operands lie before the first copies.
+    begin(-Call::kAhead);
     epilogue.start(multiply);
   }
-  if constexpr (Call::kHalf) multiply.template place<typename Call::TileA, typename Call::TileB>();
-  if (!kDirect || stages > 1) {
-#pragma unroll
-    for (int stage = kDirect - Call::kAhead; stage < 0; ++stage) begin(stage);
-  } else if constexpr (Call::kAsync) {
-    ptx::cp_async_wait_group<0>();  // `wait` leaves the last kAhead - 1 groups in flight, and this one is the last
+  if constexpr (Call::kHalf) {
+    const int slice = Config::kSliceK == 1 ? 0 : threadIdx.x / (Call::kThreads / Config::kSliceK);
+    multiply.template place<typename Call::TileA, typename Call::TileB>(slice * Call::kSliceDepth);
   }
+#pragma unroll
+  for (int stage = kDirect - Call::kAhead; stage < 0; ++stage) begin(stage);
   wait(0);
   fetch(0, 0, 0);
   int slot = 0, last = Call::kAhead;  // the stage that is multiplied, and of the last one that is copied

@@ -88,14 +88,14 @@ def atom_of(accumulator: str, a: str, b: str) -> Atom:
     return TENSOR if a in HALF and a == b else FMA
 
 
-def threads(atom: Atom, knobs: Tiles) -> int:
-    """Of a thread block."""
-    return atom.lanes * knobs.tile_m * knobs.tile_n // (knobs.thread_m * knobs.thread_n)
+def threads(atom: Atom, knobs: Tiles, slices: int = 1) -> int:
+    """Of a thread block, as many for each of the slices of a stage."""
+    return slices * atom.lanes * knobs.tile_m * knobs.tile_n // (knobs.thread_m * knobs.thread_n)
 
 
-def tiles_reason(atom: Atom, knobs: Tiles, loads: Sequence[Loads]) -> str | None:
+def tiles_reason(atom: Atom, knobs: Tiles, loads: Sequence[Loads], slices: int = 1) -> str | None:
     """Why threads can't share the tiles of a and b, or None."""
-    count = threads(atom, knobs)
+    count = threads(atom, knobs, slices)
     for axis, tile, part, block, across in zip(
         "mn", (knobs.tile_m, knobs.tile_n), (knobs.thread_m, knobs.thread_n), atom.block, atom.warp, strict=True
     ):

@@ -1,5 +1,5 @@
 """Who serves products so small that starting a kernel is most of their time, or so narrow that XLA reads their rows by
-threads: `small_reason`.
+threads: `small_reason`. Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
 from typing import Literal
@@ -9,15 +9,15 @@ from jaxdnn.engines.product.sm90_model import moved
 from jaxdnn.engines.product.tma import CHUNK
 
 # Bytes in all and elements of K, up to which XLA's kernels took 1.0 to 3.2 us of an H100, and ours 2.3 to 4.2: theirs
-# begin before the one ahead has ended [35 in benchmarks/results/product_kernels.md]. Of an H200 3.2 to 3.8 and 4.7 to
-# 5.2, of up to 3 MB [56].
+# begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56].
 SMALL, SHORT_K = 3.2e6, 128
-SMALL_FUSED = 0.4e6  # likewise with a bias and an activation, 1.8 to 2.7 us of an H200, and ours 3.3 to 4.1 [56]
-# Likewise over a longer K, of whole chunks: plain ones, up to 256 of few columns over any such K, and those with a bias
-# and an activation [58, 59, 60].
+# Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
+# and an activation, over more than 384 [64].
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
-LONGER_K_FUSED, LONGER_K_SMALL_FUSED = 512, 0.25e6
 FEW, FEW_K = 16, 256
+FUSED_K, FUSED_SMALL = 384, 0.5e6
+# Up to which tiles of a few accumulators a lane begin in less time than those that TMA loads [64].
+BEGUN_SMALL = 0.5e6
 MANY_OF = 64  # rows, columns and K, up to which many matrices take 0.68 to 0.93 of our time [56]
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
 # time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59].
@@ -32,18 +32,21 @@ def small_reason(product: Product, engine: Literal["skinny", "sm90", "simt"]) ->
     """
     if product.a.itemsize != 2:
         return None
-    short, whole = product.k <= SHORT_K, product.k % CHUNK == 0
-    longer = product.k <= (LONGER_K if product.is_plain else LONGER_K_FUSED) and whole
-    if not product.is_plain:
-        one = product.batch == len(product.b) == len(product.results) == 1 and not product.reduced
-        full = any(operand.broadcast == "full" for operand in product.operands)
-        if not one or full or moved(product) > (SMALL_FUSED if short else LONGER_K_SMALL_FUSED if longer else 0.0):
-            return None
-        if product.k > CHUNK:
-            return f"XLA's kernels {BEGIN}"
-        # Those compute it in two, with a matrix of sums between them [59].
-        return None if engine == "simt" else f"kernels for any GPU {BEGIN}"
-    longer |= product.k <= FEW_K and product.n <= FEW
+    one = product.batch == len(product.results) == 1 and not product.reduced
+    if product.is_plain and (reason := _plain_reason(product)):
+        return reason
+    if not one or product.k > LONGER_K or any(operand.broadcast == "full" for operand in product.operands):
+        return None
+    fused = not product.is_plain and len(product.b) == 1
+    if fused and product.k > FUSED_K and product.k % CHUNK == 0 and moved(product) <= FUSED_SMALL:
+        return f"XLA's kernels {BEGIN}"
+    return f"kernels for any GPU {BEGIN}" if engine != "simt" and moved(product) <= BEGUN_SMALL else None
+
+
+def _plain_reason(product: Product) -> str | None:
+    """Why XLA's kernels serve a product with nothing fused in less time, or None."""
+    short = product.k <= SHORT_K
+    longer = (product.k <= LONGER_K and product.k % CHUNK == 0) or (product.k <= FEW_K and product.n <= FEW)
     if moved(product) <= (SMALL if short else LONGER_K_SMALL if longer and product.batch == 1 else 0.0):
         return f"XLA's kernels {BEGIN}, and nothing is fused"
     if not short:

@@ -75,10 +75,13 @@ struct StagedEpilogue : SimtResult<Config> {
 constexpr int kFewElements = 8;
 constexpr int kFewOperands = 4;  // more of them would take registers from what multiplies
 
-template <class Config, class Multiply>
+/// Warps of kSlices of K have accumulators of the same elements, and each of them the epilogue of a part of these.
+template <class Config, class Multiply, int kSlices>
 struct DirectEpilogue : SimtResult<Config> {
+  using Accumulator = typename Config::Accumulator;
   static constexpr bool kDirect = true;
-  static constexpr int kElements = Multiply::kElements;
+  static constexpr int kElements = Multiply::kElements / kSlices;
+  static_assert(kElements * kSlices == Multiply::kElements, "each slice has as many elements");
   static constexpr bool kEarly = Config::Operands::kCount <= kFewOperands;
 
   Register operand[kElements][Config::Operands::kArray];
@@ -88,14 +91,18 @@ struct DirectEpilogue : SimtResult<Config> {
     if constexpr (kEarly) load(multiply);
   }
 
-  __device__ __forceinline__ void finish(const Multiply& multiply, unsigned char*) {
+  __device__ __forceinline__ void finish(const Multiply& multiply, unsigned char* shared_memory) {
     if constexpr (!kEarly) load(multiply);
+    Accumulator* const slices = reinterpret_cast<Accumulator*>(shared_memory) + threadIdx.x % kSliceThreads;
+    if constexpr (kSlices > 1) share(multiply, slices);
     Register result[kElements][Config::Results::kCount];
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      typename Config::Accumulator accumulators[Config::kAccumulators];
+      Accumulator accumulators[Config::kAccumulators];
 #pragma unroll
-      for (int s = 0; s < Config::kAccumulators; ++s) accumulators[s] = multiply.element(i, s);
+      for (int s = 0; s < Config::kAccumulators; ++s) {
+        accumulators[s] = kSlices > 1 ? sum(slices, i, s) : multiply.element(i, s);
+      }
       const ElementContext<typename Config::Operands> context{nearest(multiply, i), this->operands};
       Config::Epilogue::apply(accumulators, operand[i], context, result[i]);
     }
@@ -109,9 +116,41 @@ struct DirectEpilogue : SimtResult<Config> {
   }
 
  private:
+  static constexpr int kSliceThreads = 32 * Multiply::kWarps;
+
+  /// The first element of a lane whose epilogue is this slice's.
+  static __device__ __forceinline__ int own() {
+    return kSlices > 1 ? static_cast<int>(threadIdx.x) / kSliceThreads * kElements : 0;
+  }
+
+  /// Where in shared memory element `i` of a sum lies, of a slice.
+  static constexpr __device__ __forceinline__ int place(int slice, int i, int s) {
+    return ((slice * Config::kAccumulators + s) * Multiply::kElements + i) * kSliceThreads;
+  }
+
+  __device__ __forceinline__ void share(const Multiply& multiply, Accumulator* slices) const {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Multiply::kElements; ++i) {
+#pragma unroll
+      for (int s = 0; s < Config::kAccumulators; ++s) {
+        slices[place(static_cast<int>(threadIdx.x) / kSliceThreads, i, s)] = multiply.element(i, s);
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ Accumulator sum(const Accumulator* slices, int i, int s) const {
+    Accumulator total = slices[place(0, own() + i, s)];
+#pragma unroll
+    for (int slice = 1; slice < kSlices; ++slice) total += slices[place(slice, own() + i, s)];
+    return total;
+  }
+
   __device__ __forceinline__ Coordinate coordinate(const Multiply& multiply, int i) const {
     const Coordinate& first = this->first;
-    return {first.row + multiply.element_row(i), first.column + multiply.element_column(i), first.batch};
+    return {first.row + multiply.element_row(own() + i), first.column + multiply.element_column(own() + i),
+            first.batch};
   }
 
   /// Elements outside are taken for the last ones inside, and not stored: so nothing but stores depends on where they
@@ -130,8 +169,9 @@ struct DirectEpilogue : SimtResult<Config> {
   }
 };
 
-template <class Config, int kWidth, int kThreads, class Multiply>
-using SimtEpilogue = Select<Config::kHalf && Config::kThreadM * Config::kThreadN <= 32 * kFewElements,
-                            DirectEpilogue<Config, Multiply>, StagedEpilogue<Config, kWidth, kThreads, Multiply>>;
+template <class Config, int kWidth, int kThreads, class Multiply, int kSlices = 1>
+using SimtEpilogue =
+    Select<Config::kHalf && Config::kThreadM * Config::kThreadN <= 32 * kFewElements,
+           DirectEpilogue<Config, Multiply, kSlices>, StagedEpilogue<Config, kWidth, kThreads, Multiply>>;
 
 }  // namespace jaxdnn

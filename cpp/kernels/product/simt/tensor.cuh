@@ -16,6 +16,7 @@ struct WarpAccumulators {
   using Accumulator = typename Config::Accumulator;
   static constexpr int kWarpRows = Config::kThreadM, kWarpColumns = Config::kThreadN;
   static constexpr int kWarpsAcross = Config::kTileN / kWarpColumns;
+  static constexpr int kWarps = Config::kTileM / kWarpRows * kWarpsAcross;  // of a slice of K
   static constexpr int kBlocksTall = kWarpRows / 16, kBlocksWide = kWarpColumns / 8;
   static constexpr int kSubtiles = 2 * kBlocksTall, kSubtileRows = Config::kTileM / kSubtiles;
   static constexpr int kElementsWide = kBlocksWide / kSums, kElements = 4 * kBlocksTall * kElementsWide;  // of a lane
@@ -25,7 +26,7 @@ struct WarpAccumulators {
   int row0, column0;  // of this warp's tile
 
   __device__ __forceinline__ WarpAccumulators() {
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32 % kWarps;
     row0 = warp / kWarpsAcross * kWarpRows;
     column0 = warp % kWarpsAcross * (kWarpColumns / kSums);
   }
@@ -105,16 +106,16 @@ struct HalfTile : WarpAccumulators<Config, Config::kAccumulators> {
   unsigned rows[2][Warp::kBlocksTall][4], columns[2][Warp::kBlocksWide][2];
   unsigned first_a, first_b;  // bytes from where a tile begins to what this lane loads of it first
 
-  /// Finds where this lane's loads begin, before anybody waits for a tile.
+  /// Finds where this lane's loads begin, before anybody waits for a tile, of which its warp multiplies what follows k.
   template <class TileA, class TileB>
-  __device__ __forceinline__ void place() {
+  __device__ __forceinline__ void place(int k = 0) {
     const int lane = threadIdx.x % 32;
     // Of a's four matrices, the second and fourth are the lower rows, the third and fourth the later k.
     const int row = this->row0 + (TileA::kAlongExtent ? lane / 8 % 2 * 8 : lane % 16);
-    first_a = sizeof(T) * TileA::offset_of(row, lane / 16 * 8 + (TileA::kAlongExtent ? lane % 8 : 0));
+    first_a = sizeof(T) * TileA::offset_of(row, k + lane / 16 * 8 + (TileA::kAlongExtent ? lane % 8 : 0));
     // Of b's, the second and fourth are the later k, the third and fourth the second block.
     const int column = this->column0 + lane / 16 * Warp::block_column(1) + (TileB::kAlongExtent ? 0 : lane % 8);
-    first_b = sizeof(T) * TileB::offset_of(column, TileB::kAlongExtent ? lane % 16 : lane / 8 % 2 * 8);
+    first_b = sizeof(T) * TileB::offset_of(column, k + (TileB::kAlongExtent ? lane % 16 : lane / 8 % 2 * 8));
     asm volatile("" : "+r"(first_a), "+r"(first_b));
   }
 

@@ -14,6 +14,7 @@ from jaxdnn.engines.product.simt.knobs import (
     REALIGNED,
     SimtKnobs,
     blocks,
+    few_elements,
     knobs_reason,
     product_atom,
     runs_of,
@@ -25,15 +26,39 @@ RATE = {"float32": 50e12, "int32": 29e12, "float64": 51e12}  # operations a seco
 TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
 FEW_WARPS, FEW_TENSOR_WARPS = 0.65, 1.1  # with fewer, speed falls as this power [2]; of tensor cores [8]
-# Seconds, of 16-bit elements on tensor cores [8]: before the first copies arrive, and after the last multiply; of a
-# stage, whose rows are aligned and are not, and besides for each 256 of its elements, which the blocks of a
-# multiprocessor share as this power of their number; and of an element in the epilogue, with functions and without.
-START = 2e-6
-STAGE, UNALIGNED_STAGE, LOADED, SHARED = 0.085e-6, 0.19e-6, 0.02e-6, 0.7
-EPILOGUE = {False: 0.65e-9, True: 0.33e-9}
 MANY = 2**30  # multiplications from which on cuBLAS makes up for an epilogue of its own [5]
 SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of 16-bit elements on tensor cores.
+
+    Attributes:
+      start: before the first copies arrive, and after the last multiply.
+      stage: that each takes at least.
+      loaded: besides, for each 256 of its elements.
+      shared: the power of how many blocks a multiprocessor has, as which these share that.
+      element: in the epilogue; half of it without functions.
+    """
+
+    start: float
+    stage: float
+    loaded: float
+    shared: float
+    element: float
+
+
+# By whether rows are aligned: of many accumulators a lane [8], and of few [10].
+MANY_ELEMENTS = {
+    True: Latency(2e-6, 0.085e-6, 0.02e-6, 0.7, 0.65e-9),
+    False: Latency(2e-6, 0.19e-6, 0.02e-6, 0.7, 0.65e-9),
+}
+FEW_ELEMENTS = {
+    True: Latency(2e-6, 0.18e-6, 0.01e-6, 1.45, 0.0),
+    False: Latency(1.6e-6, 0.25e-6, 0.016e-6, 1.0, 0.4e-9),
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +94,8 @@ _DOUBLE = (
     Shape(SimtKnobs(tile_m=64, tile_n=64, thread_m=32, thread_n=32, depth=8, stages=4, resident=3), 0.96),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, resident=4), 0.6),
 )
+# Four warps a block, the fewest whose multiplies overlap: more of them take longer to start [10].
+_SLICED = SimtKnobs(tile_m=16, tile_n=16, thread_m=16, thread_n=16, depth=128, slice_k=4, stages=8, resident=3)
 _TENSOR = (
     Shape(SimtKnobs(thread_m=64, thread_n=64, depth=32), 1.0),
     Shape(SimtKnobs(tile_m=64, thread_m=32, thread_n=64, depth=32, resident=3), 0.72),
@@ -76,6 +103,8 @@ _TENSOR = (
     Shape(SimtKnobs(tile_m=32, tile_n=64, thread_m=16, thread_n=32, depth=32, stages=4, resident=6), 0.42),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=6, resident=4), 0.42),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=128, stages=4, resident=3), 0.42),
+    Shape(replace(_SLICED, tile_n=32, slice_k=2, stages=6, resident=2), 0.42),
+    Shape(_SLICED, 0.42),
 )
 # 16-bit elements of unaligned rows wait in registers too. More warps load more of them at once, so do deeper stages,
 # which is what products that are small enough for this kernel wait for [6, 8].
@@ -87,6 +116,11 @@ _UNALIGNED_TENSOR = (
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=64, stages=2, resident=4), 0.2),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=128, stages=2, resident=3), 0.2),
     Shape(SimtKnobs(tile_m=32, tile_n=32, thread_m=16, thread_n=16, depth=256, stages=2), 0.2),
+    Shape(replace(_SLICED, tile_n=32, slice_k=2, stages=2, resident=4), 0.2),
+    Shape(replace(_SLICED, tile_n=32, slice_k=2, depth=256, stages=2, resident=2), 0.2),
+    Shape(replace(_SLICED, stages=2, resident=5), 0.2),
+    Shape(replace(_SLICED, depth=256, stages=2), 0.2),
+    Shape(replace(_SLICED, depth=512, stages=2, resident=2), 0.2),
 )
 
 
@@ -131,7 +165,7 @@ def timed(product: Product, target: Target) -> dict[SimtKnobs, float]:
 
 def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
     """Into how many parts K may be cut to occupy more of the device: parts of at least 16 stages."""
-    if threads(product_atom(product), knobs) > 256:
+    if threads(product_atom(product), knobs, knobs.slice_k) > 256:
         return [1]  # a part's place takes registers too [4]
     most = min(slots // blocks(product, knobs), product.k // (16 * knobs.depth), 64)
     return [1, *(split for split in (2, 3, 4, 6, 8, 16, 32, 64) if split <= most)]
@@ -141,22 +175,19 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     """An estimate of the time, for comparing knobs with each other."""
     atom = product_atom(product)
     each = math.ceil(blocks(product, knobs) / sm_count)  # blocks of a multiprocessor, one after the other or together
-    warps = min(each, knobs.resident) * threads(atom, knobs) / 32
+    warps = min(each, knobs.resident) * threads(atom, knobs, knobs.slice_k) / 32
     few = FEW_TENSOR_WARPS if atom is TENSOR and together(product) > REALIGNED else FEW_WARPS
     rate = (TENSOR_RATE if atom is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** few
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
     if atom is TENSOR:
+        latency = (FEW_ELEMENTS if few_elements(product, knobs) else MANY_ELEMENTS)[together(product) > REALIGNED]
+        loading = latency.loaded * (knobs.tile_m + knobs.tile_n) * knobs.depth / 256
+        stage = latency.stage + loading * min(each, knobs.resident) ** latency.shared
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
-        time = max(time, stages * _stage(product, knobs, min(each, knobs.resident)))
-        time += START + EPILOGUE[product.is_plain] * each * knobs.tile_m * knobs.tile_n / len(product.b)
+        elements = each * knobs.tile_m * knobs.tile_n / len(product.b)
+        time = latency.start + max(time, stages * stage) + latency.element * elements * (0.5 if product.is_plain else 1)
     if knobs.split_k > 1:
         accumulators = product.m * product.n * product.batch * len(product.b) * 4
         time += SPLIT_LAUNCH + 2 * accumulators * knobs.split_k / SPLIT_RATE
     return time
-
-
-def _stage(product: Product, knobs: SimtKnobs, at_once: int) -> float:
-    """Seconds of a stage of 16-bit elements, where a multiprocessor has so many blocks at once."""
-    loading = LOADED * (knobs.tile_m + knobs.tile_n) * knobs.depth / 256 * at_once**SHARED
-    return (UNALIGNED_STAGE if together(product) <= REALIGNED else STAGE) + loading

@@ -27,6 +27,7 @@ class SimtKnobs:
       stages: in flight.
       swizzle: of the rasterization: rows of tiles that are worked through together, for the L2 cache.
       split_k: parts of K that are summed apart, into scratch memory, and added by a second kernel.
+      slice_k: parts of a stage, each of which is multiplied by warps of its own, on tensor cores.
       resident: thread blocks that a multiprocessor has registers for.
     """
 
@@ -38,10 +39,11 @@ class SimtKnobs:
     stages: int = 3
     swizzle: int = 8
     split_k: int = 1
+    slice_k: int = 1
     resident: int = 2
 
     def __post_init__(self) -> None:
-        check_powers_of_two(self, "tile_m", "tile_n", "depth")
+        check_powers_of_two(self, "tile_m", "tile_n", "depth", "slice_k")
         check_least(self, 1, "thread_m", "thread_n", "swizzle", "split_k", "resident")
         check_least(self, 2, "stages")
 
@@ -82,10 +84,13 @@ def knobs_reason(product: Product, knobs: SimtKnobs, target: Target) -> str | No
             (product.a, product.b[0]), runs_of(product), (knobs.tile_m, knobs.tile_n // len(product.b)), strict=True
         )
     ]
-    if reason := tiles_reason(atom, knobs, loads):
+    if reason := tiles_reason(atom, knobs, loads, knobs.slice_k):
         return reason
-    if knobs.depth % (2 * atom.step):
-        return f"depth is {knobs.depth}; expected a multiple of {2 * atom.step}"
+    if knobs.slice_k > 1 and not (few_elements(product, knobs) and knobs.slice_k <= FEW_ELEMENTS // len(product.b)):
+        few = f"few accumulators a lane of tensor cores, and at most {FEW_ELEMENTS // len(product.b)}"
+        return f"slice_k is {knobs.slice_k}; expected 1, or {few}"
+    if knobs.depth % (2 * atom.step * knobs.slice_k):
+        return f"depth is {knobs.depth}; expected a multiple of {2 * atom.step * knobs.slice_k}"
     if knobs.split_k > math.ceil(product.k / knobs.depth):
         return f"split_k is {knobs.split_k}; k has {math.ceil(product.k / knobs.depth)} parts of {knobs.depth}"
     if blocks(product, knobs) > MAX_GRID:
@@ -105,10 +110,14 @@ def grid_of(product: Product, knobs: SimtKnobs) -> tuple[int, tuple[int, int, in
     others are in the order of core/scheduler.cuh.
     """
     rows, columns, matrices = _tiles(product, knobs)
-    few = product_atom(product) is TENSOR and knobs.thread_m * knobs.thread_n <= 32 * FEW_ELEMENTS
-    if not few or max(columns, matrices) > MAX_GRID_YZ:
+    if not few_elements(product, knobs) or max(columns, matrices) > MAX_GRID_YZ:
         return 1, (rows * columns * matrices, 1, 1)
     return 2 if matrices == 1 else 3, (rows, columns, matrices)
+
+
+def few_elements(product: Product, knobs: SimtKnobs) -> bool:
+    """Whether a lane of tensor cores has so few accumulators that the epilogue is applied to all of them at once."""
+    return product_atom(product) is TENSOR and knobs.thread_m * knobs.thread_n <= 32 * FEW_ELEMENTS
 
 
 def _tiles(product: Product, knobs: SimtKnobs) -> tuple[int, int, int]:
@@ -120,4 +129,5 @@ def _tiles(product: Product, knobs: SimtKnobs) -> tuple[int, int, int]:
 
 def shared_bytes(product: Product, knobs: SimtKnobs) -> int:
     """Bytes of shared memory of a thread block."""
-    return shared_memory(product_atom(product), knobs, runs_of(product), knobs.stages)
+    slices = 4 * knobs.slice_k * knobs.tile_m * knobs.tile_n if knobs.slice_k > 1 else 0
+    return max(slices, shared_memory(product_atom(product), knobs, runs_of(product), knobs.stages))

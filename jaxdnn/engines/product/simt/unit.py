@@ -41,11 +41,12 @@ def multiply(product: Product, knobs: SimtKnobs, epilogue: ElementEpilogue) -> S
         "ThreadN": knobs.thread_n,
         "Depth": knobs.depth,
         "Stages": knobs.stages,
+        "SliceK": knobs.slice_k,
         "VectorA": vector(atom, product.a, along[0]),
         "VectorB": min(vector(atom, b, along[1]) for b in product.b),
     }
     call = "jaxdnn::ProductSimt<Config>"
-    needed, block = shared_bytes(product, knobs), threads(atom, knobs)
+    needed, block = shared_bytes(product, knobs), threads(atom, knobs, knobs.slice_k)
     found = _matrix("a", "a", product.a)
     for i, b in enumerate(product.b):
         found += _matrix(f"b{i}", "b", b, f"[{i}]")
