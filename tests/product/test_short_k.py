@@ -224,7 +224,7 @@ def test_lines_are_cut_where_rows_are_whole(one, whole):
     ],
 )
 def test_what_xla_serves(one, said):
-    found = small_reason(one.product(), "sm90")
+    found = small_reason(one.product(), H200, "sm90")
     assert found is None if said is None else said in found
 
 

@@ -2,9 +2,12 @@
 threads: `small_reason`. Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
+from math import inf
 from typing import Literal
 
+from jaxdnn.device import Target
 from jaxdnn.engines.product.problem import Product
+from jaxdnn.engines.product.simt import heuristic as simt
 from jaxdnn.engines.product.sm90_model import moved
 from jaxdnn.engines.product.tma import CHUNK
 
@@ -16,8 +19,11 @@ SMALL, SHORT_K = 3.2e6, 128
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
 FEW, FEW_K = 16, 256
 FUSED_K, FUSED_SMALL = 384, 0.5e6
-# Up to which tiles of a few accumulators a lane begin in less time than those that TMA loads [64].
-BEGUN_SMALL = 0.5e6
+# Seconds that the others of our kernels take at least, besides for an element of K, and with a function, of one matrix
+# up to so large [64]; skinny, of more than FEWEST rows.
+BEGUN_SMALL = 1.2e6
+BEGUN = {"sm90": (2.8e-6, 2.1e-9, 0.6e-6), "skinny": (3.1e-6, 0.8e-9, 0.0)}
+FEWEST = 8
 MANY_OF = 64  # rows, columns and K, up to which many matrices take 0.68 to 0.93 of our time [56]
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
 # time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59].
@@ -26,21 +32,30 @@ NARROW, MANY_ROWS, STORED = 8, 64, 32
 BEGIN = "begin in less time, which is most of so small a product's"
 
 
-def small_reason(product: Product, engine: Literal["skinny", "sm90", "simt"]) -> str | None:
+def small_reason(product: Product, target: Target, engine: Literal["skinny", "sm90", "simt"]) -> str | None:
     """Why others serve a product of 16-bit floats in less time on Hopper than the engine, or None: a plain one, or one
-    matrix with a function of it and of rows or columns.
+    with a function of it and of rows or columns.
     """
     if product.a.itemsize != 2:
         return None
-    one = product.batch == len(product.results) == 1 and not product.reduced
     if product.is_plain and (reason := _plain_reason(product)):
         return reason
+    one = product.batch == len(product.results) == 1 and not product.reduced
     if not one or product.k > LONGER_K or any(operand.broadcast == "full" for operand in product.operands):
         return None
     fused = not product.is_plain and len(product.b) == 1
     if fused and product.k > FUSED_K and product.k % CHUNK == 0 and moved(product) <= FUSED_SMALL:
         return f"XLA's kernels {BEGIN}"
-    return f"kernels for any GPU {BEGIN}" if engine != "simt" and moved(product) <= BEGUN_SMALL else None
+    return f"kernels for any GPU {BEGIN}" if engine != "simt" and _simt_begins(product, target, engine) else None
+
+
+def _simt_begins(product: Product, target: Target, engine: Literal["skinny", "sm90"]) -> bool:
+    """Whether the kernel for any GPU is done before the engine's would be, of few tiles."""
+    if moved(product) > BEGUN_SMALL or (engine == "skinny" and product.m <= FEWEST):
+        return False
+    start, of_k, function = BEGUN[engine]
+    others = start + of_k * product.k + (0.0 if product.is_plain else function)
+    return min(simt.timed(product, target).values(), default=inf) < others
 
 
 def _plain_reason(product: Product) -> str | None:

@@ -37,7 +37,7 @@ class Simt(ProblemEngine[Product, SimtKnobs]):
             return "XLA's kernels for tensor cores are faster for products this large, of what may be rounded"
         if target.compute_capability != 90:
             return None
-        return small_reason(problem, "simt") or unaligned_reason(problem, target, "simt")
+        return small_reason(problem, target, "simt") or unaligned_reason(problem, target, "simt")
 
     def reason(self, problem: Product, target: Target) -> str | None:
         if reason := dtypes_reason(problem.accumulator, problem.a.dtype, problem.b[0].dtype, target):

@@ -53,11 +53,11 @@ class Latency:
 # By whether rows are aligned: of many accumulators a lane [8], and of few [10].
 MANY_ELEMENTS = {
     True: Latency(2e-6, 0.085e-6, 0.02e-6, 0.7, 0.65e-9),
-    False: Latency(2e-6, 0.19e-6, 0.02e-6, 0.7, 0.65e-9),
+    False: Latency(2e-6, 0.4e-6, 0.03e-6, 0.8, 0.4e-9),
 }
 FEW_ELEMENTS = {
-    True: Latency(2e-6, 0.18e-6, 0.01e-6, 1.45, 0.0),
-    False: Latency(1.6e-6, 0.25e-6, 0.016e-6, 1.0, 0.4e-9),
+    True: Latency(2e-6, 0.085e-6, 0.0125e-6, 1.3, 0.4e-9),
+    False: Latency(1.6e-6, 0.23e-6, 0.017e-6, 0.9, 0.6e-9),
 }
 
 

@@ -37,7 +37,7 @@ class Skinny(ProblemEngine[Product, SkinnyKnobs]):
     def outdone(self, problem: Product, target: Target) -> str | None:
         one = skinny(problem)
         assert not isinstance(one, str), "the product is served"
-        return small_reason(problem, "skinny") or few_rows_reason(one, target)
+        return small_reason(problem, target, "skinny") or few_rows_reason(one, target)
 
     def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:

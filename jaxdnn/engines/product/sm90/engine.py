@@ -49,7 +49,7 @@ class Sm90(ProblemEngine[Product, Sm90Knobs]):
     notes = ("deterministic", "tensor cores", "rounds float32 operands to tf32")
 
     def outdone(self, problem: Product, target: Target) -> str | None:
-        return small_reason(problem, "sm90") or unaligned_reason(problem, target, "sm90")
+        return small_reason(problem, target, "sm90") or unaligned_reason(problem, target, "sm90")
 
     def reason(self, problem: Product, target: Target) -> str | None:
         if target.compute_capability != 90:
