@@ -195,8 +195,9 @@ def seconds(
     work = max(work, SWAPPED) if knobs.swapped else work
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
-    shared = matrices and knobs.schedule == "cooperative" and knobs.consumers == 2 and turns > FEW_ROUNDS
-    if shared and size == 2 and product.is_plain and (product.k <= LONG_K // 2 or knobs.swapped):
+    shared = matrices and knobs.schedule == "cooperative" and knobs.consumers == 2 and size == 2
+    brief = product.k <= LONG_K // 2 and turns > 1
+    if shared and product.is_plain and (brief or (knobs.swapped and turns > FEW_ROUNDS)):
         storing *= STORED_TOGETHER
     if wide:
         storing += WIDE_OF_THREE

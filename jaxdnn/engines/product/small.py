@@ -15,12 +15,12 @@ from jaxdnn.engines.product.tma import CHUNK
 # begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56].
 SMALL, SHORT_K = 3.2e6, 128
 # Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
-# and an activation, over more than 384 [64].
+# and an activation, over more than 384 [63].
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
 FEW, FEW_K = 16, 256
 FUSED_K, FUSED_SMALL = 384, 0.5e6
 # Seconds that the others of our kernels take at least, besides for an element of K, and with a function, of one matrix
-# up to so large [64]; skinny, of more than FEWEST rows.
+# up to so large [63]; skinny, of more than FEWEST rows.
 BEGUN_SMALL = 1.2e6
 BEGUN = {"sm90": (2.8e-6, 2.1e-9, 0.6e-6), "skinny": (3.1e-6, 0.8e-9, 0.0)}
 FEWEST = 8

@@ -118,9 +118,15 @@ def candidates(
                 knobs = replace(knobs, swapped=True)
                 found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16]; then,
-    # where TMA asks for most lines twice, one whose blocks share columns [45].
+    # where TMA asks for most lines twice, one whose blocks share columns [45]; then, over a short K, one whose blocks
+    # wait for fewer others [64].
     alone = {knobs: bool(across) and knobs.cluster_m == 1 and not knobs.swapped for knobs in found}
-    return iter(sorted(found, key=lambda knobs: (found[knobs], knobs.threads, alone[knobs])))
+    brief = product.k <= LONG_K // 2
+
+    def order(knobs: Sm90Knobs) -> tuple[float, ...]:
+        return found[knobs], knobs.threads, alone[knobs], brief and knobs.cluster_m * knobs.cluster_n
+
+    return iter(sorted(found, key=order))
 
 
 def fitted(
