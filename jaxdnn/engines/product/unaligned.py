@@ -26,6 +26,9 @@ LAUNCH = 2e-6  # seconds that one more kernel takes at least
 # Short products are not held by the power limit that the model of sm90's time was fitted under [20].
 SHORT, SHORT_SPEED = 40e-6, 1.3
 MANY_COPIED = 16 * 2**20  # bytes of a convolution's copies, from which on they are compared with XLA's kernels
+# Bytes in all, up to which the times that the model of the kernel for any GPU was fitted to were from the L2 cache, and
+# how much longer larger products wait for memory [63].
+SIMT_NEAR, SIMT_FAR = 0.5e6, 1.2
 # Seconds, and then bytes a second, that results take without TMA, by the bytes that their rows are aligned to: straight
 # from registers, or row by row; few take less [18, 20, 23].
 STORE = {1: (15e-6, 0.5e12), 2: (3e-6, 0.9e12), 4: (2.2e-6, 1.1e12)}
@@ -47,7 +50,7 @@ XLA_SUM_BYTES = 4  # of what an epilogue is of, which is stored before it and re
 XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 # Seconds that these take at least, and for 128 bytes of K, one after the other, of aligned rows and of others [20, 34].
 XLA_START = 2e-6
-XLA_STAGE = {True: 0.15e-6, False: 0.9e-6}
+XLA_STAGE = {True: 0.15e-6, False: 0.8e-6}
 XLA_IN_TURN = 60  # aligned stages that one block waits for: a longer K is split [20]
 XLA_ONE_TILE, XLA_PARTS = 128 * 128, 3  # elements of a result, of which a shorter K is split, too, and in how many [34]
 
@@ -113,7 +116,9 @@ def simt_seconds(product: Product, target: Target) -> float:
     found = simt.timed(product, target)
     if product.m * product.n * product.k * product.batch >= simt.MANY or element_reason(product, found):
         return inf
-    return max(min(found.values()), moved(product) / MEMORY_RATE)
+    bytes_moved = moved(product)
+    farther = SIMT_FAR if bytes_moved > SIMT_NEAR else 1.0
+    return max(farther * min(found.values()), bytes_moved / MEMORY_RATE)
 
 
 def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
