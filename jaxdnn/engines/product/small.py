@@ -15,7 +15,7 @@ from jaxdnn.engines.product.tma import CHUNK
 # begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56].
 SMALL, SHORT_K = 3.2e6, 128
 # Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
-# and an activation, over more than 384 [63].
+# and an activation, over 384 at least [63].
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
 FEW, FEW_K = 16, 256
 FUSED_K, FUSED_SMALL = 384, 0.5e6
@@ -44,7 +44,7 @@ def small_reason(product: Product, target: Target, engine: Literal["skinny", "sm
     if not one or product.k > LONGER_K or any(operand.broadcast == "full" for operand in product.operands):
         return None
     fused = not product.is_plain and len(product.b) == 1
-    if fused and product.k > FUSED_K and product.k % CHUNK == 0 and moved(product) <= FUSED_SMALL:
+    if fused and product.k >= FUSED_K and product.k % CHUNK == 0 and moved(product) <= FUSED_SMALL:
         return f"XLA's kernels {BEGIN}"
     return f"kernels for any GPU {BEGIN}" if engine != "simt" and _simt_begins(product, target, engine) else None
 
