@@ -191,7 +191,7 @@ def test_a_gradient_without_jit():
 
 def test_exported_for_a_named_gpu():
     """Without a GPU: the program holds the kernels' source, and their launches."""
-    case = product((256, 128), (128, 512), BF16, epilogue="bias gelu", extras=(((512,), BF16),))
+    case = product((512, 256), (256, 1024), BF16, epilogue="bias gelu", extras=(((1024,), BF16),))
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in case.primals()]
     with jaxdnn.options(target="sm_90"):
         exported = export.export(jax.jit(case.call), platforms=["cuda"], disabled_checks=jaxdnn.export_checks())(*types)

@@ -51,11 +51,11 @@ class Latency:
 
 
 # By whether rows are aligned: of many accumulators a lane [8], and of few [10].
-MANY_ELEMENTS = {
+LATENCY_OF_MANY = {
     True: Latency(2e-6, 0.085e-6, 0.02e-6, 0.7, 0.65e-9),
     False: Latency(2e-6, 0.4e-6, 0.03e-6, 0.8, 0.4e-9),
 }
-FEW_ELEMENTS = {
+LATENCY_OF_FEW = {
     True: Latency(2e-6, 0.085e-6, 0.0125e-6, 1.3, 0.4e-9),
     False: Latency(1.6e-6, 0.23e-6, 0.017e-6, 0.9, 0.6e-9),
 }
@@ -181,7 +181,7 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
     if atom is TENSOR:
-        latency = (FEW_ELEMENTS if few_elements(product, knobs) else MANY_ELEMENTS)[together(product) > REALIGNED]
+        latency = (LATENCY_OF_FEW if few_elements(product, knobs) else LATENCY_OF_MANY)[together(product) > REALIGNED]
         loading = latency.loaded * (knobs.tile_m + knobs.tile_n) * knobs.depth / 256
         stage = latency.stage + loading * min(each, knobs.resident) ** latency.shared
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
