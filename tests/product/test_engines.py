@@ -117,6 +117,8 @@ def server(row, target):
         (ProductCase(20, 192, 904, "bfloat16"), "any GPU begin"),
         (ProductCase(96, 320, 200, "bfloat16"), "any GPU begin"),
         (ProductCase(128, 512, 384, "bfloat16"), "any GPU begin"),
+        # An H200 took 10.5 us by the kernel for any GPU, where 8.0 were expected of the L2 cache, and 7.5 by XLA's.
+        (ProductCase(312, 483, 576, "bfloat16"), "would take longer than XLA's kernels"),
         # Larger ones, and batches, are not said to be.
         (ProductCase(512, 512, 192, "bfloat16"), None),
         (ProductCase(64, 64, 256, "bfloat16", batch=2), None),

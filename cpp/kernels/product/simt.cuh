@@ -16,9 +16,10 @@
 //                    there, and this stage is free
 //   epilogue         of few accumulators a lane of tensor cores, straight from registers, of all of them at once; its
 //                    operands are loaded after the first copies. Slices add theirs through shared memory, and each has
-//                    the epilogue of a part of them. Others go through shared memory in subtiles of some
-//                    rows (product/simt/epilogue.cuh)
-//   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles in their place
+//                    the epilogue of a part of them. Others go through shared memory in subtiles of some rows
+//                    (product/simt/epilogue.cuh)
+//   shared memory    | stages of (tile of A | tiles of B) |, then the subtiles, or the slices' accumulators, in their
+//                    place
 //
 // Bytes: A once for each kTileN columns of the result and B once for each kTileM rows, mostly from L2; of a split, 4
 // (float64: 8) an accumulator. Flops: 2 m n k, at one fused multiply-add a lane and cycle. Arithmetic bounds it. Of 128
@@ -63,10 +64,8 @@ struct ProductSimt {
                          Config::kNMajorB, Config::kVectorB, Offset>;
   static constexpr int kStage = TileA::kSize + TileB::kSize;
   static constexpr int kRingBytes = Config::kStages * kStage * static_cast<int>(sizeof(Element));
-  static constexpr int kSliceBytes =
-      Config::kSliceK * Config::kTileM * Config::kTileN * static_cast<int>(sizeof(float));
-  static constexpr int kSumBytes = Config::kSliceK > 1 ? kSliceBytes : simt_subtile_bytes<Config, Multiply>;
-  static constexpr int kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
+  static constexpr int kSubtileBytes = simt_subtile_bytes<Config, Multiply>;
+  static constexpr int kSharedBytes = kRingBytes > kSubtileBytes ? kRingBytes : kSubtileBytes;
   static constexpr int kSliceDepth = Config::kDepth / Config::kSliceK, kSteps = kSliceDepth / Multiply::kStep;
   // Stages that asynchronous copies are ahead; those that wait in registers are one.
   static constexpr bool kAsync = TileA::kAsync || TileB::kAsync;
@@ -74,6 +73,8 @@ struct ProductSimt {
   static_assert(Config::kStages >= 2, "one stage is multiplied while another one arrives");
   static_assert(kSteps % 2 == 0, "the first step of each stage uses the first set of registers");
   static_assert(Config::kSliceK == 1 || (kHalf && Epilogue::kDirect), "slices add few accumulators a lane");
+  static_assert(Config::kSliceK == 1 || 4 * Config::kSliceK * Config::kTileM * Config::kTileN <= kSharedBytes,
+                "the slices' accumulators are where the stages were");
 };
 
 /// This block's tile; each split of K is a matrix.

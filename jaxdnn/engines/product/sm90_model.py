@@ -51,8 +51,8 @@ NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
-# Times as long, by two warp groups that share a tile over a short K, or store it transposed, in several rounds [48].
-STORED_TOGETHER = 2.0
+# Times as long, by two warp groups that share a tile, of a K so short, or stored transposed in several rounds [48, 64].
+STORED_TOGETHER, BRIEF_K = 2.0, LONG_K // 2
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
 SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
@@ -196,8 +196,8 @@ def seconds(
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
     shared = matrices and knobs.schedule == "cooperative" and knobs.consumers == 2 and size == 2
-    brief = product.k <= LONG_K // 2 and turns > 1
-    if shared and product.is_plain and (brief or (knobs.swapped and turns > FEW_ROUNDS)):
+    briefly = product.k <= BRIEF_K and turns > 1
+    if shared and product.is_plain and (briefly or (knobs.swapped and turns > FEW_ROUNDS)):
         storing *= STORED_TOGETHER
     if wide:
         storing += WIDE_OF_THREE

@@ -129,7 +129,7 @@ struct DirectEpilogue : SimtResult<Config> {
   }
 
   __device__ __forceinline__ void share(const Multiply& multiply, Accumulator* slices) const {
-    __syncthreads();
+    __syncthreads();  // others may still fetch factors past the end, which they don't multiply
 #pragma unroll
     for (int i = 0; i < Multiply::kElements; ++i) {
 #pragma unroll

@@ -129,5 +129,4 @@ def _tiles(product: Product, knobs: SimtKnobs) -> tuple[int, int, int]:
 
 def shared_bytes(product: Product, knobs: SimtKnobs) -> int:
     """Bytes of shared memory of a thread block."""
-    slices = 4 * knobs.slice_k * knobs.tile_m * knobs.tile_n if knobs.slice_k > 1 else 0
-    return max(slices, shared_memory(product_atom(product), knobs, runs_of(product), knobs.stages))
+    return shared_memory(product_atom(product), knobs, runs_of(product), knobs.stages)

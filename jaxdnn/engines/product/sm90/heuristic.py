@@ -26,6 +26,7 @@ from jaxdnn.engines.product.sm90.knobs import (
 )
 from jaxdnn.engines.product.sm90_grid import summed_columns
 from jaxdnn.engines.product.sm90_model import (
+    BRIEF_K,
     FEW_ROUNDS,
     LONG_K,
     MANY_ROUNDS,
@@ -121,10 +122,10 @@ def candidates(
     # where TMA asks for most lines twice, one whose blocks share columns [45]; then, over a short K, one whose blocks
     # wait for fewer others [64].
     alone = {knobs: bool(across) and knobs.cluster_m == 1 and not knobs.swapped for knobs in found}
-    brief = product.k <= LONG_K // 2
 
     def order(knobs: Sm90Knobs) -> tuple[float, ...]:
-        return found[knobs], knobs.threads, alone[knobs], brief and knobs.cluster_m * knobs.cluster_n
+        blocks = knobs.cluster_m * knobs.cluster_n if product.k <= BRIEF_K else 1
+        return found[knobs], knobs.threads, alone[knobs], blocks
 
     return iter(sorted(found, key=order))
 
