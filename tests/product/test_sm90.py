@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import replace
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -318,7 +319,7 @@ def shrunk():
     return found
 
 
-# Two multiprocessors work through so many tiles that three warp groups pay.
+# Two multiprocessors work through so many tiles that three warp groups are among the first choices.
 MANY_ROUNDS = {
     "bfloat16": case(1130, 632, 1008),
     "float8": case(1130, 632, 1008, FLOAT8[0], b_transposed=True),
@@ -330,10 +331,13 @@ MANY_ROUNDS = {
 }  # fmt: skip
 
 
+TRIED = 4  # configurations of each
+
+
 @pytest.mark.parametrize("name", MANY_ROUNDS)
-def test_three_warp_groups_pay_in_many_rounds_of_8_bit_floats(name):
-    best = next(ENGINE.configurations(MANY_ROUNDS[name].product(), replace(H100, sm_count=2)))
-    assert (best.consumers == 3) == ("float8" in name)
+def test_three_warp_groups_are_near_in_many_rounds_of_8_bit_floats(name):
+    first = islice(ENGINE.configurations(MANY_ROUNDS[name].product(), replace(H100, sm_count=2)), TRIED)
+    assert any(knobs.consumers == 3 for knobs in first) == ("float8" in name)
 
 
 COMPUTED = shrunk() | {f"{name}, many rounds": one for name, one in MANY_ROUNDS.items()}
@@ -346,4 +350,4 @@ def test_results(name):
     target = device.gpus()[0]
     if "many rounds" in name:
         target = replace(target, sm_count=2)
-    check_configurations(ENGINE, COMPUTED[name], target, 4)
+    check_configurations(ENGINE, COMPUTED[name], target, TRIED)

@@ -24,14 +24,17 @@ from jaxdnn.engines.product.views import MOVE, view_k
 
 # The model of `seconds` [6].
 RATE = 700e12  # flops a second of 16-bit operands
+# Of 8-bit ones, of products of so few flops, to which what is said of bytes is fitted. Of larger ones nothing but what
+# is chosen was timed [65].
+RATE_OF_BYTES, SMALL_OF_BYTES = 1300e12, 300e9
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; of plain
+# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [65]; of plain
 # matrices, and of those whose lines lie across others [39].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 85e9, 78e9, 70e9
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 72e9, 78e9, 70e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48, 53].
 ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
@@ -40,26 +43,32 @@ ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
 # [56].
 CLUSTER_TURN = {True: 0.5e-6, False: 0.1e-6}
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
-WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
+WIDE_TURNS = 1.12  # time of brief multiplies by more than 128 columns in turns, relative to others [25, 65]
 MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
+THREE_OF_BYTES = 1.2  # likewise, of small products of bytes by three, of 128 columns at most [65]
 # Time of 16-bit multiplies by 128 columns of three warp groups: of plain matrices in several rounds, of images in many
 # [45, 54]; and of 8-bit ones without promotion [58].
 NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
-WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58]
+# Of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58], and of small ones [65].
+WIDE_SHARED_BYTES = 1.1
+# Of these, of all multiprocessors at once, of which no more than this part is idle in the last one of few rounds [65].
+FULL_OF_BYTES, FULL = 1.14, 0.12
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 # Times as long, by two warp groups that share a tile, of a K so short, or stored transposed in several rounds [48, 64].
 STORED_TOGETHER, BRIEF_K = 2.0, LONG_K // 2
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
-SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
+# Likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]; and of small products of bytes, by warp
+# groups that share a tile [65].
+SWAPPED, SWAPPED_OF_BYTES = 2.5, 1.5
 SWAPPED_TURNS = 2  # times as long then, of warp groups in turns: TMA writes one's rows after the other's [60]
 SWAPPED_ALONE = 1.02  # and of what they multiply over a long K, of blocks that share nothing, in several rounds [60]
-# Times as long the whole takes then, of matrices of 16-bit elements [59] and of others.
-SWAPPED_TIME = {True: 1.015, False: 1.03}
+# Times as long the whole takes then, of matrices of 16-bit elements [59], of small ones of bytes [65], and of others.
+SWAPPED_TIME, SWAPPED_TIME_OF_BYTES, SWAPPED_TIME_OF_OTHERS = 1.015, 0.95, 1.03
 TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 GATED_OF_THREE = 1.2e-6  # likewise, of two accumulators [46]
@@ -153,22 +162,30 @@ def seconds(
     cluster = knobs.cluster_m * knobs.cluster_n
     length = ceil(view_k(product, knobs.views) / knobs.split_k)
     own = width // knobs.groups  # of what a line of a's meets
-    # 8-bit elements are multiplied twice as fast, and float32 ones half as fast, as 16-bit ones.
-    multiplies = 2 * knobs.tile_m * own * length * multiplied / (RATE * 2 / size / sm_count)
+    # Float32 elements are multiplied half as fast as 16-bit ones.
+    bytes_ = size == 1 and 2 * product.m * product.n * product.k * product.batch * accumulators <= SMALL_OF_BYTES
+    rate = RATE_OF_BYTES if bytes_ else RATE * 2 / size
+    multiplies = 2 * knobs.tile_m * own * length * multiplied / (rate / sm_count)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
     wide = knobs.consumers == 3 and width > 2 * CHUNK
     transcendental = not ARITHMETIC.issuperset(product.program.operations)
     in_turns = transcendental and knobs.schedule == "pingpong"
     shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
-    multiplying = max(multiplies, accesses * length * size / shared_rate) * TOGETHER[2 if wide else knobs.consumers]
+    together = TOGETHER[2 if wide else knobs.consumers]
+    if bytes_ and knobs.consumers == 3 and not wide:
+        together = THREE_OF_BYTES
+    multiplying = max(multiplies, accesses * length * size / shared_rate) * together
     turns = ceil(rounds(product, knobs, sm_count))
     narrow = size > 1 and width <= 2 * CHUNK and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS)
     narrow |= matrices and size == 1 and width == 2 * CHUNK and not knobs.promotion
     if knobs.consumers == 3 and narrow:
         multiplying *= NARROW_OF_THREE
-    shared_wide = knobs.schedule == "cooperative" and width > 2 * CHUNK and not knobs.swapped
-    if matrices and knobs.promotion and shared_wide:
-        multiplying *= WIDE_PROMOTED
+    of_two = bytes_ and knobs.consumers == 2 and knobs.consumer_rows // 64 * width > 2 * CHUNK
+    promoted = knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
+    if knobs.schedule == "cooperative" and (of_two or promoted):
+        multiplying *= WIDE_SHARED_BYTES
+    if bytes_ and turns <= FEW_ROUNDS and turns - rounds(product, knobs, sm_count) < FULL:
+        multiplying *= FULL_OF_BYTES
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
         multiplying *= WIDE_TURNS
@@ -185,14 +202,15 @@ def seconds(
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
     )
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    together = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
+    at_once_rate = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
     if matrices and size > 1:
-        together = ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE
+        at_once_rate = ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE
     latent = turns <= FEW_ROUNDS and cluster <= 2
-    loading = loaded_bytes / (together if latent else L2_RATE)
+    loading = loaded_bytes / (at_once_rate if latent else L2_RATE)
     computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
     work = sum(result.itemsize for result in product.stored) / 2 + computing
-    work = max(work, SWAPPED) if knobs.swapped else work
+    if knobs.swapped:
+        work = max(work, SWAPPED_OF_BYTES if bytes_ and knobs.schedule == "cooperative" else SWAPPED)
     storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
     storing += TRANSCENDENTAL_START if transcendental else 0.0
     shared = matrices and knobs.schedule == "cooperative" and knobs.consumers == 2 and size == 2
@@ -227,7 +245,8 @@ def seconds(
     bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
     time = overlapped(turns * tile + last, product, bounded)
     if knobs.swapped:
-        time *= SWAPPED_TIME[matrices and size > 1]
+        of_others = SWAPPED_TIME if matrices and size > 1 else SWAPPED_TIME_OF_OTHERS
+        time *= SWAPPED_TIME_OF_BYTES if bytes_ else of_others
     if knobs.split_k > 1:
         stored = product.m * product.n * product.batch * accumulators * 4
         time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
