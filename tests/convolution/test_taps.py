@@ -1,4 +1,4 @@
-"""Convolutions as XLA gets them: of integers for GPUs, for which it has none, exact; and of float8."""
+"""Convolutions as XLA gets them: of integers for GPUs, for which it has none, exact; float8; and single places."""
 
 import jax
 import jax.numpy as jnp
@@ -83,3 +83,38 @@ def test_float8_for_a_gpu():
     (barrier,) = (line for line in text.splitlines() if "optimization_barrier" in line)
     assert "tensor<2x9x9x4xbf16>, tensor<3x3x4x5xbf16>" in barrier
     assert "(tensor<2x9x9x4xbf16>, tensor<3x3x4x5xbf16>) -> tensor<2x9x9x5xf32>" in text
+
+
+def single_places(image, window):
+    return jaxdnn.conv_general_dilated(image, window, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+IMAGE, WINDOW = (np.random.default_rng(7).standard_normal(shape) for shape in ((2, 5, 3, 4), (1, 1, 4, 6)))
+OUTPUT = np.einsum("nhwc,ijck->nhwk", IMAGE, WINDOW)
+
+
+def squares(image, window):
+    return jnp.sum(single_places(image, window) ** 2)
+
+
+PASSES = {
+    "output": (single_places, OUTPUT),
+    "image": (jax.grad(squares), 2 * np.einsum("nhwk,ijck->nhwc", OUTPUT, WINDOW)),
+    "filter": (jax.grad(squares, 1), 2 * np.einsum("nhwk,nhwc->ck", OUTPUT, IMAGE)[None, None]),
+    "mapped filters": (
+        lambda image, window: jax.vmap(single_places, (None, 0))(image, jnp.stack([window, 2 * window])),
+        np.stack([OUTPUT, 2 * OUTPUT]),
+    ),
+}
+
+
+@pytest.mark.parametrize("wanted", PASSES)
+def test_single_places_are_a_product(wanted):
+    run, expected = PASSES[wanted]
+    arrays = [jnp.asarray(array, "float32") for array in (IMAGE, WINDOW)]
+    with jaxdnn.options(target="sm_90", engine="xla"):
+        text = jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.convolution" not in text
+    assert "stablehlo.dot_general" in text
+    with jaxdnn.options(engine="xla"):
+        np.testing.assert_allclose(run(*arrays), expected, rtol=1e-4, atol=1e-4)
