@@ -118,3 +118,22 @@ def test_single_places_are_a_product(wanted):
     assert "stablehlo.dot_general" in text
     with jaxdnn.options(engine="xla"):
         np.testing.assert_allclose(run(*arrays), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_single_places_of_groups():
+    """Each of which has channels of its own."""
+    window = WINDOW[:, :, :2]
+    halves = [
+        np.einsum("nhwc,ijck->nhwk", image, filters)
+        for image, filters in zip(np.split(IMAGE, 2, -1), np.split(window, 2, -1), strict=True)
+    ]
+    with jaxdnn.options(engine="xla"):
+        got = jaxdnn.conv_general_dilated(
+            jnp.asarray(IMAGE, "float32"),
+            jnp.asarray(window, "float32"),
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=2,
+        )
+    np.testing.assert_allclose(got, np.concatenate(halves, -1), rtol=1e-4, atol=1e-4)
