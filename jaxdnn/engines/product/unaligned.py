@@ -33,6 +33,7 @@ SIMT_NEAR, SIMT_FAR = 0.5e6, 1.2
 # from registers, or row by row; few take less [18, 20, 23].
 STORE = {1: (15e-6, 0.5e12), 2: (3e-6, 0.9e12), 4: (2.2e-6, 1.1e12)}
 FEW_STORE_RATE = 0.1e12
+ANYWHERE = 4.5e-6  # seconds that rows that begin anywhere take at least [66]
 GATED_STORE = 1 / 3  # of these, what results of two sums each take: half as wide as the tile is [57]
 # XLA's kernels for tensor cores, of such products: flops a second of 16-bit operands by the bytes that their rows are
 # aligned to, bytes a second of such results, and the time with an epilogue, but for its traffic, relative to none,
@@ -103,6 +104,8 @@ def sm90_seconds(product: Product, target: Target, aligned: float) -> tuple[floa
     alone = product.batch == 1 or not product.is_plain  # of a batch with nothing fused XLA's kernels are faster [52]
     if alone and whole_rows_reason(product) is None and lines_reason(product, target) is None:
         _, copies = packed(product, whole_rows=True)
+        if tma_reason(product.a, "a"):
+            multiplied = max(aligned, ANYWHERE)
     else:
         knobs = next(candidates(product, target, matrices=True))
         _, copies = packed(product, knobs.views)
