@@ -1,15 +1,14 @@
 """The Hopper matmul engine: what it plans and refuses, that it all compiles, and that a GPU computes what is right."""
 
-import struct
 from dataclasses import replace
 from itertools import islice
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from checking.compiler_log import compile_checked
+from checking.cubin import opcodes
 from checking.product.calls import ProductCase
 from checking.product.cases import gated, gated_and_saved, residual, swiglu_backward
 from checking.product.results import check_configurations
@@ -23,7 +22,7 @@ ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # The lowest 12 bits of the instructions by which a warp group multiplies, by the dtype that is multiplied: what
-# nvdisasm shows as HGMMA, IGMMA and QGMMA. The test looks for them itself, since pip's NVRTC brings no disassembler.
+# nvdisasm shows as HGMMA, IGMMA and QGMMA.
 OPCODES = {"bfloat16": 0x9F0, "float16": 0x9F0, "float32": 0x9F0, "int8": 0x9F1, **dict.fromkeys(FLOAT8, 0x9F3)}
 FROM_REGISTERS = 0xDF0  # likewise, of rows that are there
 
@@ -130,18 +129,6 @@ CASES = {
     "small": case(33, 47, 72, batch=3, padding=3),
     "matrices": case(128, 64, 128, batch=4096),
 }  # fmt: skip
-
-
-def opcodes(cubin, kernel):
-    """The instructions' lowest 12 bits, from the kernel's section of the ELF file that a cubin is."""
-    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, offset + i * size) for i in range(count)]
-    strings = sections[names][4]
-    for name, _, _, _, start, length in sections:
-        if cubin[strings + name :].split(b"\0", 1)[0] == f".text.{kernel}".encode():
-            return np.frombuffer(cubin[start : start + length], np.uint64)[::2] & 0xFFF
-    raise AssertionError(f"the cubin has no {kernel}")
 
 
 @pytest.mark.parametrize("name", CASES)
