@@ -130,6 +130,8 @@ def test_small_products_are_fast_on_tensor_cores_of_any_gpu():
         ((1152, 14_336, 4096), "fast", (128, 144)),  # transposed and in turns 109 us, by 128 x 256 120
         ((768, 2304, 3584), "fast", (128, 128)),  # transposed 15.8 us, and as it is 19.4
         ((1856, 24_576, 1600), "fast", (128, 128)),  # in turns
+        ((4096, 4096, 4096), "fast", (128, 128)),  # over a K of 3584 in turns 94 us, by 128 x 256 in pairs 100
+        ((768, 10_240, 6144), "fast", (128, 160)),  # 80 us in 3 rounds, by 128 x 128 87
         ((384, 5120, 2048), "fast", (128, 128)),  # transposed 12.5 us, by 64 x 256 the same, and as it is 14.0
     ],
 )

@@ -24,8 +24,8 @@ from jaxdnn.engines.product.views import MOVE, view_k
 
 # The model of `seconds` [6].
 RATE = 700e12  # flops a second of 16-bit operands
-# Of 8-bit ones, of products of so few flops, to which what is said of bytes is fitted. Of larger ones nothing but what
-# is chosen was timed [65].
+# Of 8-bit ones, of matrices and so few flops, to which what is said of small products of bytes is fitted. Of larger
+# ones nothing but what is chosen was timed [65].
 RATE_OF_BYTES, SMALL_OF_BYTES = 1300e12, 300e9
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
@@ -163,7 +163,8 @@ def seconds(
     length = ceil(view_k(product, knobs.views) / knobs.split_k)
     own = width // knobs.groups  # of what a line of a's meets
     # Float32 elements are multiplied half as fast as 16-bit ones.
-    bytes_ = size == 1 and 2 * product.m * product.n * product.k * product.batch * accumulators <= SMALL_OF_BYTES
+    flops = 2 * product.m * product.n * product.k * product.batch * accumulators
+    bytes_ = matrices and size == 1 and flops <= SMALL_OF_BYTES
     rate = RATE_OF_BYTES if bytes_ else RATE * 2 / size
     multiplies = 2 * knobs.tile_m * own * length * multiplied / (rate / sm_count)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
@@ -181,7 +182,7 @@ def seconds(
     if knobs.consumers == 3 and narrow:
         multiplying *= NARROW_OF_THREE
     of_two = bytes_ and knobs.consumers == 2 and knobs.consumer_rows // 64 * width > 2 * CHUNK
-    promoted = knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
+    promoted = matrices and knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
     if knobs.schedule == "cooperative" and (of_two or promoted):
         multiplying *= WIDE_SHARED_BYTES
     if bytes_ and turns <= FEW_ROUNDS and turns - rounds(product, knobs, sm_count) < FULL:

@@ -141,7 +141,7 @@ def _summed(spec: "ConvolutionSpec", lhs: jax.Array, rhs: jax.Array, groups: int
 
 def _product(lhs: jax.Array, rhs: jax.Array, result: Role, **settings: Any) -> jax.Array:
     """Of windows that are single places: what planning compares engines with is XLA's product of matrices, and its
-    convolution takes longer. 4608 x 196 x 117 as 128 images took an H200 18 us so, and 9 as a product.
+    convolution takes longer: patches of 14 x 14 of 128 images, copied and then 196 to 117 channels, 18 us and 9.
     """
     places = range(lhs.ndim - 2)
     if result == "filter":
