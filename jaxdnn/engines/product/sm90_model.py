@@ -176,7 +176,8 @@ def seconds(
     if bytes_ and knobs.consumers == 3 and not wide:
         together = THREE_OF_BYTES
     multiplying = max(multiplies, accesses * length * size / shared_rate) * together
-    turns = ceil(rounds(product, knobs, sm_count))
+    on_average = rounds(product, knobs, sm_count)
+    turns = ceil(on_average)
     narrow = size > 1 and width <= 2 * CHUNK and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS)
     narrow |= matrices and size == 1 and width == 2 * CHUNK and not knobs.promotion
     if knobs.consumers == 3 and narrow:
@@ -185,7 +186,7 @@ def seconds(
     promoted = matrices and knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
     if knobs.schedule == "cooperative" and (of_two or promoted):
         multiplying *= WIDE_SHARED_BYTES
-    if bytes_ and turns <= FEW_ROUNDS and turns - rounds(product, knobs, sm_count) < FULL:
+    if bytes_ and turns <= FEW_ROUNDS and turns - on_average < FULL:
         multiplying *= FULL_OF_BYTES
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
