@@ -141,6 +141,12 @@ def test_tiles_of_bytes_are_narrow(sizes, epilogue, tile):
     assert tuple(map(int, found[:2])) == tile
 
 
+def test_large_products_of_bytes_have_the_tiles_that_were_timed():
+    product = problem(8192, 14_336, 1536, 1, "float8_e4m3fn", "0", "1", "fast")
+    _, tile_m, tile_n, _, _, _, _, schedule, *_ = choice(product)
+    assert (tile_m, tile_n, schedule) == ("128", "192", "pingpong")
+
+
 @pytest.mark.parametrize("sizes", [(8192, 28672, 4096), (8192, 8192, 8192)])
 def test_large_products_of_bytes_have_three_warp_groups(sizes):
     """1 to 2% faster where the power limit holds them; what 128 columns cost 16-bit operands counts for those alone."""

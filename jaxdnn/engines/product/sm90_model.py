@@ -32,9 +32,10 @@ RATE_OF_BYTES, SMALL_OF_BYTES = 1300e12, 300e9
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [65]; of plain
-# matrices, and of those whose lines lie across others [39].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, ALIGNED_L2_RATE, ACROSS_L2_RATE = 62e9, 72e9, 78e9, 70e9
+# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30], and of
+# small products of them [65]; of plain matrices, and of those whose lines lie across others [39].
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, SMALL_L2_RATE_OF_BYTES = 62e9, 85e9, 72e9
+ALIGNED_L2_RATE, ACROSS_L2_RATE = 78e9, 70e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48, 53].
 ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
@@ -43,7 +44,8 @@ ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
 # [56].
 CLUSTER_TURN = {True: 0.5e-6, False: 0.1e-6}
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
-WIDE_TURNS = 1.12  # time of brief multiplies by more than 128 columns in turns, relative to others [25, 65]
+# Time of brief multiplies by more than 128 columns in turns, relative to others [25], and of small products [65].
+WIDE_TURNS, WIDE_TURNS_OF_BYTES = 1.09, 1.12
 MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
@@ -190,7 +192,7 @@ def seconds(
         multiplying *= FULL_OF_BYTES
     multiplying += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
-        multiplying *= WIDE_TURNS
+        multiplying *= WIDE_TURNS_OF_BYTES if bytes_ else WIDE_TURNS
     if matrices and size == 1 and width == 4 * CHUNK and cluster == 1 and turns > 1:
         multiplying *= WIDE_BYTES
     apart = knobs.columns if matrices and not product.b_transposed else 0
@@ -204,7 +206,8 @@ def seconds(
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
     )
     loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    at_once_rate = TOGETHER_L2_RATE_OF_BYTES if size == 1 else TOGETHER_L2_RATE
+    of_bytes = SMALL_L2_RATE_OF_BYTES if bytes_ else TOGETHER_L2_RATE_OF_BYTES
+    at_once_rate = of_bytes if size == 1 else TOGETHER_L2_RATE
     if matrices and size > 1:
         at_once_rate = ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE
     latent = turns <= FEW_ROUNDS and cluster <= 2
