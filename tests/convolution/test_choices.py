@@ -7,6 +7,7 @@ import statistics
 import jax
 import pytest
 
+import jaxdnn
 from checking.configurations import CONFIGURATIONS
 from checking.targets import H200
 from jaxdnn.bench.convolution import Call, case
@@ -112,3 +113,16 @@ def test_columns_between_widths_have_tiles_of_their_own(features, width):
 def test_dilated_windows_to_few_features_are_left_to_cudnn(call, left):
     """446 us, and 669 by places."""
     assert ("so few features" in (ConvolutionSm90().reason(problem(call, "fprop"), H200) or "")) == left
+
+
+def test_images_of_8_bit_floats_are_not_matrices():
+    """What was fitted to small products of matrices is not said of images, of which none was timed."""
+    image, window = (jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in ((32, 28, 28, 128), (3, 3, 128, 160)))
+
+    def call(image, window):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jaxdnn.conv_general_dilated(image, window, (1, 1), "SAME", dimension_numbers=numbers)
+
+    (found,) = find_calls(call, image, window)
+    knobs = next(ConvolutionSm90().configurations(found.problem, H200))
+    assert (knobs.tile_m, knobs.tile_n) == (128, 160)
