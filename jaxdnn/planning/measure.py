@@ -1,6 +1,7 @@
 """Times the configurations of a call on the device."""
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -164,11 +165,14 @@ def interleaved_medians(
 ) -> dict[K, float]:
     """Median seconds a call; a sample lasts for `seconds` at least, and takes its turn with the others' samples. There
     are fewer, but three, where all of them would take longer than `most` seconds.
+
+    Each round is in another order, and the first of several calls is not timed: a call takes up to a third longer after
+    one that draws more power, or that takes long, and in one order this would always be the same one.
     """
 
     def sample(call: Callable[[], Any], count: int) -> float:
+        results = jax.block_until_ready(call()) if count > 1 else None
         start = time.perf_counter()
-        results = None
         for _ in range(count):
             results = call()
         jax.block_until_ready(results)
@@ -181,7 +185,9 @@ def interleaved_medians(
     counts = {name: max(1, ceil(seconds / one)) for name, one in expected.items()}
     round_of_all = sum(one * counts[name] for name, one in expected.items())
     taken: dict[K, list[float]] = {name: [] for name in calls}
+    order, shuffled = list(calls), random.Random(0)
     for _ in range(max(3, min(samples, int(most / round_of_all)))):
-        for name, call in calls.items():
-            taken[name].append(sample(call, counts[name]))
+        shuffled.shuffle(order)
+        for name in order:
+            taken[name].append(sample(calls[name], counts[name]))
     return {name: statistics.median(times) for name, times in taken.items()}

@@ -1,8 +1,10 @@
 """Measured configurations: remembered, used on request, and never wrong."""
 
 import dataclasses
+import itertools
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -306,9 +308,20 @@ def test_symbolic_sizes_are_not_measured(capsys):
     assert "not measured: the shapes are symbolic" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("seconds", "made"), [(20.0, 2 + 3), (2.0, 2 + 7), (0.5, 5 + 15), (0.01, 5 + 15 * 2)])
+@pytest.mark.parametrize(("seconds", "made"), [(20.0, 2 + 3), (2.0, 2 + 7), (0.5, 6 + 15), (0.01, 6 + 15 * 3)])
 def test_slow_calls_are_sampled_less(seconds, made, monkeypatch):
     calls = []
     monkeypatch.setattr(measure.time, "perf_counter", lambda: seconds * len(calls))
     assert measure.interleaved_medians({"call": lambda: calls.append(None)}) == {"call": pytest.approx(seconds)}
     assert len(calls) == made
+
+
+def test_no_call_follows_the_same_one_in_all_samples(monkeypatch):
+    """What a call leaves of the power limit or of a cache is in the next one's time."""
+    made = []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: 0.1 * len(made))
+    measure.interleaved_medians({name: partial(made.append, name) for name in "abcd"})
+    rounds = [tuple(made[at : at + 4]) for at in range(len(made) - 15 * 4, len(made), 4)]
+    assert all(sorted(one) == list("abcd") for one in rounds)
+    before = {earlier for earlier, later in itertools.pairwise(itertools.chain(*rounds)) if later == "a"}
+    assert before >= set("bcd")
