@@ -17,6 +17,12 @@
 //
 //   shared memory   a stage is | B's tiles | A's rows |
 //
+// Where there are many rows, B may stay: a block loads as many tiles of its columns as there is room for, once, and a
+// stage is A's rows alone. Each warp group takes 64 of these into registers, lets go of the stage, and multiplies them
+// by one tile after the other. Of more columns than that, some blocks have some and others the rest.
+//
+//   shared memory   stages of | A's rows | ..., | tile 0 of B's columns (of both matrices) | tile 1 | ... | barriers |
+//
 // Bytes: A, B and D once each from memory, which bounds it; from L2 also B for every tile, and A for every kTileN
 // columns. Flops: 2 m n k. Loads of pairs take 16 clocks of shared memory a warp and step at worst, where rows are 31
 // or 33 words apart, 1,024 of 64 rows of 254 elements, which memory delivers to a multiprocessor in 1,850.
@@ -36,17 +42,22 @@ struct WholeRowsStage {
   static constexpr int kWidth = Config::kTileN / Config::kAccumulators;
   using BTile = RowsOfB<typename Config::B, kWidth, kDepth>;
   using BTiles = RowsOfB<typename Config::B, Config::kTileN, kDepth>;  // of both matrices, one behind the other
-  static constexpr int kRowsAt = Config::kAccumulators * BTile::kBytes;
+  static constexpr bool kStays = Config::kStationary > 0;
+  static constexpr int kRowsAt = kStays ? 0 : Config::kAccumulators * BTile::kBytes;
   static constexpr int kBytes = (kRowsAt + Config::kTileM * kRowBytes + 1023) / 1024 * 1024;
   static_assert(BTile::kBytes % 1024 == 0, "the next matrix begins with a swizzled tile");
-  static_assert(BTiles::kBytes == kRowsAt, "one multiply reads both matrices, one behind the other");
+  static_assert(BTiles::kBytes == Config::kAccumulators * BTile::kBytes,
+                "one multiply reads both matrices, one behind the other");
+  using Columns = TmaPipeline<kStays ? Config::kStationary : 1, BTiles::kBytes>;  // of B that stay
 
+  Columns columns;
   unsigned long long b;
   unsigned rows, pieces;  // where the lane's row of the warp's first 16 is; and from it to its part of a step
+  unsigned taken[kStays ? kSteps : 1][4];
 
   template <class Call>
-  __device__ __forceinline__ WholeRowsStage(const Call&, unsigned stages, int first_row)
-      : b(BTiles::descriptor(stages)) {
+  __device__ __forceinline__ WholeRowsStage(const Call& call, unsigned stages, int first_row)
+      : columns(call.columns(stages)), b(BTiles::descriptor(kStays ? columns.stages : stages)) {
     const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + (kPieces ? lane % 16 : lane / 4);
     rows = stages + kRowsAt + row * kRowBytes;
     pieces = kPieces ? lane / 16 * 16 : lane % 4 * 4;
@@ -57,22 +68,37 @@ struct WholeRowsStage {
                                            bool) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const unsigned row = rows + stage * kBytes + block * 64 * kRowBytes;
       unsigned a[kSteps][4];
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        if constexpr (kPieces) {
-          load_pieces(a[step], row, step);
-        } else {
-          load_pairs(a[step], row, step);
-        }
-      }
+      load(a, rows + stage * kBytes + block * 64 * kRowBytes);
       multiply_registers<BTiles>(accumulators[block], a, b + stage_offset(stage, kBytes), false);
     }
     ptx::wgmma_commit_group();
   }
 
+  /// Takes the warp group's rows of a stage into registers.
+  __device__ __forceinline__ void take(int stage) { load(taken, rows + stage * kBytes); }
+
+  /// Starts the multiplies of these by tile `i` of the columns that stay.
+  template <class Accumulator, int kBlocks, int kRegisters>
+  __device__ __forceinline__ void multiply_columns(Accumulator (&accumulators)[kBlocks][kRegisters], int i) const {
+    static_assert(kBlocks == 1, "a warp group has 64 rows in registers");
+    mbarrier_wait(columns.full(i), 0);
+    multiply_registers<BTiles>(accumulators[0], taken, b + stage_offset(i, Columns::kStageStride), false);
+    ptx::wgmma_commit_group();
+  }
+
  private:
+  __device__ __forceinline__ void load(unsigned (&a)[kSteps][4], unsigned row) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (kPieces) {
+        load_pieces(a[step], row, step);
+      } else {
+        load_pairs(a[step], row, step);
+      }
+    }
+  }
+
   __device__ __forceinline__ void load_pieces(unsigned (&a)[4], unsigned row, int step) const {
     const bool half = kHalfStep && step == kSteps - 1;
     ptx::ldmatrix_x4<false>(a, row + step * 32 + (half ? 0 : pieces));
@@ -104,8 +130,6 @@ struct WholeRowsStage {
 /// The copies of a tile: of A's rows what the matrix has, which is one piece of memory.
 template <class Call>
 struct WholeRowsLoads {
-  using BTile = typename Call::Stage::BTile;
-
   const Call& call;
   int row, column, batch;
 
@@ -119,17 +143,21 @@ struct WholeRowsLoads {
     if (Call::Stage::kPieces || bytes > 0) {
       ptx::cp_async_bulk_load(stage + kRowsAt, call.first_element(row, batch), bytes, full);
     }
-#pragma unroll
-    for (int i = 0; i < Call::kAccumulators; ++i) {
-      BTile::load(call.b[i], stage + i * BTile::kBytes, full, 0, 0, 0, column, batch * call.b_batched);
-    }
+    if constexpr (!Call::Stage::kStays) call.load_columns(stage, full, column, batch);
   }
 };
 
 template <class Config>
 struct ProductShortK : ProductSm90<Config, WholeRowsStage<Config>> {
   using Stage = WholeRowsStage<Config>;
+  using Product = ProductSm90<Config, Stage>;
   using Loads = WholeRowsLoads<ProductShortK>;
+  using Columns = typename Stage::Columns;
+  static constexpr int kApart = Product::kWidth * (Stage::kStays ? Config::kStationary : 1);
+  static constexpr int kColumnsAt = (Product::kSharedBytes + 1023) / 1024 * 1024;
+  static constexpr int kColumnBarriersAt = kColumnsAt + Config::kStationary * Columns::kStageStride;
+  static constexpr int kSharedBytes =
+      Stage::kStays ? kColumnBarriersAt + Columns::kBarrierBytes : Product::kSharedBytes;
   // As of convolutions: it reckons addresses, and may store elements.
   static constexpr int kProducerRegisters = Stage::kPieces ? 40 : 56;
   static_assert(Config::kClusterM * Config::kClusterN == 1, "blocks work alone");
@@ -163,6 +191,37 @@ struct ProductShortK : ProductSm90<Config, WholeRowsStage<Config>> {
   __device__ __forceinline__ void prefetch_maps() const {
 #pragma unroll
     for (int i = 0; i < Config::kAccumulators; ++i) ptx::prefetch_tensormap(this->b[i]);
+  }
+
+  /// Starts the copies of a tile's columns of B, or of both matrices.
+  __device__ __forceinline__ void load_columns(unsigned tile, unsigned full, int column, int batch) const {
+    using BTile = typename Stage::BTile;
+#pragma unroll
+    for (int i = 0; i < Config::kAccumulators; ++i) {
+      BTile::load(this->b[i], tile + i * BTile::kBytes, full, 0, 0, 0, column, batch * this->b_batched);
+    }
+  }
+
+  /// What stays of B, in shared memory that begins at `shared`.
+  __device__ __forceinline__ Columns columns(unsigned shared) const {
+    return {shared + kColumnsAt, shared + kColumnBarriersAt};
+  }
+
+  __device__ __forceinline__ void init(unsigned shared) const {
+    if constexpr (Stage::kStays) columns(shared).init(1);
+  }
+
+  template <class Block>
+  __device__ __forceinline__ void load_others(const Block& block) const {
+    if constexpr (Stage::kStays) {
+      const Columns staying = columns(block.pipeline.stages);
+      StageWriter<Columns> tiles{staying};
+      // All of a block's tiles are of the same columns.
+      int column = block.column(block.order[blockIdx.x]);
+      for (int i = 0; i < Config::kStationary && column < this->n; ++i, column += Product::kWidth) {
+        tiles.fill([&](unsigned tile, unsigned full) { load_columns(tile, full, column, 0); });
+      }
+    }
   }
 };
 

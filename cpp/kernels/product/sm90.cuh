@@ -72,6 +72,7 @@ struct ProductSm90Defaults {
   static constexpr int kStoreColumns = 32;      // of a subtile of results
   static constexpr int kTileM = 128, kTileN = 256, kStages = 4, kClusterM = 2, kClusterN = 1, kConsumers = 2;
   static constexpr int kStagger = 0, kPromotion = 0, kEpilogueStages = 2;
+  static constexpr int kStationary = 0;  // tiles of B's columns that stay, which a tile's rows meet in turn
 };
 
 /// The call. One that derives from it may state other `Loads`, of what is no matrix in memory, into stages that hold
@@ -281,6 +282,11 @@ struct ProductConsumer {
     skip(first);
     for (int passed = 0; passed < first; ++passed) walk.advance();
     while (walk.on_a_tile()) {
+      if constexpr (Config::kStationary > 0) {
+        compute_columns(epilogue, walk.index);
+        for (int passed = 0; passed < kTiles; ++passed) walk.advance();
+        continue;
+      }
       Accumulators accumulators;
       Promoted promotion(consumer);
       turns.wait();
@@ -305,6 +311,29 @@ struct ProductConsumer {
   }
 
  private:
+  /// Computes a tile whose rows are multiplied by columns of B that stay, one tile of these after the other.
+  __device__ __forceinline__ void compute_columns(TileEpilogue<Config>& epilogue, unsigned index) {
+    const TilePosition tile = block.order[index];
+    const int row = block.row(tile) + first_row + warp * 16, batch = block.call.result_matrix(tile.batch);
+    stages.wait();
+    operands.take(stages.position.stage);
+    ptx::bar_warp_sync();  // all lanes have theirs
+    stages.release();
+    stages.advance();
+    skip(kTiles - 1);
+    int column = block.column(tile);
+#pragma unroll 1
+    for (int i = 0; i < Config::kStationary && column < block.call.n; ++i, column += Call::kWidth) {
+      Accumulators accumulators;
+      operands.multiply_columns(accumulators, i);
+      prefetch(epilogue, row, column, batch, tile.batch);
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(accumulators[rows]);
+      epilogue.apply(accumulators, row, column, batch, block.call.result_rows(tile.batch));
+    }
+  }
+
   __device__ __forceinline__ OwnLines warps_line(unsigned number) const {
     return {static_cast<int>(blockIdx.x * Call::kWarps + number), static_cast<int>(gridDim.x * Call::kWarps),
             block.call.batches, block.call.n};
@@ -393,9 +422,14 @@ struct ProductConsumer {
   __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, unsigned index) const {
     if constexpr (Config::Operands::kCount > 0) {
       const TilePosition tile = block.order[index];
-      epilogue.template prefetch<kBlocks, Call::kWidth>(block.row(tile) + first_row + warp * 16, block.column(tile),
-                                                        block.call.result_matrix(tile.batch),
-                                                        block.call.result_rows(tile.batch));
+      prefetch(epilogue, block.row(tile) + first_row + warp * 16, block.column(tile),
+               block.call.result_matrix(tile.batch), tile.batch);
+    }
+  }
+  __device__ __forceinline__ void prefetch(const TileEpilogue<Config>& epilogue, int row, int column, int batch,
+                                           int matrix) const {
+    if constexpr (Config::Operands::kCount > 0) {
+      epilogue.template prefetch<kBlocks, Call::kWidth>(row, column, batch, block.call.result_rows(matrix));
     }
   }
 };

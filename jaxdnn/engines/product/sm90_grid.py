@@ -43,8 +43,10 @@ def summed_rows(product: Product, knobs: Sm90Knobs) -> int:
 
 def kept_tiles(product: Product, knobs: Sm90Knobs, tiles: int, sm_count: int) -> int:
     """Of how many columns, or rows, of so many tiles of clusters each one keeps to one: 1 if that would take more
-    rounds.
+    rounds. Where columns of b stay, each one keeps to these.
     """
+    if knobs.stationary:
+        return column_tiles(product, knobs)
     columns = summed_columns(product, knobs) if knobs.swizzle == 1 else 1
     rows = summed_rows(product, knobs)
     kept = max(columns, rows if knobs.swizzle >= rows else 1)

@@ -49,6 +49,8 @@ class Sm90Knobs:
       swapped: whether the transposed product is computed: tile_m are columns of the result, and tile_n rows.
       views: how many there are of each matrix b whose rows are as far apart as TMA refuses; 1: it is copied.
       whole_rows: whether a stage has all of a short K, and a's rows as they lie (cpp/kernels/product/short_k.cuh).
+      stationary: tiles of b's columns that stay in a block's shared memory, by which its whole rows are multiplied in
+        turn; 0: a stage has one, too.
     """
 
     tile_m: int = 128
@@ -69,6 +71,7 @@ class Sm90Knobs:
     swapped: bool = False
     views: int = 1
     whole_rows: bool = False
+    stationary: int = 0
 
     def __post_init__(self) -> None:
         positive = (
@@ -121,8 +124,8 @@ class Sm90Knobs:
 
     @property
     def columns(self) -> int:
-        """From a tile of the result to the next."""
-        return self.tile_n - (OVERLAP if self.views > 1 else 0)
+        """From a tile of the result to the next, or what a block computes at once of those that stay."""
+        return self.tile_n * max(1, self.stationary) - (OVERLAP if self.views > 1 else 0)
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -183,8 +186,8 @@ def knobs_reason(
     """Why the knobs don't fit the product, or None. `staged` is how results leave that pass through shared memory, and
     `stage` how many bytes a stage has that holds other than tiles; `groups` of columns have their own part of K.
     """
-    if knobs.whole_rows:
-        return "whole_rows is True; expected a product over a short K"
+    if knobs.whole_rows or knobs.stationary:
+        return f"whole_rows is {knobs.whole_rows} and stationary {knobs.stationary}; expected a product over a short K"
     if knobs.groups != groups:
         return f"groups is {knobs.groups}; expected {groups}"
     if knobs.swapped:

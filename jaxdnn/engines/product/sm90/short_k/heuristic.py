@@ -3,13 +3,15 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
 
 from jaxdnn.device import Target
 from jaxdnn.engines.product import sm90_model as model
-from jaxdnn.engines.product.accumulators import accumulator_limit
+from jaxdnn.engines.product.accumulators import ARITHMETIC, accumulator_limit
 from jaxdnn.engines.product.copies import copy_seconds
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.problem import Product
@@ -21,8 +23,8 @@ from jaxdnn.engines.product.sm90.knobs import (
     store_reason,
     stores,
 )
-from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason, stage, staged
-from jaxdnn.engines.product.sm90_grid import cluster_tiles
+from jaxdnn.engines.product.sm90.short_k.knobs import STEP, knobs_reason, stage, staged
+from jaxdnn.engines.product.sm90_grid import cluster_tiles, column_tiles, row_tiles
 from jaxdnn.engines.product.sm90_shapes import deepest
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
 
@@ -36,6 +38,23 @@ _SHAPES = (
     Sm90Knobs(tile_m=128, stages=8, cluster_m=1),
     Sm90Knobs(tile_m=64, stages=8, cluster_m=1, schedule="pingpong"),
 )
+# By which columns of b stay [67]: how much longer a column takes, with arithmetic at most or more than that, by so many
+# warp groups, and columns at once; and how many times 64 rows pass a multiprocessor at least.
+_STATIONARY_SHAPES = tuple(
+    Sm90Knobs(tile_m=64, stages=12, cluster_m=1, consumers=consumers, schedule="pingpong", swizzle=1, whole_rows=True)
+    for consumers in (2, 3)
+)
+_STATIONARY_SLOWER = {
+    (True, 2, 64): 1.06,
+    (True, 2, 128): 1.0,
+    (True, 3, 64): 1.12,
+    (True, 3, 128): 1.06,
+    (False, 2, 64): 1.2,
+    (False, 2, 128): 1.2,
+    (False, 3, 64): 0.98,
+    (False, 3, 128): 1.0,
+}
+_FEWEST_ROWS_THAT_PASS, _STATIONARY_K = 3, 48  # and elements of K, since shorter ones were not timed
 _WIDTHS = (32, 64, 96, 128)  # of tiles whose warps store lines of at least 64 bytes
 _NARROW = 64  # columns of a tile, up to which half of the multiprocessors may be idle
 _CUT_K = 64  # up to which results are most of what is moved
@@ -48,7 +67,8 @@ _BATCH_K = 96  # from which on matrices of a batch with several tiles of b are f
 # and of others, which take longer than a model of lines says.
 _ANYWHERE_WIDTH, _ANYWHERE_ROWS, _ANYWHERE_K = 64, {True: 256, False: 192}, 64
 _FEW_ROUNDS = 2  # of such tiles
-_L2_RATE, _WORTH_COPIES = {True: 4e12, False: 5e12}, {True: 1.3, False: 1.5}
+_L2_RATE, _WORTH_COPIES = {True: 4e12, False: 5e12}, {True: 1.3, False: 1.8}
+_CLOCK = 1.7e9  # hertz, of a multiprocessor that is busy
 
 
 def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
@@ -79,6 +99,7 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
         found.sort(key=_anywhere(product, width, target))
     elif cut:  # neighbours' lines have to meet in the L2 cache [42]
         found.sort(key=lambda knobs: (knobs.tile_m, knobs.tile_n, knobs.schedule) != (128, 64, "cooperative"))
+    yield from _stationary(product, target)
     for knobs in sorted(found, key=last):
         fitted = _fitted(product, knobs, target)
         if fitted is not None:
@@ -122,12 +143,54 @@ def _copies_reason(product: Product, target: Target) -> str | None:
     rows, lines = (next(found(product, target), None) for found in (candidates, of_lines.candidates))
     if rows is None or lines is None:
         return None
-    loading = cluster_tiles(product, rows) * product.batch * stage(product, rows) / _L2_RATE[rows.tile_m == 64]
+    tiles = cluster_tiles(product, rows) * product.batch
+    loading = tiles * stage(product, rows) / _L2_RATE[rows.tile_m == 64]
+    clocks = rows.tile_m // 16 * ceil(product.k / STEP) * load_clocks(product.k)
+    loading += tiles / target.sm_count * clocks / _CLOCK
     copying = copy_seconds(packed(product)[1], product.batch, target.bandwidth or model.MEMORY_RATE)
     worth = _WORTH_COPIES[store_reason(product, lines) is None]
     if loading < worth * (copying + model.seconds(product, lines, target.sm_count)):
         return None
     return f"tiles of {rows.tile_m} rows ask the L2 cache for more than copies of all rows take"
+
+
+def _stationary(product: Product, target: Target) -> Iterator[Sm90Knobs]:
+    """Knobs by which columns of b stay, by how many each multiprocessor computes, those past the last one included."""
+    if product.n * len(product.b) <= _NARROW or not _STATIONARY_K <= product.k <= _SHORT_K:
+        return
+    arithmetic = ARITHMETIC.issuperset(product.program.operations)
+    found: dict[Sm90Knobs, float] = {}
+    for shape in _STATIONARY_SHAPES:
+        for width in (64, 128):
+            knobs = _staying(product, replace(shape, tile_n=width // len(product.b)), target)
+            if knobs is None:
+                continue
+            groups = column_tiles(product, knobs)
+            tiles = ceil(row_tiles(product, knobs) * product.batch * groups / (target.sm_count // groups * groups))
+            if tiles >= _FEWEST_ROWS_THAT_PASS:
+                found[knobs] = tiles * knobs.columns * _STATIONARY_SLOWER[arithmetic, knobs.consumers, width]
+    yield from sorted(found, key=found.__getitem__)
+
+
+def _staying(product: Product, shape: Sm90Knobs, target: Target) -> Sm90Knobs | None:
+    """Knobs by which all columns of b stay, or as few parts of them as there is room for."""
+    tiles = ceil(product.n / shape.tile_n)
+    parts = (ceil(tiles / count) for count in range(1, min(tiles, target.sm_count) + 1))
+    found = (_fitted(product, replace(shape, stationary=part), target) for part in dict.fromkeys(parts))
+    return next(filter(None, found), None)
+
+
+@functools.cache
+def load_clocks(k: int) -> int:
+    """How long shared memory takes for a warp's loads of 16 rows of `k` elements, of a step each: those of different
+    words of one bank come one after the other.
+    """
+    loads = [first + half + row for first in (0, 8) for half in (range(2) if k % 2 else (0,)) for row in (0, 8 * k)]
+    worst = 0
+    for load in loads:
+        words = {(lane // 4 * k + lane % 4 * 2 + load) // 2 for lane in range(32)}
+        worst += max(Counter(word % 32 for word in words).values())
+    return worst
 
 
 def _fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:

@@ -7,10 +7,11 @@ from typing import Literal
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, loaded_columns
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
+from jaxdnn.engines.product.sm90.knobs import shared_memory as tiles_shared_memory
 from jaxdnn.engines.product.tma import DEPTH_BYTES, stage_bytes
 
 _MOST_K = 256  # of which all steps are in registers at once
-_STEP = 16  # elements of K
+STEP = 16  # elements of K
 _MOST_HELD = {1: 192, 2: 192, 3: 128}  # registers of a thread, of accumulators and rows, by warp groups
 
 
@@ -33,13 +34,26 @@ def whole_rows_reason(product: Product) -> str | None:
 
 def depth(product: Product) -> int:
     """K, in whole steps."""
-    return ceil(product.k / _STEP) * _STEP
+    return ceil(product.k / STEP) * STEP
 
 
 def stage(product: Product, knobs: Sm90Knobs) -> int:
     """Bytes of a stage."""
-    columns = loaded_columns(product, knobs) * len(product.b)
-    return stage_bytes((columns * depth(product) + knobs.tile_m * product.k) * product.a.itemsize)
+    rows = knobs.tile_m * product.k * product.a.itemsize
+    return stage_bytes(rows + (0 if knobs.stationary else column_bytes(product, knobs)))
+
+
+def column_bytes(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes of a tile's columns of b, or of both matrices."""
+    return loaded_columns(product, knobs) * len(product.b) * depth(product) * product.a.itemsize
+
+
+def shared_memory(product: Product, knobs: Sm90Knobs) -> int:
+    """Bytes of shared memory: of tiles, and of the columns of b that stay, with a barrier each."""
+    of_tiles = tiles_shared_memory(product, knobs, stage(product, knobs))
+    if knobs.stationary == 0:
+        return of_tiles
+    return stage_bytes(of_tiles) + knobs.stationary * (column_bytes(product, knobs) + 16)
 
 
 def staged(product: Product) -> Literal["tma", "rows"]:
@@ -58,8 +72,30 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
         widths = tuple(width // len(product.b) for width in REGISTER_WIDTHS)
         return f"tile_n is {knobs.tile_n}; expected one of {widths}"
     blocks = knobs.consumer_rows // 64
-    held = blocks * (width // 2 + depth(product) // _STEP * 4)
+    held = blocks * (width // 2 + depth(product) // STEP * 4)
     if held > (most := _MOST_HELD[knobs.consumers]):
         return f"a thread would hold {held} registers of accumulators and rows; expected at most {most}"
-    tiles = replace(knobs, whole_rows=False)
-    return product_knobs_reason(product, tiles, shared_memory_limit, staged(product), stage(product, knobs))
+    if knobs.stationary and (reason := _stationary_reason(product, knobs)):
+        return f"stationary is {knobs.stationary}; {reason}"
+    tiles = replace(knobs, whole_rows=False, stationary=0)
+    if reason := product_knobs_reason(product, tiles, shared_memory_limit, staged(product), stage(product, knobs)):
+        return reason
+    if (needed := shared_memory(product, knobs)) > shared_memory_limit:
+        return f"it would use {needed} bytes of shared memory, and a block has {shared_memory_limit}"
+    return None
+
+
+def _stationary_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+    """Why columns of b can't stay in shared memory, or None."""
+    if knobs.consumer_rows != 64:
+        return f"a warp group has {knobs.consumer_rows} rows; expected 64, which it takes into registers"
+    if product.reduced:
+        return "what is reduced is so of a tile's columns; expected no reduction"
+    if product.batch > 1 and product.b[0].batch_stride:
+        return "each matrix of the batch has its own b; expected one for all"
+    if knobs.schedule == "pingpong" and knobs.stages % knobs.consumers:
+        # One that is ahead of another must not take the phase before for its own.
+        return f"there are {knobs.stages} stages; expected as many of each of {knobs.consumers} warp groups"
+    if knobs.swizzle > 1 and product.n > knobs.columns:
+        return f"swizzle is {knobs.swizzle}; expected 1, by which a block's tiles are of the same columns"
+    return None

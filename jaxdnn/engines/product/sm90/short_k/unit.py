@@ -21,6 +21,9 @@ class ShortKUnit(Unit):
     def stage(self, product: Product) -> int:
         return short_k.stage(product, self.knobs)
 
+    def shared_memory(self, product: Product) -> int:
+        return short_k.shared_memory(product, self.knobs)
+
     def load_constants(self, product: Product) -> dict[str, Constant]:
         return {**super().load_constants(product), "RowElements": product.k}
 
