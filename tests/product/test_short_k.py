@@ -141,7 +141,7 @@ def test_it_compiles(name):
 
 
 @pytest.mark.parametrize(
-    "size", [(2000, 24, 40), (20000, 80, 104), (20000, 300, 24), (3000, 200, 152), (9001, 50, 237)]
+    "size", [(2000, 24, 40), (60000, 280, 191), (20000, 300, 24), (3000, 200, 152), (9001, 50, 237)]
 )
 def test_configurations_compile(size):
     product = case(*size).product()
