@@ -24,8 +24,10 @@
 //   shared memory   stages of | A's rows | ..., | tile 0 of B's columns (of both matrices) | tile 1 | ... | barriers |
 //
 // Bytes: A, B and D once each from memory, which bounds it; from L2 also B for every tile, and A for every kTileN
-// columns. Flops: 2 m n k. Loads of pairs take 16 clocks of shared memory a warp and step at worst, where rows are 31
-// or 33 words apart, 1,024 of 64 rows of 254 elements, which memory delivers to a multiprocessor in 1,850.
+// columns; where B stays, B for every block, and A for every part of the columns. Flops: 2 m n k. Loads of pairs take
+// 16 clocks of shared memory a warp and step at worst, where rows are 31 or 33 words apart, 1,024 of 64 rows of 254
+// elements, which memory delivers to a multiprocessor in 1,850. Those of single elements take 60, where rows are 31.5
+// or 32.5 words apart, 960 of 64 rows of 63 elements, which it delivers in 460: unless B stays, such rows are copied.
 #pragma once
 
 #include "product/sm90.cuh"

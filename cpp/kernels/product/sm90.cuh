@@ -327,9 +327,7 @@ struct ProductConsumer {
       Accumulators accumulators;
       operands.multiply_columns(accumulators, i);
       prefetch(epilogue, row, column, batch, tile.batch);
-      ptx::wgmma_wait_group<0>();
-#pragma unroll
-      for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(accumulators[rows]);
+      finish_multiplies(accumulators);
       epilogue.apply(accumulators, row, column, batch, block.call.result_rows(tile.batch));
     }
   }
@@ -389,12 +387,16 @@ struct ProductConsumer {
     promotion.finish(accumulators[0]);
   }
 
-  /// Waits for all multiplies that were started.
+  /// Waits for all multiplies that were started, the last ones of a stage.
   __device__ __forceinline__ void finish_stage(Accumulators& accumulators) const {
+    finish_multiplies(accumulators);
+    stages.release_previous();
+  }
+
+  __device__ __forceinline__ void finish_multiplies(Accumulators& accumulators) const {
     ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (int rows = 0; rows < kBlocks; ++rows) ptx::warpgroup_fence_operand(accumulators[rows]);
-    stages.release_previous();
   }
 
   /// Moves the accumulators to where the next view of B lies.
