@@ -132,6 +132,12 @@ def test_knobs_that_do_not_fit(knobs, said):
         ENGINE.build(replace(KNOBS, **knobs), product, H100)
 
 
+@pytest.mark.parametrize("count", [-1, 1.5])
+def test_no_number_of_columns(count):
+    with pytest.raises(ValueError, match="stationary must be an int of at least 0"):
+        replace(KNOBS, stationary=count)
+
+
 def test_columns_that_are_summed_do_not_stay():
     product = ProductCase(
         4000, 200, 72, "bfloat16", precision="default", epilogue=lambda acc: acc.sum(axis=2)

@@ -88,6 +88,7 @@ class Sm90Knobs:
             "views",
         )
         check_least(self, 1, *positive)
+        check_least(self, 0, "stationary")
         if self.consumer_rows not in (64, 128):
             raise ValueError(
                 f"Sm90Knobs: a warp group would have {self.consumer_rows} rows of the tile; expected 64 or 128"

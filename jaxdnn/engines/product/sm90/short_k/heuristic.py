@@ -23,7 +23,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     store_reason,
     stores,
 )
-from jaxdnn.engines.product.sm90.short_k.knobs import STEP, knobs_reason, stage, staged
+from jaxdnn.engines.product.sm90.short_k.knobs import STEP, knobs_reason, shared_memory, stage, staged
 from jaxdnn.engines.product.sm90_grid import cluster_tiles, column_tiles, row_tiles
 from jaxdnn.engines.product.sm90_shapes import deepest
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
@@ -174,10 +174,17 @@ def _stationary(product: Product, target: Target) -> Iterator[Sm90Knobs]:
 
 def _staying(product: Product, shape: Sm90Knobs, target: Target) -> Sm90Knobs | None:
     """Knobs by which all columns of b stay, or as few parts of them as there is room for."""
+    shape = replace(shape, store=stores(product, shape, staged(product))[0])
+    least = replace(shape, stages=shape.consumers, epilogue_stages=1)
+    one, two = (shared_memory(product, replace(least, stationary=count)) for count in (1, 2))
+    most = 1 + (target.shared_memory - one) // (two - one)  # tiles of columns
+    if most < 1:
+        return None
     tiles = ceil(product.n / shape.tile_n)
-    parts = (ceil(tiles / count) for count in range(1, min(tiles, target.sm_count) + 1))
-    found = (_fitted(product, replace(shape, stationary=part), target) for part in dict.fromkeys(parts))
-    return next(filter(None, found), None)
+    parts = ceil(tiles / most)
+    return (
+        _fitted(product, replace(shape, stationary=ceil(tiles / parts)), target) if parts <= target.sm_count else None
+    )
 
 
 @functools.cache
