@@ -13,6 +13,7 @@ from checking.configurations import CONFIGURATIONS
 from checking.product.calls import ProductCase
 from checking.product.measured import problem
 from checking.targets import H200
+from jaxdnn.engines.product import sm90_model, unaligned
 from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
@@ -323,3 +324,18 @@ def test_a_long_k_of_few_tiles_is_split():
     tried = list(Sm90().configurations(replace(case.product(), fast=True), H200))
     as_it_lies = next(knobs for knobs in tried if not knobs.swapped)
     assert (tried[0].tile, tried[0].swapped, as_it_lies.split_k) == ((64, 48), True, 2)
+
+
+def test_a_warp_group_that_has_the_only_tile_works_alone():
+    """One round in turns takes more than half of two: nobody multiplies while results are stored."""
+    knobs = Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1, schedule="pingpong")
+    one, two = (problem(128 * tiles, 128, 1024, 1, "bfloat16", "0", "1", "") for tiles in (132, 264))
+    assert sm90_model.seconds(one, knobs, 132, matrices=True) > 0.52 * sm90_model.seconds(
+        two, knobs, 132, matrices=True
+    )
+
+
+def test_unaligned_results_of_two_sums_are_half_as_many():
+    """3591 x 518 x 320 took 14.0 us of an H100."""
+    call = problem(3591, 519, 320, 1, "bfloat16", "0", "0", "swiglu")
+    assert unaligned.sm90_seconds(call, H200, unaligned.multiplying(call, H200))[0] < 19e-6
