@@ -16,12 +16,17 @@ from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.heuristic import candidates, seconds
 from jaxdnn.engines.product.skinny.knobs import skinny
 
-FEW_ROWS = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
+ON_H100 = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
+ON_H200 = CONFIGURATIONS / "nvidia-h200-skinny.csv"  # in programs of many calls, in shuffled order
 
 
-def test_few_rows_are_streamed_fast():
-    """Within 5% of the fastest of skinny's and sm90's in the mean, 25% at worst, in four fifths of plain JAX's time."""
-    with FEW_ROWS.open() as file:
+@pytest.mark.parametrize(
+    ("configurations", "target", "mean", "worst", "of_plain"),
+    [(ON_H100, H100, 1.02, [1.08, 1.08], 0.77), (ON_H200, H200, 1.03, [1.13, 1.26], 0.89)],
+)
+def test_few_rows_are_streamed_fast(configurations, target, mean, worst, of_plain):
+    """Within 2 and 3% of the fastest of skinny's and sm90's in the mean, 8 and 13% at worst, but for one of 50 rows."""
+    with configurations.open() as file:
         rows = list(csv.DictReader(file))
     ratios, plain = {}, []
     for product, group in itertools.groupby(
@@ -32,16 +37,17 @@ def test_few_rows_are_streamed_fast():
         }
         m, n, k, dtype, epilogue = product
         call = problem(m, n, k, 1, dtype, "0", str(int("float8" in dtype)), epilogue)
-        knobs = next(iter(Skinny().configurations(call, H100)))
+        knobs = next(iter(Skinny().configurations(call, target)))
         chosen = ("skinny", str(knobs.tile), str(knobs.stages), str(knobs.split_k))
-        if Skinny().outdone(call, H100):
+        if Skinny().outdone(call, target):
             chosen = ("sm90", "", "", "")
         assert chosen in found, f"{product}: nobody measured {chosen}"
         plain.append(found[chosen] / found.pop(("plain_jax", "", "", "")))
         ratios[product] = found[chosen] / min(found.values())
-    assert statistics.fmean(ratios.values()) <= 1.05, ratios
-    assert max(ratios.values()) <= 1.25, max(ratios, key=ratios.__getitem__)
-    assert statistics.geometric_mean(plain) <= 0.8
+    assert statistics.fmean(ratios.values()) <= mean, ratios
+    slowest = sorted(ratios.items(), key=lambda one: one[1])[-2:]
+    assert all(ratio <= most for (_, ratio), most in zip(slowest, worst, strict=True)), slowest
+    assert statistics.geometric_mean(plain) <= of_plain
 
 
 def test_a_row_that_few_blocks_stream_is_split():

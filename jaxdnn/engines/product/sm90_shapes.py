@@ -90,10 +90,11 @@ ACROSS_SHAPES = (
     ),
 )
 SWAPPED_ACROSS_SHAPES = tuple(
-    replace(shape, cluster_m=2, cluster_n=cluster_n)
+    replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)
     for shape in SWAPPED_SHAPES
-    if shape.tile_n >= 128
-    for cluster_n in (1, 2)
+    if shape.tile_n >= 128 or shape.tile_m == 128
+    # Four blocks share the narrow tiles of few rows [69].
+    for cluster_m, cluster_n in (((2, 1), (2, 2)) if shape.tile_n >= 128 else ((2, 1), (4, 1)))
 )
 
 

@@ -6,7 +6,7 @@ Numbers in brackets are those of the notes on skinny in benchmarks/results/produ
 import math
 from collections.abc import Iterator
 
-from jaxdnn.device import Target
+from jaxdnn.device import Target, resident_clusters
 from jaxdnn.engines.product.accumulators import ARITHMETIC
 from jaxdnn.engines.product.skinny.knobs import SkinnyKnobs, SkinnyProduct, knobs_reason
 from jaxdnn.engines.product.sm90_model import moved
@@ -16,7 +16,7 @@ SM_THREADS = 2048  # of a multiprocessor, at once
 MOST_SPLITS = 8  # the largest cluster that every device with clusters takes
 # The model of `seconds` [1].
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
-L2_BANDWIDTH = 6e12  # bytes a second from the L2 cache to the multiprocessors
+L2_BANDWIDTH = 7e12  # bytes a second from the L2 cache to the multiprocessors
 SM_BANDWIDTH = 130e9  # of which one multiprocessor takes at most so many
 MEMORY_BANDWIDTH = 51e9  # bytes a second from memory to one multiprocessor: see "Few rows, by whom"
 LATENCY = 1e-6  # seconds of the bandwidth that must have been asked for at any time, or it falls in proportion
@@ -55,7 +55,7 @@ def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
         SM_THREADS // one.threads(knobs),
         math.ceil(blocks / target.sm_count),
     )
-    at_once = min(blocks, resident * target.sm_count)
+    at_once = min(blocks, resident * knobs.split_k * resident_clusters(knobs.split_k, target.sm_count))
     of_block = math.ceil(one.product.k / knobs.split_k) * one.stationary.itemsize * rows
     streamed, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
     bandwidth = target.bandwidth or BANDWIDTH
