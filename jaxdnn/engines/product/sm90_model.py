@@ -3,6 +3,7 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
+from dataclasses import dataclass
 from math import ceil, gcd, log2
 
 import numpy as np
@@ -145,6 +146,47 @@ def is_across(product: Product) -> bool:
     return max(map(across_lines, (product.a, *product.b))) > ACROSS_LINES[64]
 
 
+@dataclass(frozen=True)
+class _Tile:
+    """What the time of a product's tiles follows from.
+
+    Attributes:
+      product: as tiles have it, transposed or not.
+      matrices: whether its operands lie in memory as it has them, so that what TMA asks for is known.
+      length: elements of K.
+      width: columns of accumulators.
+      cluster: blocks of a cluster.
+      on_average, turns: rounds of tiles of a block, and of those that have most.
+      small_bytes: whether it is a small product of bytes, of which other numbers are known.
+      transcendental: whether the epilogue has functions that are more than arithmetic.
+    """
+
+    product: Product
+    knobs: Sm90Knobs
+    sm_count: int
+    matrices: bool
+    length: int
+    width: int
+    cluster: int
+    on_average: float
+    turns: int
+    small_bytes: bool
+    transcendental: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.product.a.itemsize
+
+    @property
+    def pingpong(self) -> bool:
+        return self.knobs.schedule == "pingpong"
+
+    @property
+    def wide_of_three(self) -> bool:
+        return self.knobs.consumers == 3 and self.width > 2 * CHUNK
+
+
 def seconds(
     product: Product,
     knobs: Sm90Knobs,
@@ -159,43 +201,79 @@ def seconds(
     that operands lie in memory as a product has them, so that what TMA asks for is known.
     """
     product = swapped(product) if knobs.swapped else product
+    tile = _tile(product, knobs, sm_count, matrices)
+    storing = _storing(tile)
+    whole = _whole(tile, _multiplying(tile, multiplied), _loading(tile, copies), storing)
+    # Nothing is multiplied while the last tile's functions are computed, or its rows of 32 bytes are stored.
+    last = storing if tile.pingpong and ((knobs.swapped and matrices) or not product.is_plain) else 0.0
+    small = in_row_order(product) and knobs.tile_m == 64
+    bounded = CLUSTER_MEMORY ** log2(tile.cluster) if tile.cluster > 1 else ONE_STAGE if small else 1.0
+    bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
+    time = overlapped(tile.turns * whole + last, product, bounded)
+    if knobs.swapped:
+        of_others = SWAPPED_TIME if matrices and tile.size > 1 else SWAPPED_TIME_OF_OTHERS
+        time *= SWAPPED_TIME_OF_BYTES if tile.small_bytes else of_others
+    if knobs.split_k > 1:
+        stored = product.m * product.n * product.batch * len(product.b) * 4
+        time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
+    return time
+
+
+def _tile(product: Product, knobs: Sm90Knobs, sm_count: int, matrices: bool) -> _Tile:
     accumulators, size = len(product.b), product.a.itemsize
-    width, loaded = knobs.tile_n * accumulators, loaded_lines(product, knobs) * accumulators
-    cluster = knobs.cluster_m * knobs.cluster_n
-    length = ceil(view_k(product, knobs.views) / knobs.split_k)
+    flops = 2 * product.m * product.n * product.k * product.batch * accumulators
+    on_average = rounds(product, knobs, sm_count)
+    return _Tile(
+        product,
+        knobs,
+        sm_count,
+        matrices,
+        length=ceil(view_k(product, knobs.views) / knobs.split_k),
+        width=knobs.tile_n * accumulators,
+        cluster=knobs.cluster_m * knobs.cluster_n,
+        on_average=on_average,
+        turns=ceil(on_average),
+        small_bytes=matrices and size == 1 and flops <= SMALL_OF_BYTES,
+        transcendental=not ARITHMETIC.issuperset(product.program.operations),
+    )
+
+
+def _multiplying(tile: _Tile, multiplied: float) -> float:
+    """Seconds that the tensor cores take for a tile, or shared memory if that is longer."""
+    product, knobs, size, width, turns = tile.product, tile.knobs, tile.size, tile.width, tile.turns
     own = width // knobs.groups  # of what a line of a's meets
     # Float32 elements are multiplied half as fast as 16-bit ones.
-    flops = 2 * product.m * product.n * product.k * product.batch * accumulators
-    bytes_ = matrices and size == 1 and flops <= SMALL_OF_BYTES
-    rate = RATE_OF_BYTES if bytes_ else RATE * 2 / size
-    multiplies = 2 * knobs.tile_m * own * length * multiplied / (rate / sm_count)
+    rate = RATE_OF_BYTES if tile.small_bytes else RATE * 2 / size
+    multiplies = 2 * knobs.tile_m * own * tile.length * multiplied / (rate / tile.sm_count)
+    loaded = loaded_lines(product, knobs) * len(product.b)
     accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
-    wide = knobs.consumers == 3 and width > 2 * CHUNK
-    transcendental = not ARITHMETIC.issuperset(product.program.operations)
-    in_turns = transcendental and knobs.schedule == "pingpong"
-    shared_rate = ALONE_SHARED_RATE if in_turns else SHARED_RATE
-    together = TOGETHER[2 if wide else knobs.consumers]
-    if bytes_ and knobs.consumers == 3 and not wide:
+    shared_rate = ALONE_SHARED_RATE if tile.transcendental and tile.pingpong else SHARED_RATE
+    together = TOGETHER[2 if tile.wide_of_three else knobs.consumers]
+    if tile.small_bytes and knobs.consumers == 3 and not tile.wide_of_three:
         together = THREE_OF_BYTES
-    multiplying = max(multiplies, accesses * length * size / shared_rate) * together
-    on_average = rounds(product, knobs, sm_count)
-    turns = ceil(on_average)
-    narrow = size > 1 and width <= 2 * CHUNK and turns > (FEW_ROUNDS if matrices else MANY_ROUNDS)
-    narrow |= matrices and size == 1 and width == 2 * CHUNK and not knobs.promotion
+    time = max(multiplies, accesses * tile.length * size / shared_rate) * together
+    narrow = size > 1 and width <= 2 * CHUNK and turns > (FEW_ROUNDS if tile.matrices else MANY_ROUNDS)
+    narrow |= tile.matrices and size == 1 and width == 2 * CHUNK and not knobs.promotion
     if knobs.consumers == 3 and narrow:
-        multiplying *= NARROW_OF_THREE
-    of_two = bytes_ and knobs.consumers == 2 and knobs.consumer_rows // 64 * width > 2 * CHUNK
-    promoted = matrices and knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
-    if knobs.schedule == "cooperative" and (of_two or promoted):
-        multiplying *= WIDE_SHARED_BYTES
-    if bytes_ and turns <= FEW_ROUNDS and turns - on_average < FULL:
-        multiplying *= FULL_OF_BYTES
-    multiplying += MOVE[knobs.views] * knobs.tile_m * width
-    if is_brief(product) and knobs.schedule == "pingpong" and width > 2 * CHUNK:
-        multiplying *= WIDE_TURNS_OF_BYTES if bytes_ else WIDE_TURNS
-    if matrices and size == 1 and width == 4 * CHUNK and cluster == 1 and turns > 1:
-        multiplying *= WIDE_BYTES
-    apart = knobs.columns if matrices and not product.b_transposed else 0
+        time *= NARROW_OF_THREE
+    of_two = tile.small_bytes and knobs.consumers == 2 and knobs.consumer_rows // 64 * width > 2 * CHUNK
+    promoted = tile.matrices and knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
+    if not tile.pingpong and (of_two or promoted):
+        time *= WIDE_SHARED_BYTES
+    if tile.small_bytes and turns <= FEW_ROUNDS and turns - tile.on_average < FULL:
+        time *= FULL_OF_BYTES
+    time += MOVE[knobs.views] * knobs.tile_m * width
+    if is_brief(product) and tile.pingpong and width > 2 * CHUNK:
+        time *= WIDE_TURNS_OF_BYTES if tile.small_bytes else WIDE_TURNS
+    if tile.matrices and size == 1 and width == 4 * CHUNK and tile.cluster == 1 and turns > 1:
+        time *= WIDE_BYTES
+    return time
+
+
+def _loading(tile: _Tile, copies: tuple[float, float]) -> float:
+    """Seconds until a tile's operands are there."""
+    product, knobs, size = tile.product, tile.knobs, tile.size
+    apart = knobs.columns if tile.matrices and not product.b_transposed else 0
     across = across_lines(product.a), across_lines(product.b[0], apart)
     if knobs.views > 1:  # a is a copy, in whole lines; b's lie anywhere
         across = 1.0, max(ACROSS_LINES.values())
@@ -205,54 +283,60 @@ def seconds(
         ((1 - MULTICAST) + (MULTICAST + longer - 1) * ceil(tiles / n) / tiles) * copied
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
     )
-    loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * length * size
-    of_bytes = SMALL_L2_RATE_OF_BYTES if bytes_ else TOGETHER_L2_RATE_OF_BYTES
-    at_once_rate = of_bytes if size == 1 else TOGETHER_L2_RATE
-    if matrices and size > 1:
-        at_once_rate = ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE
-    latent = turns <= FEW_ROUNDS and cluster <= 2
-    loading = loaded_bytes / (at_once_rate if latent else L2_RATE)
-    computing = 0 if product.is_plain else TRANSCENDENTAL if transcendental else FUNCTION
+    loaded = loaded_lines(product, knobs) * len(product.b)
+    loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * tile.length * size
+    if not _latent(tile):
+        return loaded_bytes / L2_RATE
+    if size == 1:
+        return loaded_bytes / (SMALL_L2_RATE_OF_BYTES if tile.small_bytes else TOGETHER_L2_RATE_OF_BYTES)
+    if tile.matrices:
+        return loaded_bytes / (ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE)
+    return loaded_bytes / TOGETHER_L2_RATE
+
+
+def _latent(tile: _Tile) -> bool:
+    """Whether all blocks ask for the same part of K at once."""
+    return tile.turns <= FEW_ROUNDS and tile.cluster <= 2
+
+
+def _storing(tile: _Tile) -> float:
+    """Seconds that a tile's epilogue takes."""
+    product, knobs, turns = tile.product, tile.knobs, tile.turns
+    computing = 0 if product.is_plain else TRANSCENDENTAL if tile.transcendental else FUNCTION
     work = sum(result.itemsize for result in product.stored) / 2 + computing
     if knobs.swapped:
-        work = max(work, SWAPPED_OF_BYTES if bytes_ and knobs.schedule == "cooperative" else SWAPPED)
-    storing = TILE + EPILOGUE * width * (knobs.consumer_rows // 64) * work
-    storing += TRANSCENDENTAL_START if transcendental else 0.0
-    shared = matrices and knobs.schedule == "cooperative" and knobs.consumers == 2 and size == 2
+        work = max(work, SWAPPED_OF_BYTES if tile.small_bytes and not tile.pingpong else SWAPPED)
+    time = TILE + EPILOGUE * tile.width * (knobs.consumer_rows // 64) * work
+    time += TRANSCENDENTAL_START if tile.transcendental else 0.0
+    shared = tile.matrices and not tile.pingpong and knobs.consumers == 2 and tile.size == 2
     briefly = product.k <= BRIEF_K and turns > 1
     if shared and product.is_plain and (briefly or (knobs.swapped and turns > FEW_ROUNDS)):
-        storing *= STORED_TOGETHER
-    if wide:
-        storing += WIDE_OF_THREE
-    elif knobs.consumers == 3 and accumulators > 1:
-        storing += GATED_OF_THREE
-    if knobs.schedule == "pingpong" and turns == 1:  # who has a tile works alone
-        tile = max(multiplying * TOGETHER[1] + storing, loading)
-    elif knobs.schedule == "pingpong":
-        one_chunk = matrices and width == CHUNK < product.n
-        tile = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * one_chunk)
-        if knobs.swapped and matrices:
+        time *= STORED_TOGETHER
+    if tile.wide_of_three:
+        time += WIDE_OF_THREE
+    elif knobs.consumers == 3 and len(product.b) > 1:
+        time += GATED_OF_THREE
+    return time
+
+
+def _whole(tile: _Tile, multiplying: float, loading: float, storing: float) -> float:
+    """Seconds from a tile to the next one, of which the parts take so many."""
+    product, knobs, turns, cluster = tile.product, tile.knobs, tile.turns, tile.cluster
+    if tile.pingpong and turns == 1:  # who has a tile works alone
+        time = max(multiplying * TOGETHER[1] + storing, loading)
+    elif tile.pingpong:
+        one_chunk = tile.matrices and tile.width == CHUNK < product.n
+        time = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * one_chunk)
+        if knobs.swapped and tile.matrices:
             alone = cluster == 1 and product.k >= LONG_K and turns > FEW_ROUNDS
-            tile = max(tile * (SWAPPED_ALONE if alone else 1.0), SWAPPED_TURNS * storing)
+            time = max(time * (SWAPPED_ALONE if alone else 1.0), SWAPPED_TURNS * storing)
         waiting = knobs.cluster_m > 1 or knobs.cluster_n > 2
-        if waiting and (transcendental or (matrices and size == 2 and width > 2 * CHUNK)):
-            tile += CLUSTER_TURN[transcendental]
+        if waiting and (tile.transcendental or (tile.matrices and tile.size == 2 and tile.width > 2 * CHUNK)):
+            time += CLUSTER_TURN[tile.transcendental]
     else:
-        tile = max(multiplying + storing, loading)
-    if matrices and turns <= FEW_ROUNDS and knobs.tile_m == 64 and width >= 2 * CHUNK and knobs.split_k == 1:
-        tile *= FEW_OF_64
+        time = max(multiplying + storing, loading)
+    if tile.matrices and turns <= FEW_ROUNDS and knobs.tile_m == 64 and tile.width >= 2 * CHUNK and knobs.split_k == 1:
+        time *= FEW_OF_64
     if turns <= FEW_ROUNDS and cluster > 1:
-        tile = tile / (CLUSTER_LATENCY if latent else 1.0) + CLUSTER_START / turns
-    # Nothing is multiplied while the last tile's functions are computed, or its rows of 32 bytes are stored.
-    last = storing if knobs.schedule == "pingpong" and ((knobs.swapped and matrices) or not product.is_plain) else 0.0
-    small = in_row_order(product) and knobs.tile_m == 64
-    bounded = CLUSTER_MEMORY ** log2(cluster) if cluster > 1 else ONE_STAGE if small else 1.0
-    bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
-    time = overlapped(turns * tile + last, product, bounded)
-    if knobs.swapped:
-        of_others = SWAPPED_TIME if matrices and size > 1 else SWAPPED_TIME_OF_OTHERS
-        time *= SWAPPED_TIME_OF_BYTES if bytes_ else of_others
-    if knobs.split_k > 1:
-        stored = product.m * product.n * product.batch * accumulators * 4
-        time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
+        time = time / (CLUSTER_LATENCY if _latent(tile) else 1.0) + CLUSTER_START / turns
     return time
