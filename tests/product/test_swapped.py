@@ -59,6 +59,10 @@ PRODUCTS = {
     "shared": (case(70, 520, 136), SHARED),
     "shared by four": (case(390, 520, 136), replace(SHARED, cluster_n=2)),
     "shared by four, of columns": (case(392, 520, 136, a_transposed=True), replace(SHARED, cluster_n=2)),
+    "shared by four, few rows": (  # of the second tile 4, and of the last cluster one block has rows
+        case(100, 1128, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 1128)),)),
+        replace(COOPERATIVE, tile_n=96, cluster_m=4),
+    ),
     "along k": (case(81, 136, 136, b_transposed=True), COOPERATIVE),
     "both transposed": (case(88, 136, 136, a_transposed=True, b_transposed=True), COOPERATIVE),
     "batch": (case(37, 136, 72, batch=3, shared="b"), INTERLEAVED),
