@@ -7,6 +7,7 @@ import itertools
 import re
 import statistics
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -17,6 +18,7 @@ from checking.targets import H100, H200
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason, load_clocks
+from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason
 
 ENGINE = Sm90()
 MEASURED = CONFIGURATIONS / "nvidia-h200-stationary.csv"
@@ -114,6 +116,22 @@ def test_blocks_keep_to_their_columns(size, knobs, grid, shared_memory):
     (launch,) = plan.launches
     assert launch.grid == (grid, 1, 1)
     assert shared_memory is None or launch.shared_memory == shared_memory
+
+
+@pytest.mark.parametrize("k", [72, 129, 176])
+def test_of_fewer_parts_too_many_columns_would_stay(k):
+    """With the fewest stages that warp groups can have."""
+    parted = 0
+    for n in range(392, 4096, 264):
+        product = ProductCase(60_000, n, k, "bfloat16", precision="default").product()
+        for knobs in filter(lambda knobs: knobs.stationary, ENGINE.configurations(product, H200)):
+            tiles = ceil(n / knobs.tile_n)
+            if (parts := ceil(tiles / knobs.stationary)) == 1:
+                continue
+            fewer = replace(knobs, stationary=ceil(tiles / (parts - 1)), stages=knobs.consumers, epilogue_stages=1)
+            assert "bytes of shared memory" in (knobs_reason(product, fewer, H200.shared_memory) or ""), knobs
+            parted += 1
+    assert parted > 20
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Numbers in brackets are those of the notes on sm90 in benchmarks/results/product
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, gcd, log2
 
 import numpy as np
@@ -12,13 +13,7 @@ from jaxdnn.device import resident_clusters
 from jaxdnn.engines.product.accumulators import ARITHMETIC
 from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Matrix, Product
-from jaxdnn.engines.product.sm90.knobs import (
-    L2_BYTES,
-    Sm90Knobs,
-    depth,
-    loaded_columns,
-    loaded_lines,
-)
+from jaxdnn.engines.product.sm90.knobs import L2_BYTES, Sm90Knobs, depth, loaded_columns, loaded_lines
 from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 from jaxdnn.engines.product.views import MOVE, view_k
@@ -153,30 +148,64 @@ class _Tile:
     Attributes:
       product: as tiles have it, transposed or not.
       matrices: whether its operands lie in memory as it has them, so that what TMA asks for is known.
-      length: elements of K.
-      width: columns of accumulators.
-      cluster: blocks of a cluster.
-      on_average, turns: rounds of tiles of a block, and of those that have most.
-      small_bytes: whether it is a small product of bytes, of which other numbers are known.
-      transcendental: whether the epilogue has functions that are more than arithmetic.
     """
 
     product: Product
     knobs: Sm90Knobs
     sm_count: int
     matrices: bool
-    length: int
-    width: int
-    cluster: int
-    on_average: float
-    turns: int
-    small_bytes: bool
-    transcendental: bool
 
     @property
     def size(self) -> int:
         """Bytes of an element."""
         return self.product.a.itemsize
+
+    @cached_property
+    def small_bytes(self) -> bool:
+        """Whether it is a small product of 8-bit elements, of which other numbers are known."""
+        one = self.product
+        flops = 2 * one.m * one.n * one.k * one.batch * len(one.b)
+        return self.matrices and self.size == 1 and flops <= SMALL_OF_BYTES
+
+    @cached_property
+    def transcendental(self) -> bool:
+        """Whether the epilogue has functions that are more than arithmetic."""
+        return not ARITHMETIC.issuperset(self.product.program.operations)
+
+    @cached_property
+    def length(self) -> int:
+        """Elements of K."""
+        return ceil(view_k(self.product, self.knobs.views) / self.knobs.split_k)
+
+    @cached_property
+    def loaded(self) -> int:
+        """Lines of all matrices b that a stage has."""
+        return loaded_lines(self.product, self.knobs) * len(self.product.b)
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of accumulators."""
+        return self.knobs.tile_n * len(self.product.b)
+
+    @cached_property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.knobs.cluster_m * self.knobs.cluster_n
+
+    @cached_property
+    def on_average(self) -> float:
+        """Tiles of a block."""
+        return rounds(self.product, self.knobs, self.sm_count)
+
+    @cached_property
+    def turns(self) -> int:
+        """Tiles of the block that has most."""
+        return ceil(self.on_average)
+
+    @property
+    def latent(self) -> bool:
+        """Whether all blocks ask for the same part of K at once."""
+        return self.turns <= FEW_ROUNDS and self.cluster <= 2
 
     @property
     def pingpong(self) -> bool:
@@ -201,7 +230,7 @@ def seconds(
     that operands lie in memory as a product has them, so that what TMA asks for is known.
     """
     product = swapped(product) if knobs.swapped else product
-    tile = _tile(product, knobs, sm_count, matrices)
+    tile = _Tile(product, knobs, sm_count, matrices)
     storing = _storing(tile)
     whole = _whole(tile, _multiplying(tile, multiplied), _loading(tile, copies), storing)
     # Nothing is multiplied while the last tile's functions are computed, or its rows of 32 bytes are stored.
@@ -219,25 +248,6 @@ def seconds(
     return time
 
 
-def _tile(product: Product, knobs: Sm90Knobs, sm_count: int, matrices: bool) -> _Tile:
-    accumulators, size = len(product.b), product.a.itemsize
-    flops = 2 * product.m * product.n * product.k * product.batch * accumulators
-    on_average = rounds(product, knobs, sm_count)
-    return _Tile(
-        product,
-        knobs,
-        sm_count,
-        matrices,
-        length=ceil(view_k(product, knobs.views) / knobs.split_k),
-        width=knobs.tile_n * accumulators,
-        cluster=knobs.cluster_m * knobs.cluster_n,
-        on_average=on_average,
-        turns=ceil(on_average),
-        small_bytes=matrices and size == 1 and flops <= SMALL_OF_BYTES,
-        transcendental=not ARITHMETIC.issuperset(product.program.operations),
-    )
-
-
 def _multiplying(tile: _Tile, multiplied: float) -> float:
     """Seconds that the tensor cores take for a tile, or shared memory if that is longer."""
     product, knobs, size, width, turns = tile.product, tile.knobs, tile.size, tile.width, tile.turns
@@ -245,8 +255,7 @@ def _multiplying(tile: _Tile, multiplied: float) -> float:
     # Float32 elements are multiplied half as fast as 16-bit ones.
     rate = RATE_OF_BYTES if tile.small_bytes else RATE * 2 / size
     multiplies = 2 * knobs.tile_m * own * tile.length * multiplied / (rate / tile.sm_count)
-    loaded = loaded_lines(product, knobs) * len(product.b)
-    accesses = knobs.tile_m + loaded + knobs.tile_m // 64 * (64 + own) * multiplied
+    accesses = knobs.tile_m + tile.loaded + knobs.tile_m // 64 * (64 + own) * multiplied
     shared_rate = ALONE_SHARED_RATE if tile.transcendental and tile.pingpong else SHARED_RATE
     together = TOGETHER[2 if tile.wide_of_three else knobs.consumers]
     if tile.small_bytes and knobs.consumers == 3 and not tile.wide_of_three:
@@ -283,20 +292,14 @@ def _loading(tile: _Tile, copies: tuple[float, float]) -> float:
         ((1 - MULTICAST) + (MULTICAST + longer - 1) * ceil(tiles / n) / tiles) * copied
         for (tiles, n), longer, copied in zip(sharing, across, copies, strict=True)
     )
-    loaded = loaded_lines(product, knobs) * len(product.b)
-    loaded_bytes = (knobs.tile_m * shared_a + loaded * shared_b) * tile.length * size
-    if not _latent(tile):
+    loaded_bytes = (knobs.tile_m * shared_a + tile.loaded * shared_b) * tile.length * size
+    if not tile.latent:
         return loaded_bytes / L2_RATE
     if size == 1:
         return loaded_bytes / (SMALL_L2_RATE_OF_BYTES if tile.small_bytes else TOGETHER_L2_RATE_OF_BYTES)
     if tile.matrices:
         return loaded_bytes / (ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE)
     return loaded_bytes / TOGETHER_L2_RATE
-
-
-def _latent(tile: _Tile) -> bool:
-    """Whether all blocks ask for the same part of K at once."""
-    return tile.turns <= FEW_ROUNDS and tile.cluster <= 2
 
 
 def _storing(tile: _Tile) -> float:
@@ -338,5 +341,5 @@ def _whole(tile: _Tile, multiplying: float, loading: float, storing: float) -> f
     if tile.matrices and turns <= FEW_ROUNDS and knobs.tile_m == 64 and tile.width >= 2 * CHUNK and knobs.split_k == 1:
         time *= FEW_OF_64
     if turns <= FEW_ROUNDS and cluster > 1:
-        time = time / (CLUSTER_LATENCY if _latent(tile) else 1.0) + CLUSTER_START / turns
+        time = time / (CLUSTER_LATENCY if tile.latent else 1.0) + CLUSTER_START / turns
     return time

@@ -89,12 +89,20 @@ ACROSS_SHAPES = (
         for cluster_m, cluster_n in ((1, 2), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
     ),
 )
-SWAPPED_ACROSS_SHAPES = tuple(
-    replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)
-    for shape in SWAPPED_SHAPES
-    if shape.tile_n >= 128 or shape.tile_m == 128
-    # Four blocks share the narrow tiles of few rows [69].
-    for cluster_m, cluster_n in (((2, 1), (2, 2)) if shape.tile_n >= 128 else ((2, 1), (4, 1)))
+SWAPPED_ACROSS_SHAPES = (
+    *(
+        replace(shape, cluster_m=2, cluster_n=cluster_n)
+        for shape in SWAPPED_SHAPES
+        if shape.tile_n >= 128
+        for cluster_n in (1, 2)
+    ),
+    # Of few rows, which up to four blocks share [69].
+    *(
+        replace(shape, cluster_m=cluster_m)
+        for shape in SWAPPED_SHAPES
+        if shape.tile_m == 128 and shape.tile_n < 128
+        for cluster_m in (2, 4)
+    ),
 )
 
 

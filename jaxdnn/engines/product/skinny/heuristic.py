@@ -55,6 +55,7 @@ def seconds(one: SkinnyProduct, knobs: SkinnyKnobs, target: Target) -> float:
         SM_THREADS // one.threads(knobs),
         math.ceil(blocks / target.sm_count),
     )
+    # Blocks that split K are a cluster [5].
     at_once = min(blocks, resident * knobs.split_k * resident_clusters(knobs.split_k, target.sm_count))
     of_block = math.ceil(one.product.k / knobs.split_k) * one.stationary.itemsize * rows
     streamed, both = of_block * at_once, of_block * at_once * (rows + one.width) / rows
