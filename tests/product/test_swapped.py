@@ -25,6 +25,7 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 COOPERATIVE = Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, swapped=True)
 INTERLEAVED = replace(COOPERATIVE, tile_n=48, schedule="pingpong")
 OF_THREE = replace(COOPERATIVE, tile_m=192, tile_n=112, consumers=3)
+WIDEST = replace(COOPERATIVE, tile_m=384, tile_n=64, consumers=3)
 SHARED = replace(COOPERATIVE, tile_n=64, cluster_m=2)
 
 
@@ -56,6 +57,7 @@ PRODUCTS = {
     "gelu": (case(150, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),)), COOPERATIVE),
     "interleaved": (case(101, 272, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 272)),)), INTERLEAVED),
     "of three": (case(113, 200, 136, "float16"), OF_THREE),
+    "widest": (case(40, 520, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 520)),)), WIDEST),
     "shared": (case(70, 520, 136), SHARED),
     "shared by four": (case(390, 520, 136), replace(SHARED, cluster_n=2)),
     "shared by four, of columns": (case(392, 520, 136, a_transposed=True), replace(SHARED, cluster_n=2)),

@@ -64,6 +64,11 @@ SWAPPED_FEW_SHAPES = tuple(
     for tile_n in range(48, 257, 16)
     for cluster_n in (1, 2)
 )
+# And of few rows, by so many columns that each block has one tile [70].
+SWAPPED_WIDE_SHAPES = tuple(
+    Sm90Knobs(tile_m=384, tile_n=tile_n, stages=3, cluster_m=1, consumers=3, swapped=True)
+    for tile_n in range(48, 113, 16)
+)
 # And of which there are many, in turns.
 SWAPPED_MANY_SHAPES = tuple(
     replace(shape, cluster_m=cluster_m, cluster_n=cluster_n)

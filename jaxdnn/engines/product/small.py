@@ -15,10 +15,11 @@ from jaxdnn.engines.product.tma import CHUNK
 # begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56].
 SMALL, SHORT_K = 3.2e6, 128
 # Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
-# and an activation, over 384 at least [63].
+# and an activation, over 384 at least [63], and larger ones of few columns over a multiple of 512 [71].
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
 FEW, FEW_K = 16, 256
 FUSED_K, FUSED_SMALL = 384, 0.5e6
+FUSED_FEW, FUSED_FEW_K, FUSED_FEW_SMALL = 128, 512, 1.2e6
 # Seconds that the others of our kernels take at least, besides for an element of K, and with a function, of one matrix
 # up to so large [63]; skinny, of more than FEWEST rows.
 BEGUN_SMALL = 1.2e6
@@ -44,7 +45,9 @@ def small_reason(product: Product, target: Target, engine: Literal["skinny", "sm
     if not one or product.k > LONGER_K or any(operand.broadcast == "full" for operand in product.operands):
         return None
     fused = not product.is_plain and len(product.b) == 1
-    if fused and product.k >= FUSED_K and product.k % CHUNK == 0 and moved(product) <= FUSED_SMALL:
+    few = product.n <= FUSED_FEW and product.k % FUSED_FEW_K == 0
+    whole = product.k >= FUSED_K and product.k % CHUNK == 0
+    if fused and whole and moved(product) <= (FUSED_FEW_SMALL if few else FUSED_SMALL):
         return f"XLA's kernels {BEGIN}"
     return f"kernels for any GPU {BEGIN}" if engine != "simt" and _simt_begins(product, target, engine) else None
 

@@ -49,6 +49,7 @@ from jaxdnn.engines.product.sm90_shapes import (
     SWAPPED_FEW_SHAPES,
     SWAPPED_MANY_SHAPES,
     SWAPPED_SHAPES,
+    SWAPPED_WIDE_SHAPES,
     deepest,
 )
 from jaxdnn.engines.product.tiles import tile_operands
@@ -78,6 +79,12 @@ def splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:
     return [1, *(split for split in (2, 4, 8, 16, 32, 64, most) if 1 < split <= most)]
 
 
+def has_one_tile_each(product: Product, swapped_shape: Sm90Knobs, sm_count: int) -> bool:
+    """Whether a tile has all rows of one matrix of 16-bit elements, and each multiprocessor at most one."""
+    columns = swapped_shape.tile_m * sm_count
+    return product.a.itemsize == 2 and product.batch == 1 and product.m <= swapped_shape.tile_n and product.n <= columns
+
+
 def candidates(
     product: Product,
     target: Target,
@@ -93,7 +100,8 @@ def candidates(
     """
     found: dict[Sm90Knobs, float] = {}
     few_tiles = SWAPPED_FEW_SHAPES if product.k >= WORTH_A_TURN * depth(product) else ()
-    swapped_shapes = (*SWAPPED_SHAPES, *SWAPPED_MANY_SHAPES, *few_tiles)
+    wide = [shape for shape in SWAPPED_WIDE_SHAPES if has_one_tile_each(product, shape, target.sm_count)]
+    swapped_shapes = (*SWAPPED_SHAPES, *wide, *SWAPPED_MANY_SHAPES, *few_tiles)
     across = ACROSS_SHAPES if matrices and is_across(product) else ()
     if across and product.a.itemsize == 2:  # of which they were timed [37]
         swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
