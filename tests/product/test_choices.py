@@ -18,7 +18,6 @@ from jaxdnn.engines.product.operands import packed
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.heuristic import candidates
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.sm90.short_k.heuristic import lines_reason
 from jaxdnn.engines.product.sm90.short_k.knobs import whole_rows_reason
@@ -218,40 +217,6 @@ def test_blocks_share_columns_whose_lines_lie_across_others():
     of_three = next(knobs for knobs in tried if (knobs.tile_m, knobs.swapped) == (192, False))
     for knobs, tile in ((of_three, (192, 192)), (tried[0], (128, 192))):
         assert (knobs.tile, knobs.cluster) == (tile, (2, 1))
-
-
-@pytest.mark.parametrize("sizes", [(259, 4608, 3512), (280, 4536, 7424)])
-def test_four_blocks_share_few_rows_across_lines(sizes):
-    """23.8 us, 25.9 in pairs and 30.9 alone; 50.8, 56.5 and 57.7."""
-    knobs = next(iter(Sm90().configurations(problem(*sizes, 1, "bfloat16", "0", "0", "gelu"), H200)))
-    assert (knobs.swapped, knobs.tile, knobs.cluster) == (True, (128, 96), (4, 1))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "tile"),
-    [
-        ((63, 42_048, 3392), (384, 64)),  # 85.0 us, 87.9 by the second
-        ((53, 43_872, 7976), (384, 64)),
-        ((102, 46_784, 2240), (384, 112)),
-        ((71, 88_960, 2496), (192, 80)),  # 132.6 us, 136.4 by 384 x 80, of which there are 232
-        ((110, 24_576, 896), (128, 192)),  # 20.5 us, of 64 blocks not less
-    ],
-)
-def test_few_rows_by_many_columns_are_one_tile_each(sizes, tile):
-    knobs = next(iter(Sm90().configurations(problem(*sizes, 1, "bfloat16", "0", "0", ""), H200)))
-    assert knobs.tile == tile
-
-
-@pytest.mark.parametrize("fields", [{"dtype": "float8_e4m3fn"}, {"batch": 2}, {"m": 65}, {"n": 132 * 384 + 8}])
-def test_others_have_no_tiles_of_384_columns(fields):
-    sizes = {"m": 64, "n": 132 * 384, "k": 2304, "batch": 1, "dtype": "bfloat16"}
-    assert widest(**sizes)
-    assert not widest(**sizes | fields)
-
-
-def widest(**sizes):
-    one = problem(*sizes.values(), "0", "0", "")
-    return [knobs for knobs in candidates(one, H200, matrices=True) if knobs.tile == (384, 64)]
 
 
 def test_transposed_products_over_a_long_k_are_in_pairs():

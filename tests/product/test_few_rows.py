@@ -1,4 +1,4 @@
-"""Who serves products of few rows, and with which knobs: by times that were measured on an H200 or an H100."""
+"""Who serves products of few rows, and with which knobs or tiles: by times that were measured on an H200 or an H100."""
 
 import csv
 import itertools
@@ -15,6 +15,8 @@ from jaxdnn.engines.product.few_rows import few_rows_reason
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.heuristic import candidates, seconds
 from jaxdnn.engines.product.skinny.knobs import skinny
+from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.heuristic import candidates as tiles
 
 ON_H100 = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
 ON_H200 = CONFIGURATIONS / "nvidia-h200-skinny.csv"  # in programs of many calls, in shuffled order
@@ -103,3 +105,37 @@ def test_functions_of_many_columns_take_longer_than_what_is_streamed():
 def test_k_is_split_more_often_than_a_cluster_can_where_it_pays(target, columns, k, few):
     product = ProductCase(64, columns, k, "bfloat16", a_transposed=True).product()
     assert (few_rows_reason(skinny(product), target) is not None) == few
+
+
+@pytest.mark.parametrize("sizes", [(259, 4608, 3512), (280, 4536, 7424)])
+def test_four_blocks_share_few_rows_across_lines(sizes):
+    """23.8 us, 25.9 in pairs and 30.9 alone; 50.8, 56.5 and 57.7."""
+    knobs = next(iter(Sm90().configurations(problem(*sizes, 1, "bfloat16", "0", "0", "gelu"), H200)))
+    assert (knobs.swapped, knobs.tile, knobs.cluster) == (True, (128, 96), (4, 1))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [
+        ((63, 42_048, 3392), (384, 64)),  # 85.0 us, 87.9 by the second
+        ((53, 43_872, 7976), (384, 64)),
+        ((102, 46_784, 2240), (384, 112)),
+        ((71, 88_960, 2496), (192, 80)),  # 132.6 us, 136.4 by 384 x 80, of which there are 232
+        ((110, 24_576, 896), (128, 192)),  # 20.5 us, of 64 blocks not less
+    ],
+)
+def test_few_rows_by_many_columns_are_one_tile_each(sizes, tile):
+    knobs = next(iter(Sm90().configurations(problem(*sizes, 1, "bfloat16", "0", "0", ""), H200)))
+    assert knobs.tile == tile
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "float8_e4m3fn"}, {"batch": 2}, {"m": 65}, {"n": 132 * 384 + 8}])
+def test_others_have_no_tiles_of_384_columns(fields):
+    sizes = {"m": 64, "n": 132 * 384, "k": 2304, "batch": 1, "dtype": "bfloat16"}
+    assert widest(**sizes)
+    assert not widest(**sizes | fields)
+
+
+def widest(**sizes):
+    one = problem(*sizes.values(), "0", "0", "")
+    return [knobs for knobs in tiles(one, H200, matrices=True) if knobs.tile == (384, 64)]
