@@ -16,7 +16,8 @@ from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.heuristic import candidates, seconds
 from jaxdnn.engines.product.skinny.knobs import skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
-from jaxdnn.engines.product.sm90.heuristic import candidates as tiles
+from jaxdnn.engines.product.sm90.heuristic import has_one_tile_each
+from jaxdnn.engines.product.sm90_shapes import SWAPPED_WIDE_SHAPES
 
 ON_H100 = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
 ON_H200 = CONFIGURATIONS / "nvidia-h200-skinny.csv"  # in programs of many calls, in shuffled order
@@ -121,7 +122,7 @@ def test_four_blocks_share_few_rows_across_lines(sizes):
         ((53, 43_872, 7976), (384, 64)),
         ((102, 46_784, 2240), (384, 112)),
         ((71, 88_960, 2496), (192, 80)),  # 132.6 us, 136.4 by 384 x 80, of which there are 232
-        ((110, 24_576, 896), (128, 192)),  # 20.5 us, of 64 blocks not less
+        ((110, 24_576, 896), (128, 192)),  # 20.5 us, 25.9 by 384 x 112, of 64 blocks
     ],
 )
 def test_few_rows_by_many_columns_are_one_tile_each(sizes, tile):
@@ -129,13 +130,18 @@ def test_few_rows_by_many_columns_are_one_tile_each(sizes, tile):
     assert knobs.tile == tile
 
 
-@pytest.mark.parametrize("fields", [{"dtype": "float8_e4m3fn"}, {"batch": 2}, {"m": 65}, {"n": 132 * 384 + 8}])
-def test_others_have_no_tiles_of_384_columns(fields):
-    sizes = {"m": 64, "n": 132 * 384, "k": 2304, "batch": 1, "dtype": "bfloat16"}
-    assert widest(**sizes)
-    assert not widest(**sizes | fields)
-
-
-def widest(**sizes):
-    one = problem(*sizes.values(), "0", "0", "")
-    return [knobs for knobs in tiles(one, H200, matrices=True) if knobs.tile == (384, 64)]
+@pytest.mark.parametrize(
+    ("fields", "one_each"),
+    [
+        ({}, True),
+        ({"dtype": "float8_e4m3fn"}, False),
+        ({"batch": 2}, False),
+        ({"m": 65}, False),
+        ({"n": 50_696}, False),
+    ],
+)
+def test_each_multiprocessor_has_one_tile_of_all_rows(fields, one_each):
+    """Of 384 columns by 132 multiprocessors, and of 64 rows."""
+    (shape,) = (shape for shape in SWAPPED_WIDE_SHAPES if shape.tile == (384, 64))
+    sizes = {"m": 64, "n": 50_688, "k": 2304, "batch": 1, "dtype": "bfloat16"} | fields
+    assert has_one_tile_each(problem(*sizes.values(), "0", "0", ""), shape, H200.sm_count) == one_each
