@@ -77,6 +77,8 @@ ONE_STAGE = 0.97  # times as long takes what memory bounds, by tiles of 64 rows 
 CLUSTER_MEMORY = 1.03  # times as long takes what memory bounds, in clusters: their blocks wait for each other [28]
 SPLIT_LAUNCH = 3e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 1.2e12  # bytes a second that accumulators of splits are written and read at
+# Likewise of up to so many splits whose accumulators, up to so many bytes, stay in the L2 cache [73].
+KEPT_SPLITS, KEPT_SPLIT_BYTES, KEPT_SPLIT_RATE = 16, 16 * 2**20, 2.5e12
 # In few rounds latency is the limit, and the blocks of a cluster wait for each other.
 FEW_ROUNDS = 2
 MANY_ROUNDS = 8  # in which the power limit holds 8-bit floats, and three warp groups take less energy than two [2]
@@ -243,8 +245,9 @@ def seconds(
         of_others = SWAPPED_TIME if matrices and tile.size > 1 else SWAPPED_TIME_OF_OTHERS
         time *= SWAPPED_TIME_OF_BYTES if tile.small_bytes else of_others
     if knobs.split_k > 1:
-        stored = product.m * product.n * product.batch * len(product.b) * 4
-        time += SPLIT_LAUNCH + 2 * stored * knobs.split_k / SPLIT_RATE
+        stored = product.m * product.n * product.batch * len(product.b) * 4 * knobs.split_k
+        stays = stored <= KEPT_SPLIT_BYTES and knobs.split_k <= KEPT_SPLITS
+        time += SPLIT_LAUNCH + 2 * stored / (KEPT_SPLIT_RATE if stays else SPLIT_RATE)
     return time
 
 

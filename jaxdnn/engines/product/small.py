@@ -9,17 +9,20 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt import heuristic as simt
 from jaxdnn.engines.product.sm90_model import moved
-from jaxdnn.engines.product.tma import CHUNK
+from jaxdnn.engines.product.tma import CHUNK, tma_reason
 
 # Bytes in all and elements of K, up to which XLA's kernels took 1.0 to 3.2 us of an H100, and ours 2.3 to 4.2: theirs
 # begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56].
 SMALL, SHORT_K = 3.2e6, 128
 # Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
-# and an activation, over 384 at least [63], and larger ones of few columns over a multiple of 512 [71].
+# and an activation, over 384 at least [63], and larger ones of few columns over a multiple of 512 [71] or of few rows
+# [74]; and plain ones over 512 at least, of rows that TMA refuses [74].
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
 FEW, FEW_K = 16, 256
 FUSED_K, FUSED_SMALL = 384, 0.5e6
 FUSED_FEW, FUSED_FEW_K, FUSED_FEW_SMALL = 128, 512, 1.2e6
+FUSED_FEW_ROWS = 32
+REFUSED_K, REFUSED_SMALL = 512, 1.5e6
 # Seconds that the others of our kernels take at least, besides for an element of K, and with a function, of one matrix
 # up to so large [63]; skinny, of more than FEWEST rows.
 BEGUN_SMALL = 1.2e6
@@ -45,7 +48,7 @@ def small_reason(product: Product, target: Target, engine: Literal["skinny", "sm
     if not one or product.k > LONGER_K or any(operand.broadcast == "full" for operand in product.operands):
         return None
     fused = not product.is_plain and len(product.b) == 1
-    few = product.n <= FUSED_FEW and product.k % FUSED_FEW_K == 0
+    few = product.m <= FUSED_FEW_ROWS or (product.n <= FUSED_FEW and product.k % FUSED_FEW_K == 0)
     whole = product.k >= FUSED_K and product.k % CHUNK == 0
     if fused and whole and moved(product) <= (FUSED_FEW_SMALL if few else FUSED_SMALL):
         return f"XLA's kernels {BEGIN}"
@@ -64,8 +67,11 @@ def _simt_begins(product: Product, target: Target, engine: Literal["skinny", "sm
 def _plain_reason(product: Product) -> str | None:
     """Why XLA's kernels serve a product with nothing fused in less time, or None."""
     short = product.k <= SHORT_K
-    longer = (product.k <= LONGER_K and product.k % CHUNK == 0) or (product.k <= FEW_K and product.n <= FEW)
-    if moved(product) <= (SMALL if short else LONGER_K_SMALL if longer and product.batch == 1 else 0.0):
+    whole = product.k <= LONGER_K and product.k % CHUNK == 0
+    longer = whole or (product.k <= FEW_K and product.n <= FEW)
+    refused = whole and product.k >= REFUSED_K and any(tma_reason(one, "") for one in (*product.b, *product.stored))
+    of_one = REFUSED_SMALL if refused else LONGER_K_SMALL if longer else 0.0
+    if moved(product) <= (SMALL if short else of_one if product.batch == 1 else 0.0):
         return f"XLA's kernels {BEGIN}, and nothing is fused"
     if not short:
         return None
