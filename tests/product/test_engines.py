@@ -148,6 +148,7 @@ def server(row, target):
         ),
         (ProductCase(408, 121, 648, "bfloat16"), "any GPU, which takes them"),
         (ProductCase(640, 129, 384, "bfloat16"), "any GPU, which takes them"),
+        (ProductCase(408, 121, 640, "bfloat16", b_transposed=True), "any GPU begin"),
         (ProductCase(640, 250, 704, "bfloat16"), None),
         (ProductCase(408, 120, 640, "bfloat16"), "any GPU begin"),
         # Larger ones, and batches, are not said to be.

@@ -16,7 +16,7 @@ from jaxdnn.engines.product.tma import CHUNK, tma_reason
 SMALL, SHORT_K = 3.2e6, 128
 # Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
 # and an activation, over 384 at least [63], and larger ones of few columns over a multiple of 512 [71] or of few rows
-# [74]; and plain ones over 512 at least, of rows that TMA refuses [74].
+# [74]; and plain ones over 512 at least, of a b whose rows TMA refuses [74].
 LONGER_K, LONGER_K_SMALL = 1024, 0.6e6
 FEW, FEW_K = 16, 256
 FUSED_K, FUSED_SMALL = 384, 0.5e6
@@ -69,7 +69,7 @@ def _plain_reason(product: Product) -> str | None:
     short = product.k <= SHORT_K
     whole = product.k <= LONGER_K and product.k % CHUNK == 0
     longer = whole or (product.k <= FEW_K and product.n <= FEW)
-    refused = whole and product.k >= REFUSED_K and any(tma_reason(one, "") for one in (*product.b, *product.stored))
+    refused = whole and product.k >= REFUSED_K and any(tma_reason(b, "b") for b in product.b)
     of_one = REFUSED_SMALL if refused else LONGER_K_SMALL if longer else 0.0
     if moved(product) <= (SMALL if short else of_one if product.batch == 1 else 0.0):
         return f"XLA's kernels {BEGIN}, and nothing is fused"
