@@ -138,14 +138,8 @@ def server(row, target):
         # An H200 took 10.5 us by the kernel for any GPU, where 8.0 were expected of the L2 cache, and 7.5 by XLA's.
         (ProductCase(312, 483, 576, "bfloat16"), "XLA's kernels begin in less time"),
         # Rows that TMA refuses, over whole chunks: 4.9 us, and 6.0; over a shorter K 5.6 and 5.5.
-        (
-            ProductCase(408, 121, 640, "bfloat16"),
-            "so small a product's, and nothing",
-        ),
-        (
-            ProductCase(600, 250, 704, "bfloat16"),
-            "so small a product's, and nothing",
-        ),
+        (ProductCase(408, 121, 640, "bfloat16"), "so small a product's, and nothing"),
+        (ProductCase(600, 250, 704, "bfloat16"), "so small a product's, and nothing"),
         (ProductCase(408, 121, 648, "bfloat16"), "any GPU, which takes them"),
         (ProductCase(640, 129, 384, "bfloat16"), "any GPU, which takes them"),
         (ProductCase(408, 121, 640, "bfloat16", b_transposed=True), "any GPU begin"),

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,14 @@ from checking.product.calls import ProductCase
 from checking.product.measured import problem
 from checking.targets import H100, H200
 from jaxdnn import device
+from jaxdnn.engines.product import sm90_model
 from jaxdnn.engines.product.few_rows import few_rows_reason
 from jaxdnn.engines.product.skinny.engine import Skinny
 from jaxdnn.engines.product.skinny.heuristic import candidates, seconds
 from jaxdnn.engines.product.skinny.knobs import skinny
 from jaxdnn.engines.product.sm90.engine import Sm90
 from jaxdnn.engines.product.sm90.heuristic import has_one_tile_each
+from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
 from jaxdnn.engines.product.sm90_shapes import SWAPPED_WIDE_SHAPES
 
 ON_H100 = CONFIGURATIONS / "nvidia-h100-skinny.csv"  # of kernels alone, by the profiler
@@ -145,3 +148,12 @@ def test_each_multiprocessor_has_one_tile_of_all_rows(fields, one_each):
     (shape,) = (shape for shape in SWAPPED_WIDE_SHAPES if shape.tile == (384, 64))
     sizes = {"m": 64, "n": 50_688, "k": 2304, "batch": 1, "dtype": "bfloat16"} | fields
     assert has_one_tile_each(problem(*sizes.values(), "0", "0", ""), shape, H200.sm_count) == one_each
+
+
+@pytest.mark.parametrize(("m", "rate"), [(1016, 2.5e12), (1100, 1.2e12)])
+def test_parts_that_leave_the_cache_take_longer(m, rate):
+    """Of 16 MiB and more, likewise: 1959 x 580 x 12224 took 75.2 us in two parts, of 9 MiB."""
+    knobs = Sm90Knobs(tile_m=192, tile_n=256, cluster_m=1, consumers=3, split_k=4)
+    whole, quarter = (problem(m, 1024, k, 1, "bfloat16", "0", "0", "") for k in (8192, 2048))
+    added = sm90_model.seconds(whole, knobs, 132) - sm90_model.seconds(quarter, replace(knobs, split_k=1), 132)
+    assert added == pytest.approx(3e-6 + 2 * 4 * 4 * m * 1024 / rate, rel=0.2)

@@ -70,8 +70,10 @@ def _plain_reason(product: Product) -> str | None:
     whole = product.k <= LONGER_K and product.k % CHUNK == 0
     longer = whole or (product.k <= FEW_K and product.n <= FEW)
     refused = whole and product.k >= REFUSED_K and any(tma_reason(b, "b") for b in product.b)
-    of_one = REFUSED_SMALL if refused else LONGER_K_SMALL if longer else 0.0
-    if moved(product) <= (SMALL if short else of_one if product.batch == 1 else 0.0):
+    most = SMALL if short else 0.0
+    if not short and product.batch == 1:
+        most = REFUSED_SMALL if refused else LONGER_K_SMALL if longer else 0.0
+    if moved(product) <= most:
         return f"XLA's kernels {BEGIN}, and nothing is fused"
     if not short:
         return None
