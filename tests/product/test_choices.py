@@ -44,9 +44,9 @@ def times(measured, configurations=MEASURED):
 
 def is_young(product, knobs):
     """Of the transposed product, by 64 of its rows or in turns, or of 8-bit floats, of which others came first."""
-    if not isinstance(knobs, Sm90Knobs) or not knobs.swapped:
+    if not isinstance(knobs, Sm90Knobs):
         return False
-    return product.a.itemsize == 1 or knobs.tile_m == 64 or knobs.schedule == "pingpong"
+    return product.a.itemsize == 1 or (knobs.swapped and (knobs.tile_m == 64 or knobs.schedule == "pingpong"))
 
 
 def choice(product, timed=(), young=is_young):
@@ -79,8 +79,9 @@ def choice(product, timed=(), young=is_young):
         (UNTUNED, "splits", 1.04, 1.19),
         (TRANSPOSED, "drawn", 1.05, 1.19),
         (TRANSPOSED, "few rows", 1.02, 1.16),
-        (BYTES, "drawn", 1.04, 1.21),
-        (BYTES, "left out", 1.04, 1.15),
+        (BYTES, "drawn", 1.01, 1.06),
+        (BYTES, "swept", 1.016, 1.05),
+        (BYTES, "left out", 1.02, 1.1),
     ],
 )
 def test_first_choices_are_fast(configurations, measured, mean, worst):
@@ -131,18 +132,17 @@ def test_small_products_are_fast_on_tensor_cores_of_any_gpu():
 @pytest.mark.parametrize(
     ("sizes", "epilogue", "tile"),
     [
-        ((4096, 6400, 3072), "", (128, 128)),  # 141 us, by 128 x 160 146
-        ((10_272, 2048, 3072), "", (128, 128)),  # transposed 116 us, and as it is 130
-        ((1152, 14_336, 4096), "fast", (128, 144)),  # transposed and in turns 109 us, by 128 x 256 120
-        ((768, 2304, 3584), "fast", (128, 128)),  # transposed 15.8 us, and as it is 19.4
-        ((1856, 24_576, 1600), "fast", (128, 128)),  # of 3456 x 8192 x 1280 in turns 62 us, by 128 x 192 67
-        ((4096, 4096, 4096), "fast", (128, 128)),  # over a K of 3584 in turns 94 us, by 128 x 256 in pairs 100
+        ((7040, 1280, 1024), "", (192, 128)),  # 21 us, by 128 x 128 22.5
+        ((10_272, 2048, 3072), "", (192, 128)),  # 111 us, by 128 x 144 116
+        ((1152, 14_336, 4096), "fast", (128, 144)),  # transposed and in turns 104 us, by 128 x 128 111
+        ((768, 2304, 3584), "fast", (128, 112)),  # transposed 15.1 us, by 128 x 128 15.3
+        ((4096, 4096, 4096), "fast", (128, 128)),  # in turns 113 us, by 128 x 256 in pairs 117
         ((768, 10_240, 6144), "fast", (128, 160)),  # 80 us in 3 rounds, by 128 x 128 87
-        ((384, 5120, 2048), "fast", (128, 128)),  # transposed 12.5 us, by 64 x 256 the same, and as it is 14.0
+        ((384, 5120, 2048), "fast", (128, 128)),  # 10.6 us, by 64 x 256 11.0
+        ((1280, 3584, 5120), "", (128, 144)),  # 41.7 us, by 128 x 96 45.4
     ],
 )
-def test_tiles_of_bytes_are_narrow(sizes, epilogue, tile):
-    """Of more than 128 columns that two warp groups share, or by three warp groups, small products take longer."""
+def test_tiles_of_bytes_leave_few_multiprocessors_idle(sizes, epilogue, tile):
     _, *found = choice(problem(*sizes, 1, "float8_e4m3fn", "0", "1", epilogue))
     assert tuple(map(int, found[:2])) == tile
 
@@ -265,7 +265,7 @@ def test_copies_are_made_where_they_pay():
     unaligned = 0
     for product, found in (*times("fitted"), *times("left out")):
         if packed(problem(*product))[1]:
-            chosen = choice(problem(*product))
+            chosen = choice(problem(*product), found)
             least = 1.28 if product[:3] == ("448", "8192", "2048") else 1.2  # whose tiles another table has as others
             assert found[chosen] <= least * min(found.values()), f"{product}: {chosen}"
             unaligned += 1
@@ -293,7 +293,7 @@ def test_tiles_are_paired_unless_few_pairs_would_be_half_idle(rows, clusters):
     assert in_turns(ProductCase(128 * rows, 4096, 3072, "bfloat16", precision=None).product()) == clusters
 
 
-@pytest.mark.parametrize(("k", "clusters"), [(1280, {1}), (4096, {2})])
+@pytest.mark.parametrize(("k", "clusters"), [(1280, {1}), (4096, {1, 2})])
 def test_8_bit_floats_of_a_short_sum_are_loaded_by_each_block(k, clusters):
     case = ProductCase(1024, 4096, k, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
     assert in_turns(replace(case.product(), fast=True)) == clusters
@@ -326,7 +326,7 @@ def test_a_long_k_of_few_tiles_is_split():
     assert next(iter(Sm90().configurations(case.product(), H200))).split_k == 5
     case = ProductCase(192, 1024, 8192, "float8_e4m3fn", out="bfloat16", b_transposed=True, precision=None)
     tried = list(Sm90().configurations(replace(case.product(), fast=True), H200))
-    assert (tried[0].tile, tried[0].swapped, tried[0].split_k) == ((64, 128), False, 5)
+    assert (tried[0].tile, tried[0].swapped, tried[0].split_k) == ((64, 48), True, 1)
 
 
 def test_a_warp_group_that_has_the_only_tile_works_alone():

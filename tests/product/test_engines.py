@@ -125,7 +125,20 @@ def server(row, target):
         # Many matrices with fewer columns than a tile stores, or with as many; over a longer K; with a function.
         (ProductCase(292, 24, 48, "bfloat16", batch=656), "for 24 columns"),
         (ProductCase(292, 32, 48, "bfloat16", batch=656), None),
-        (ProductCase(292, 24, 136, "bfloat16", batch=656), None),
+        (ProductCase(292, 24, 136, "bfloat16", batch=656), "for 24 columns"),
+        (ProductCase(100, 40, 256, "bfloat16", batch=256), "for 40 columns"),  # 7.5 us, and 8.3
+        (ProductCase(100, 48, 256, "bfloat16", batch=256), None),
+        (ProductCase(100, 40, 256, "bfloat16", batch=32), None),
+        (ProductCase(64, 40, 256, "bfloat16", batch=256), None),
+        (ProductCase(200, 16, 648, "bfloat16", batch=64), None),
+        # Many matrices of fewer rows than that, or of as many; several that are small; or one.
+        (ProductCase(30, 200, 32, "bfloat16", batch=300), "for 30 rows"),  # 4.4 us, and 6.5
+        (ProductCase(32, 200, 32, "bfloat16", batch=400), None),
+        (ProductCase(30, 200, 136, "bfloat16", batch=300), None),
+        (ProductCase(30, 64, 32, "bfloat16", batch=3000), "many matrices"),
+        (ProductCase(1000, 1000, 32, "bfloat16", batch=2), "begin in less time"),  # 4.0 us, and 5.0
+        (ProductCase(1000, 1400, 32, "bfloat16", batch=2), None),
+        (ProductCase(1000, 2000, 32, "bfloat16"), None),
         (ProductCase(996, 16, 215, "bfloat16"), "begin in less time"),
         (ProductCase(93, 64, 157, "bfloat16"), "any GPU begin"),
         (ProductCase(8, 512, 256, "bfloat16"), "begin in less time"),

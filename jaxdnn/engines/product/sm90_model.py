@@ -14,23 +14,21 @@ from jaxdnn.engines.product.accumulators import ARITHMETIC
 from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.problem import Matrix, Product
 from jaxdnn.engines.product.sm90.knobs import L2_BYTES, Sm90Knobs, depth, loaded_columns, loaded_lines
+from jaxdnn.engines.product.sm90_bytes import is_small, seconds_of_bytes
 from jaxdnn.engines.product.sm90_grid import cluster_tiles
 from jaxdnn.engines.product.tma import CHUNK, DEPTH_BYTES
 from jaxdnn.engines.product.views import MOVE, view_k
 
 # The model of `seconds` [6].
 RATE = 700e12  # flops a second of 16-bit operands
-# Of 8-bit ones, of matrices and so few flops, to which what is said of small products of bytes is fitted. Of larger
-# ones nothing but what is chosen was timed [65].
-RATE_OF_BYTES, SMALL_OF_BYTES = 1300e12, 300e9
 # Bytes a second of a multiprocessor's shared memory: tiles are written there once, and each multiply of 64 rows reads
 # its own rows and all columns. At 128 x 256 that takes as long as the multiplies, with narrower tiles longer.
 SHARED_RATE = 185e9
 ALONE_SHARED_RATE = 195e9  # likewise, of one warp group while the other computes the epilogue [24]
 L2_RATE = 77e9  # bytes a second from the L2 cache to a multiprocessor
-# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30], and of
-# small products of them [65]; of plain matrices, and of those whose lines lie across others [39].
-TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES, SMALL_L2_RATE_OF_BYTES = 62e9, 85e9, 72e9
+# Likewise in few rounds, when all blocks ask for the same part of K at once [15, 29]; of 8-bit elements [30]; of plain
+# matrices, and of those whose lines lie across others [39].
+TOGETHER_L2_RATE, TOGETHER_L2_RATE_OF_BYTES = 62e9, 85e9
 ALIGNED_L2_RATE, ACROSS_L2_RATE = 78e9, 70e9
 # Times as long takes what a block asks for itself, in lines of 128 bytes whose distance is a multiple of no more than
 # so many: TMA asks for pieces of two lines [25, 33], of five sectors where they are a multiple of 16 alone [48, 53].
@@ -40,33 +38,26 @@ ACROSS_LINES = {64: 1.25, 32: 1.25, 16: 1.6}
 # [56].
 CLUSTER_TURN = {True: 0.5e-6, False: 0.1e-6}
 LONG_K = 2048  # from which tiles of other widths than chunks are as fast as the model says [24], and wide turns [25]
-# Time of brief multiplies by more than 128 columns in turns, relative to others [25], and of small products [65].
-WIDE_TURNS, WIDE_TURNS_OF_BYTES = 1.09, 1.12
+WIDE_TURNS = 1.09  # time of brief multiplies by more than 128 columns in turns, relative to others [25]
 MULTICAST = 0.55  # [53] of what a cluster loads together, the part that its blocks don't load each by itself
 # Time of multiplies by so many warp groups, relative to two. Those of one never overlap with another's; of three, two
 # multiply while one adds up 8-bit floats, or stores.
 TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
-THREE_OF_BYTES = 1.2  # likewise, of small products of bytes by three, of 128 columns at most [65]
 # Time of 16-bit multiplies by 128 columns of three warp groups: of plain matrices in several rounds, of images in many
 # [45, 54]; and of 8-bit ones without promotion [58].
 NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
-# Of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58], and of small ones [65].
-WIDE_SHARED_BYTES = 1.1
-# Of these, of all multiprocessors at once, of which no more than this part is idle in the last one of few rounds [65].
-FULL_OF_BYTES, FULL = 1.14, 0.12
+WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
 # Times as long, by two warp groups that share a tile, of a K so short, or stored transposed in several rounds [48, 64].
 STORED_TOGETHER, BRIEF_K = 2.0, LONG_K // 2
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
-# Likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]; and of small products of bytes, by warp
-# groups that share a tile [65].
-SWAPPED, SWAPPED_OF_BYTES = 2.5, 1.5
+SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
 SWAPPED_TURNS = 2  # times as long then, of warp groups in turns: TMA writes one's rows after the other's [60]
 SWAPPED_ALONE = 1.02  # and of what they multiply over a long K, of blocks that share nothing, in several rounds [60]
-# Times as long the whole takes then, of matrices of 16-bit elements [59], of small ones of bytes [65], and of others.
-SWAPPED_TIME, SWAPPED_TIME_OF_BYTES, SWAPPED_TIME_OF_OTHERS = 1.015, 0.95, 1.03
+# Times as long the whole takes then, of matrices of 16-bit elements [59], and of others.
+SWAPPED_TIME, SWAPPED_TIME_OF_OTHERS = 1.015, 1.03
 TRANSCENDENTAL_START = 0.6e-6
 WIDE_OF_THREE = 1.6e-6  # seconds a tile of more than 128 columns, whose three warp groups store all at once [29]
 GATED_OF_THREE = 1.2e-6  # likewise, of two accumulators [46]
@@ -163,13 +154,6 @@ class _Tile:
         return self.product.a.itemsize
 
     @cached_property
-    def small_bytes(self) -> bool:
-        """Whether it is a small product of 8-bit elements, of which other numbers are known."""
-        one = self.product
-        flops = 2 * one.m * one.n * one.k * one.batch * len(one.b)
-        return self.matrices and self.size == 1 and flops <= SMALL_OF_BYTES
-
-    @cached_property
     def transcendental(self) -> bool:
         """Whether the epilogue has functions that are more than arithmetic."""
         return not ARITHMETIC.issuperset(self.product.program.operations)
@@ -233,6 +217,21 @@ def seconds(
     """
     product = swapped(product) if knobs.swapped else product
     tile = _Tile(product, knobs, sm_count, matrices)
+    if matrices and is_small(product):
+        start = TRANSCENDENTAL_START if tile.transcendental else 0.0
+        time = overlapped(seconds_of_bytes(product, knobs, tile.length, tile.on_average, _work(tile), start), product)
+    else:
+        time = _seconds(tile, multiplied, copies)
+    if knobs.split_k > 1:
+        stored = product.m * product.n * product.batch * len(product.b) * 4 * knobs.split_k
+        stays = stored <= KEPT_SPLIT_BYTES and knobs.split_k <= KEPT_SPLITS
+        time += SPLIT_LAUNCH + 2 * stored / (KEPT_SPLIT_RATE if stays else SPLIT_RATE)
+    return time
+
+
+def _seconds(tile: _Tile, multiplied: float, copies: tuple[float, float]) -> float:
+    """Likewise of what is no small product of 8-bit matrices."""
+    product, knobs, matrices = tile.product, tile.knobs, tile.matrices
     storing = _storing(tile)
     whole = _whole(tile, _multiplying(tile, multiplied), _loading(tile, copies), storing)
     # Nothing is multiplied while the last tile's functions are computed, or its rows of 32 bytes are stored.
@@ -242,12 +241,7 @@ def seconds(
     bounded *= loaded_columns(product, knobs) / knobs.tile_n  # some of which two tiles load
     time = overlapped(tile.turns * whole + last, product, bounded)
     if knobs.swapped:
-        of_others = SWAPPED_TIME if matrices and tile.size > 1 else SWAPPED_TIME_OF_OTHERS
-        time *= SWAPPED_TIME_OF_BYTES if tile.small_bytes else of_others
-    if knobs.split_k > 1:
-        stored = product.m * product.n * product.batch * len(product.b) * 4 * knobs.split_k
-        stays = stored <= KEPT_SPLIT_BYTES and knobs.split_k <= KEPT_SPLITS
-        time += SPLIT_LAUNCH + 2 * stored / (KEPT_SPLIT_RATE if stays else SPLIT_RATE)
+        time *= SWAPPED_TIME if matrices and tile.size > 1 else SWAPPED_TIME_OF_OTHERS
     return time
 
 
@@ -256,27 +250,21 @@ def _multiplying(tile: _Tile, multiplied: float) -> float:
     product, knobs, size, width, turns = tile.product, tile.knobs, tile.size, tile.width, tile.turns
     own = width // knobs.groups  # of what a line of a's meets
     # Float32 elements are multiplied half as fast as 16-bit ones.
-    rate = RATE_OF_BYTES if tile.small_bytes else RATE * 2 / size
-    multiplies = 2 * knobs.tile_m * own * tile.length * multiplied / (rate / tile.sm_count)
+    multiplies = 2 * knobs.tile_m * own * tile.length * multiplied / (RATE * 2 / size / tile.sm_count)
     accesses = knobs.tile_m + tile.loaded + knobs.tile_m // 64 * (64 + own) * multiplied
     shared_rate = ALONE_SHARED_RATE if tile.transcendental and tile.pingpong else SHARED_RATE
     together = TOGETHER[2 if tile.wide_of_three else knobs.consumers]
-    if tile.small_bytes and knobs.consumers == 3 and not tile.wide_of_three:
-        together = THREE_OF_BYTES
     time = max(multiplies, accesses * tile.length * size / shared_rate) * together
     narrow = size > 1 and width <= 2 * CHUNK and turns > (FEW_ROUNDS if tile.matrices else MANY_ROUNDS)
     narrow |= tile.matrices and size == 1 and width == 2 * CHUNK and not knobs.promotion
     if knobs.consumers == 3 and narrow:
         time *= NARROW_OF_THREE
-    of_two = tile.small_bytes and knobs.consumers == 2 and knobs.consumer_rows // 64 * width > 2 * CHUNK
     promoted = tile.matrices and knobs.promotion > 0 and width > 2 * CHUNK and not knobs.swapped
-    if not tile.pingpong and (of_two or promoted):
-        time *= WIDE_SHARED_BYTES
-    if tile.small_bytes and turns <= FEW_ROUNDS and turns - tile.on_average < FULL:
-        time *= FULL_OF_BYTES
+    if not tile.pingpong and promoted:
+        time *= WIDE_PROMOTED
     time += MOVE[knobs.views] * knobs.tile_m * width
     if is_brief(product) and tile.pingpong and width > 2 * CHUNK:
-        time *= WIDE_TURNS_OF_BYTES if tile.small_bytes else WIDE_TURNS
+        time *= WIDE_TURNS
     if tile.matrices and size == 1 and width == 4 * CHUNK and tile.cluster == 1 and turns > 1:
         time *= WIDE_BYTES
     return time
@@ -299,19 +287,22 @@ def _loading(tile: _Tile, copies: tuple[float, float]) -> float:
     if not tile.latent:
         return loaded_bytes / L2_RATE
     if size == 1:
-        return loaded_bytes / (SMALL_L2_RATE_OF_BYTES if tile.small_bytes else TOGETHER_L2_RATE_OF_BYTES)
+        return loaded_bytes / TOGETHER_L2_RATE_OF_BYTES
     if tile.matrices:
         return loaded_bytes / (ACROSS_L2_RATE if max(across) > 1 else ALIGNED_L2_RATE)
     return loaded_bytes / TOGETHER_L2_RATE
 
 
+def _work(tile: _Tile) -> float:
+    """Times as long, to store and compute the results of a sum, as it takes to store 2 bytes of it."""
+    computing = 0 if tile.product.is_plain else TRANSCENDENTAL if tile.transcendental else FUNCTION
+    return sum(result.itemsize for result in tile.product.stored) / 2 + computing
+
+
 def _storing(tile: _Tile) -> float:
     """Seconds that a tile's epilogue takes."""
     product, knobs, turns = tile.product, tile.knobs, tile.turns
-    computing = 0 if product.is_plain else TRANSCENDENTAL if tile.transcendental else FUNCTION
-    work = sum(result.itemsize for result in product.stored) / 2 + computing
-    if knobs.swapped:
-        work = max(work, SWAPPED_OF_BYTES if tile.small_bytes and not tile.pingpong else SWAPPED)
+    work = max(_work(tile), SWAPPED) if knobs.swapped else _work(tile)
     time = TILE + EPILOGUE * tile.width * (knobs.consumer_rows // 64) * work
     time += TRANSCENDENTAL_START if tile.transcendental else 0.0
     shared = tile.matrices and not tile.pingpong and knobs.consumers == 2 and tile.size == 2

@@ -52,6 +52,13 @@ SHAPES = (
 # Of columns that 256 would cut badly, over a long K, whose multiplies are what takes time [43].
 LONG_SHAPES = (Sm90Knobs(tile_n=224), Sm90Knobs(tile_n=224, cluster_m=1))
 
+# Of 8-bit elements: of more columns than 128 and fewer than 160, and as many stages as there is room for [75].
+BYTES_SHAPES = (
+    Sm90Knobs(tile_n=144, stages=6, cluster_m=1),
+    Sm90Knobs(tile_n=192, stages=5, cluster_m=1),
+    replace(ALONE, stages=5),
+)
+
 # Of the transposed product: as many rows of the result, few or many, as a tile's columns can be, in steps of 16.
 SWAPPED_SHAPES = tuple(
     Sm90Knobs(tile_m=tile_m, tile_n=tile_n, stages=8, cluster_m=1, consumers=consumers, swapped=True)

@@ -12,8 +12,9 @@ from jaxdnn.engines.product.sm90_model import moved
 from jaxdnn.engines.product.tma import CHUNK, tma_reason
 
 # Bytes in all and elements of K, up to which XLA's kernels took 1.0 to 3.2 us of an H100, and ours 2.3 to 4.2: theirs
-# begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56].
-SMALL, SHORT_K = 3.2e6, 128
+# begin before the one ahead has ended [35]. Of an H200 3.2 to 3.8 and 4.7 to 5.2, of up to 3 MB [56]; and of several
+# matrices of up to 5 MB in all [76].
+SMALL, SEVERAL_SMALL, SHORT_K = 3.2e6, 5e6, 128
 # Likewise over a longer K, of whole chunks, and up to 256 of few columns over any such K [58, 59, 60]; and with a bias
 # and an activation, over 384 at least [63], and larger ones of few columns over a multiple of 512 [71] or of few rows
 # [74]; and plain ones over 512 at least, of a b whose rows TMA refuses [74].
@@ -30,8 +31,10 @@ BEGUN = {"sm90": (2.8e-6, 2.1e-9, 0.6e-6), "skinny": (3.1e-6, 0.8e-9, 0.0)}
 FEWEST = 8
 MANY_OF = 64  # rows, columns and K, up to which many matrices take 0.68 to 0.93 of our time [56]
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
-# time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59].
+# time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59], and of fewer rows 0.68 to 0.97; and over a longer K
+# 64 and more of up to 40 columns 0.65 to 1.00 [76].
 NARROW, MANY_ROWS, STORED = 8, 64, 32
+MANY_NARROW, NARROW_OF_MANY, NARROW_K = 64, 40, 640
 
 BEGIN = "begin in less time, which is most of so small a product's"
 
@@ -70,15 +73,18 @@ def _plain_reason(product: Product) -> str | None:
     whole = product.k <= LONGER_K and product.k % CHUNK == 0
     longer = whole or (product.k <= FEW_K and product.n <= FEW)
     refused = whole and product.k >= REFUSED_K and any(tma_reason(b, "b") for b in product.b)
-    most = SMALL if short else 0.0
-    if not short and product.batch == 1:
+    many = product.batch > 1
+    most = (SEVERAL_SMALL if many else SMALL) if short else 0.0
+    if not short and not many:
         most = REFUSED_SMALL if refused else LONGER_K_SMALL if longer else 0.0
     if moved(product) <= most:
         return f"XLA's kernels {BEGIN}, and nothing is fused"
-    if not short:
-        return None
-    if product.batch > 1 and max(product.m, product.n, product.k) <= MANY_OF:
+    if many and max(product.m, product.n, product.k) <= MANY_OF:
         return f"XLA's kernels take less time for many matrices of {MANY_OF} rows and columns, and nothing is fused"
-    if product.m > MANY_ROWS and product.n < (STORED if product.batch > 1 else NARROW + 1):
-        return f"XLA's kernels take less time for {product.n} columns over a short K, and nothing is fused"
+    narrow = product.n < STORED if many else product.n <= NARROW
+    longer = product.batch >= MANY_NARROW and product.k <= NARROW_K and product.n <= NARROW_OF_MANY
+    if product.m > MANY_ROWS and (narrow if short else longer):
+        return f"XLA's kernels take less time for {product.n} columns over a K of {product.k}, and nothing is fused"
+    if many and short and product.n > MANY_ROWS and product.m < STORED:
+        return f"XLA's kernels take less time for {product.m} rows over a K of {product.k}, and nothing is fused"
     return None

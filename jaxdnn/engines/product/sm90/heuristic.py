@@ -24,6 +24,7 @@ from jaxdnn.engines.product.sm90.knobs import (
     stores,
     tensor_maps,
 )
+from jaxdnn.engines.product.sm90_bytes import is_small
 from jaxdnn.engines.product.sm90_grid import summed_columns
 from jaxdnn.engines.product.sm90_model import (
     BRIEF_K,
@@ -41,6 +42,7 @@ from jaxdnn.engines.product.sm90_model import (
 from jaxdnn.engines.product.sm90_shapes import (
     ACROSS_SHAPES,
     ALONE,
+    BYTES_SHAPES,
     FEW_PAIRS,
     LONG_SHAPES,
     PAIRED,
@@ -105,12 +107,13 @@ def candidates(
     across = ACROSS_SHAPES if matrices and is_across(product) else ()
     if across and product.a.itemsize == 2:  # of which they were timed [37]
         swapped_shapes = (*swapped_shapes, *SWAPPED_ACROSS_SHAPES)
-    long = LONG_SHAPES if matrices and product.k >= LONG_K and product.a.itemsize == 2 else ()
+    more = LONG_SHAPES if product.a.itemsize == 2 and product.k >= LONG_K else ()
+    more = BYTES_SHAPES if is_small(product) else more
     # Copies of b, or views of it and a copy of a.
     for views in sorted({1, row_views(product)}) if matrices else (1,):
         copies = packed(product, views)[1] if matrices else ()
         copying = copy_seconds(copies, product.batch, target.bandwidth or MEMORY_RATE)
-        for shape in (*shapes, *long, *(across if views == 1 else ACROSS_SHAPES)):
+        for shape in (*shapes, *(more if matrices else ()), *(across if views == 1 else ACROSS_SHAPES)):
             for split in splits(product, shape, target.sm_count) if views == 1 else (1,):
                 knobs = fitted(product, replace(shape, split_k=split, views=views), target, staged)
                 if knobs is not None:
@@ -127,13 +130,16 @@ def candidates(
                 knobs = replace(knobs, swapped=True)
                 found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16]; then,
-    # where TMA asks for most lines twice, one whose blocks share columns [45]; then, over a short K, one whose blocks
-    # wait for fewer others [64].
-    alone = {knobs: bool(across) and knobs.cluster_m == 1 and not knobs.swapped for knobs in found}
+    # where TMA asks for most lines twice, one whose blocks share columns [45], or for some, of small products of bytes
+    # in turns, any that share [75]; then, over a short K, or of these, one whose blocks wait for fewer others [64, 75].
+    of_bytes = is_small(product)
+    twice = of_bytes and max(map(across_lines, (product.a, *product.b))) > 1
 
     def order(knobs: Sm90Knobs) -> tuple[float, ...]:
-        blocks = knobs.cluster_m * knobs.cluster_n if product.k <= BRIEF_K else 1
-        return found[knobs], knobs.threads, alone[knobs], blocks
+        blocks = knobs.cluster_m * knobs.cluster_n
+        alone = bool(across) and knobs.cluster_m == 1 and not knobs.swapped
+        alone |= twice and blocks == 1 and knobs.schedule == "pingpong"
+        return found[knobs], knobs.threads, alone, blocks if product.k <= BRIEF_K or of_bytes else 1
 
     return iter(sorted(found, key=order))
 
@@ -178,7 +184,7 @@ def fitted(
         # In many rounds, of 16-bit operands; with an epilogue, over a long K [45, 46].
         in_many = product.a.itemsize == 2 and (product.is_plain or product.k >= LONG_K)
         fast = fast and (in_many or not many_rounds)
-        if not (many_rounds if promotion else fast):
+        if not ((many_rounds or is_small(product)) if promotion else fast):
             return None
     knobs = replace(knobs, tile_n=knobs.tile_n // accumulators, promotion=promotion)
     knobs = replace(knobs, store=storing(product, knobs, staged))
