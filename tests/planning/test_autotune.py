@@ -308,12 +308,26 @@ def test_symbolic_sizes_are_not_measured(capsys):
     assert "not measured: the shapes are symbolic" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("seconds", "made"), [(20.0, 2 + 3), (2.0, 2 + 7), (0.5, 6 + 15), (0.01, 6 + 15 * 3)])
+@pytest.mark.parametrize(("seconds", "made"), [(20.0, 2 + 3), (2.0, 2 + 7), (0.5, 10 + 15), (0.01, 10 + 15 * 3)])
 def test_slow_calls_are_sampled_less(seconds, made, monkeypatch):
     calls = []
     monkeypatch.setattr(measure.time, "perf_counter", lambda: seconds * len(calls))
     assert measure.interleaved_medians({"call": lambda: calls.append(None)}) == {"call": pytest.approx(seconds)}
     assert len(calls) == made
+
+
+def test_a_call_that_begins_cold_is_sampled_as_often_as_others(monkeypatch):
+    """What starts a sample is a part of its time, the larger the fewer calls it has."""
+    made = []
+    warm = 6  # calls from which on it takes as long as the other one
+
+    def clock():
+        cold = min(made.count("cold"), warm)
+        return 0.02 * cold + 0.01 * (len(made) - cold)
+
+    monkeypatch.setattr(measure.time, "perf_counter", clock)
+    measure.interleaved_medians({name: partial(made.append, name) for name in ("cold", "warm")}, seconds=0.1)
+    assert made.count("cold") == made.count("warm")
 
 
 def test_no_call_follows_the_same_one_in_all_samples(monkeypatch):
