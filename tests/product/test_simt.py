@@ -10,8 +10,9 @@ from checking.compiler_log import compile_checked
 from checking.product.calls import ProductCase, run
 from checking.product.cases import EXACT as CASES
 from checking.product.cases import gated, residual
+from checking.product.measured import problem
 from checking.product.results import check_configurations
-from checking.targets import A100, H100
+from checking.targets import A100, H100, H200
 from jaxdnn import device
 from jaxdnn.engines.product.simt.engine import Simt
 from jaxdnn.engines.product.simt.heuristic import shapes
@@ -142,6 +143,12 @@ def test_knobs_are_validated():
         SimtKnobs(tile_m=96)
     with pytest.raises(ValueError, match="SimtKnobs: stages must be an int of at least 2; got 1"):
         SimtKnobs(stages=1)
+
+
+def test_warps_that_slice_k_share_a_function():
+    """A gelu of 47 x 473 x 16 takes an H200 2.35 us in four slices, of two elements a lane each; 2.56 without."""
+    first = next(iter(ENGINE.configurations(problem(47, 473, 16, 1, "bfloat16", "0", "0", "gelu"), H200)))
+    assert (first.tile_m, first.tile_n, first.slice_k) == (16, 16, 4)
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
