@@ -27,7 +27,7 @@ TENSOR_RATE = 306e12
 WARPS = 8  # of a multiprocessor that keep it busy
 FEW_WARPS, FEW_TENSOR_WARPS = 0.65, 1.1  # with fewer, speed falls as this power [2]; of tensor cores [8]
 MANY = 2**30  # multiplications from which on cuBLAS makes up for an epilogue of its own [5]
-APPLIED = 0.15e-6  # seconds of an element with a function, of which a lane has one after the other [11]
+APPLIED = 0.15e-6  # seconds of an element with a function, of which a lane has many, one after the other [11]
 SPLIT_LAUNCH = 5e-6  # seconds that the second kernel of a split takes at least
 SPLIT_RATE = 2.5e12  # bytes a second that accumulators of splits are written and read at
 
@@ -188,7 +188,7 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
         elements = knobs.tile_m * knobs.tile_n / len(product.b)
         storing = latency.element * each * elements * (0.5 if product.is_plain else 1)
-        if not product.is_plain:
+        if not (product.is_plain or few_elements(product, knobs)):
             storing = max(storing, APPLIED * elements / threads(atom, knobs, knobs.slice_k))
         time = latency.start + max(time, stages * stage) + storing
     if knobs.split_k > 1:
