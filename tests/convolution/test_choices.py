@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import jaxdnn
-from checking.configurations import CONFIGURATIONS
+from checking.configurations import CONFIGURATIONS, named
 from checking.targets import H200
 from jaxdnn.bench.convolution import Call, case
 from jaxdnn.engines.convolution.sm90.engine import ConvolutionSm90
@@ -43,14 +43,14 @@ def choice(sizes, direction, epilogue):
     call = Call((batch, size, size, channels), (window, window), features, stride=stride, epilogue=epilogue)
     knobs = next(configurations(call, direction))
     patches = ("lines" if knobs.along_lines else "blocks") if knobs.patch else ""
-    return *(str(getattr(knobs, name)) for name in KNOBS), patches
+    return *named(KNOBS, lambda name: str(getattr(knobs, name))), patches
 
 
 def test_first_choices_are_fast():
     """Within 3% of the fastest in the mean, and 8% at worst, of ResNet's layers and of drawn ones."""
     ratios = {}
     for key, group in measured("nvidia-h200-convolution.csv", CALL):
-        found = {(*map(row.get, KNOBS), row["patches"]): float(row["microseconds"]) for row in group}
+        found = {(*named(KNOBS, row.get), row["patches"]): float(row["microseconds"]) for row in group}
         *sizes, direction, epilogue = key
         chosen = choice(sizes, direction, epilogue)
         assert chosen in found, f"{key}: nobody measured {chosen}"

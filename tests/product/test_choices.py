@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxdnn
-from checking.configurations import CONFIGURATIONS
+from checking.configurations import CONFIGURATIONS, named
 from checking.product.calls import ProductCase
 from checking.product.measured import problem
 from checking.targets import H200
@@ -39,7 +39,11 @@ def times(measured, configurations=MEASURED):
     with configurations.open() as file:
         rows = [row for row in csv.DictReader(file) if row["measured"] == measured]
     for product, group in itertools.groupby(rows, key=lambda row: tuple(row[name] for name in PRODUCT)):
-        yield product, {(row["engine"], *map(row.get, KNOBS)): float(row["microseconds"]) for row in group}
+        found = {}
+        for row in group:
+            knobs, time = (row["engine"], *named(KNOBS, row.get)), float(row["microseconds"])
+            found[knobs] = min(time, found.get(knobs, time))
+        yield product, found
 
 
 def is_young(product, knobs):
@@ -57,7 +61,8 @@ def choice(product, timed=(), young=is_young):
         if not (engine.reason(product, H200) or engine.outdone(product, H200)):
             names = {"tile_m": "tile"} if engine.name == "skinny" else {}
             for knobs in engine.configurations(product, H200):
-                chosen = engine.name, *(str(getattr(knobs, names.get(name, name), "")) for name in KNOBS)
+                of_these = {name: str(getattr(knobs, names.get(name, name), "")) for name in KNOBS}
+                chosen = engine.name, *named(KNOBS, of_these.get)
                 if not timed or chosen in timed or not young(product, knobs):
                     return chosen
     return "xla", *("" for _ in KNOBS)

@@ -4,7 +4,9 @@
 // element of each result. Floats come widened exactly to float32, integers as they are; results leave rounded once to
 // their own types. Each warp works on 16 rows: fragment by fragment (core/fragment.cuh) the functor is applied, and its
 // results are stored, through the warp's own stages of shared memory and TMA or straight to memory
-// (core/epilogue_results.cuh), or reduced (core/epilogue_reductions.cuh). No warp waits for another.
+// (core/epilogue_results.cuh), or reduced (core/epilogue_reductions.cuh). No warp waits for another, unless results are
+// swapped: a warp's 16 rows are 32 bytes of each column, for which TMA takes as long as for 128. So the warps of a group
+// share the stages, each of whole lines of their 64 rows, and the first one has TMA store and load them.
 //
 // Operands of the result's own shape may be tiles, which TMA loads where results of elements as large leave from: tile
 // i lies in the stages of stored result i. A warp has its own loaded while its tile is still multiplied, when memory
@@ -45,6 +47,8 @@ struct StageSubtiles<TypeList<First, Rest...>, kColumns, kSwapped, Found...>
     : Select<is_reduced<First>, StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found...>,
              StageSubtiles<TypeList<Rest...>, kColumns, kSwapped, Found..., Subtile<First, kColumns, kSwapped>>> {};
 
+constexpr int kSharedStages = 8;  // the first of the named barriers of groups that share stages
+
 /// Blocks of 64 rows that a consumer has of each tile, where what it has of rows is kept from tile to tile; or 0.
 template <class Config>
 constexpr int kept_blocks() {
@@ -69,7 +73,8 @@ struct TileEpilogue {
   static constexpr int kResults = Results::kCount;
   static constexpr int kStored = StageSubtiles<Results, kColumns, Config::kSwapped>::Types::kCount;
   static constexpr int kTiles = tile_count<Operands>;
-  static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount);
+  static constexpr int kSharers = Config::kSwapped ? 4 : 1;  // warps that share stages
+  static constexpr int kSharedBytes = kStages * Subtiles::bytes(Subtiles::Types::kCount) / kSharers;  // of a warp
   static constexpr int kBarrierBytes = kTiles > 0 ? 8 * kStages : 0;
   static constexpr bool kOverRows = kReducedOverRows<Results> > 0;
   static_assert(kTiles <= Subtiles::Types::kCount, "a tile is loaded where a result is stored from");
@@ -77,12 +82,20 @@ struct TileEpilogue {
   const OperandAddress (&operands)[kOperands];
   const ResultAddress (&results)[kResults];
   int rows, columns;  // of a matrix
-  unsigned stages;    // shared address of this warp's
+  unsigned stages;    // shared address of this warp's, or of those that it shares
   unsigned barriers;  // likewise
   OwnLines own = {};  // where what is reduced over rows has such
   int edge = 0;       // the column from which on what a tile has is another's, where there are views
   StagePosition<kStages> position = {};
   Partials<Results, Config::kTileN / Config::kAccumulators, Config::kOwnLines, kept_blocks<Config>()> partials;
+
+  /// Where the stages of warp `number` begin, and its barriers, of those of all warps.
+  static __device__ __forceinline__ unsigned stages_of(int number, unsigned begin) {
+    return begin + number / kSharers * kSharers * kSharedBytes;
+  }
+  static __device__ __forceinline__ unsigned barriers_of(int number, unsigned begin) {
+    return begin + number / kSharers * kSharers * kBarrierBytes;
+  }
 
   /// By one thread: makes the barriers of so many warps.
   static __device__ __forceinline__ void init(unsigned barriers, int warps) {
@@ -112,14 +125,14 @@ struct TileEpilogue {
     constexpr int kBytes = 4 * (kOverRows ? Config::kTileN / Config::kAccumulators : Warps::kRows / 4);  // of a result
     static_assert((kResults - kStored) * kBytes <= kSharedBytes, "they meet where results are stored from");
     finish();
-    ptx::bar_warp_sync();
-    unsigned at = stages;
+    meet();
+    unsigned at = stages + number % kSharers * kSharedBytes;
     partials.each([&](auto& partial, int) {
       partial.put(at);
       at += kBytes;
     });
     ptx::barrier_sync(barrier, 32 * Warps::kWarps);
-    at = stages - number * kSharedBytes;
+    at = stages - number / kSharers * kSharers * kSharedBytes;
     const int thread = 32 * number + threadIdx.x % 32, extent = kOverRows ? columns : rows;
     partials.each([&](auto& partial, int result) {
       partial.template gather<Warps>(results[result], own, at, thread, begin, extent);
@@ -132,7 +145,7 @@ struct TileEpilogue {
   template <int kBlocks, int kWidth, class Rows = StraightRows>
   __device__ __forceinline__ void prefetch(int row, int column, int batch, const Rows& others = {}) const {
     if constexpr (kTiles > 0) {
-      if (threadIdx.x % 32 == 0) {
+      if (leads()) {
         ptx::cp_async_bulk_wait_group_read<0>();
         auto next = position;
 #pragma unroll
@@ -188,7 +201,7 @@ struct TileEpilogue {
         store_stage(left, top, batch, others);
         if constexpr (kTiles > 0) {
           const int next = block * kSubtiles + subtile + kStages;  // that is loaded where this one was
-          if (next < kBlocks * kSubtiles && threadIdx.x % 32 == 0) {
+          if (next < kBlocks * kSubtiles && leads()) {
             ptx::cp_async_bulk_wait_group_read<0>();
             load<kWidth>(next, position.stage, row, column, batch, others);
           }
@@ -211,12 +224,24 @@ struct TileEpilogue {
   /// After the last tile: TMA has to have read the stages before the block goes, and its shared memory.
   __device__ __forceinline__ void finish() const {
     if constexpr (kSharedBytes > 0) {
-      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
+      if (leads()) ptx::cp_async_bulk_wait_group_read<0>();
     }
   }
 
  private:
   __device__ __forceinline__ unsigned full(int stage) const { return barriers + 8 * stage; }
+
+  /// Whether this thread starts the copies of the warp's stages.
+  static __device__ __forceinline__ bool leads() { return threadIdx.x % (32 * kSharers) == 0; }
+
+  /// Waits for all threads that share the stages.
+  static __device__ __forceinline__ void meet() {
+    if constexpr (kSharers == 1) {
+      ptx::bar_warp_sync();
+    } else {
+      ptx::barrier_sync(kSharedStages + threadIdx.x / (32 * kSharers), 32 * kSharers);
+    }
+  }
 
   /// What the matrix has of 16 rows and kWidth columns, as far as it matters to what is reduced.
   template <int kWidth, class Rows>
@@ -284,8 +309,8 @@ struct TileEpilogue {
     if constexpr (kTiles > 0) {
       mbarrier_wait(full(position.stage), position.parity);
     } else if constexpr (kSharedBytes > 0) {
-      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<kStages - 1>();
-      ptx::bar_warp_sync();
+      if (leads()) ptx::cp_async_bulk_wait_group_read<kStages - 1>();
+      meet();
     }
   }
 
@@ -298,8 +323,8 @@ struct TileEpilogue {
       copy_rows<0, 0>(column, row, others(row + threadIdx.x % 16), batch, others);
     } else if constexpr (kSharedBytes > 0) {
       ptx::fence_proxy_async();
-      ptx::bar_warp_sync();
-      if (threadIdx.x % 32 == 0) {
+      meet();
+      if (leads()) {
         send<0, 0>(column, row, batch, others);
         ptx::cp_async_bulk_commit_group();
       }

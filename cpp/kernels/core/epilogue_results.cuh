@@ -18,13 +18,14 @@ __device__ __forceinline__ Vector<T, 2> rounded_pair(const Fragment& fragment, i
   return vector;
 }
 
-/// A subtile of 16 rows in shared memory, of a result or an operand, swizzled as its tensor map says: by the length of
-/// its rows, which are its columns where it is swapped. The pattern repeats every 1024 bytes at most, to which stages
-/// are aligned.
+/// A subtile of 16 rows in shared memory, of a result or an operand, swizzled as its tensor map says, by the length of
+/// its rows; or, swapped, of 64 rows of a group's four warps, which are its columns. The pattern repeats every 1024
+/// bytes at most, to which stages are aligned.
 template <class T, int kColumns, bool kSwapped = false>
 struct Subtile {
-  static constexpr int kRowBytes = (kSwapped ? 16 : kColumns) * static_cast<int>(sizeof(T));
-  static constexpr int kBoxBytes = 16 * kColumns * static_cast<int>(sizeof(T)),
+  static constexpr int kRows = kSwapped ? 64 : 16;
+  static constexpr int kRowBytes = (kSwapped ? kRows : kColumns) * static_cast<int>(sizeof(T));
+  static constexpr int kBoxBytes = kRows * kColumns * static_cast<int>(sizeof(T)),
                        kBytes = kBoxBytes < 1024 ? 1024 : kBoxBytes;
   static_assert(kRowBytes == 128 || kRowBytes == 64 || kRowBytes == 32, "a row of a stage is as long as a swizzle's");
   static_assert(!kSwapped || sizeof(T) == 2, "16-bit elements are transposed on their way");
@@ -74,7 +75,7 @@ struct Subtile {
   static __device__ __forceinline__ unsigned piece(int number) {
     const int lane = threadIdx.x % 32;
     const int row = kSwapped ? 16 * number + lane / 16 * 8 + lane % 8 : lane % 16;
-    return offset(row, kSwapped ? lane / 8 % 2 : 2 * number + lane / 16);
+    return offset(row, kSwapped ? threadIdx.x / 32 % 4 * 2 + lane / 8 % 2 : 2 * number + lane / 16);
   }
 
   /// Where the thread's pair `i` of 32-bit elements of a fragment is.

@@ -21,9 +21,10 @@
 //                    named 1, ...  ping-pong's turns, 256 threads: one warp group waits, the one before arrives
 //                    and those of the epilogue's tiles (core/epilogue.cuh)
 //                    named kConsumers + 1, where a block's warps leave a line of what is reduced: all that multiply
+//                    named 8, ...   of the warps of a group that share stages of results, swapped: 128 threads
 //   shared memory    | stages of (A tile | B tile) | the warps' epilogue stages | barriers | the cluster's tiles |
 //   swapped          D^T = B^T * A^T: columns of tiles, which come in steps of 16, are rows of the result. A warp turns
-//                    its 16 rows of a tile on the way to shared memory, and stores them as columns
+//                    its 16 rows of a tile on the way to shared memory, where a group's are lines of 64 columns
 //   registers        a consumer holds its accumulators: 64 x kTileN / 128 a thread for each 64 rows
 //   promotion        the tensor cores add 8-bit floats with 14 bits, and cut off the rest. With kPromotion they sum so
 //                    many stages only, in as many registers again, which are then added to the accumulator in float32.
@@ -270,8 +271,8 @@ struct ProductConsumer {
                       block.call.results,
                       block.call.m,
                       block.call.n,
-                      shared + Call::kEpilogueAt + number * Epilogue::kSharedBytes,
-                      shared + Call::kEpilogueBarriersAt + number * Epilogue::kBarrierBytes,
+                      Epilogue::stages_of(number, shared + Call::kEpilogueAt),
+                      Epilogue::barriers_of(number, shared + Call::kEpilogueBarriersAt),
                       Config::kBlockLines ? block.own_line() : warps_line(number)};
     epilogue.open();
     const ConsumerTurns<Config::kPingpong, Config::kConsumers> turns{consumer};

@@ -3,7 +3,7 @@
 Numbers in brackets are those of the notes on sm90 in benchmarks/results/product_kernels.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs
@@ -34,11 +34,11 @@ SHAPES = (
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1, cluster_n=2, schedule="pingpong"),
     # With few rows memory is the limit, and three stages are faster than four [11].
     Sm90Knobs(stages=3, cluster_m=1),
-    Sm90Knobs(tile_n=160, stages=5, cluster_m=1),
+    Sm90Knobs(tile_n=160, stages=5, cluster_m=1, epilogue_stages=5),
     Sm90Knobs(tile_m=128, tile_n=128, stages=5, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=128, stages=6, cluster_m=1),
     # Of a b whose rows run along k: else as many columns are loaded as of 128 [30].
-    Sm90Knobs(tile_m=128, tile_n=96, stages=6, cluster_m=1),
+    Sm90Knobs(tile_m=128, tile_n=96, stages=6, cluster_m=1, epilogue_stages=3),
     Sm90Knobs(tile_m=64, tile_n=256, stages=5, cluster_m=1, consumers=1),
     Sm90Knobs(tile_m=64, tile_n=128, stages=8, cluster_m=1, schedule="pingpong"),
     Sm90Knobs(tile_m=128, tile_n=64, stages=6, cluster_m=1, schedule="pingpong"),
@@ -48,6 +48,8 @@ SHAPES = (
     Sm90Knobs(tile_m=128, tile_n=64, stages=8, cluster_m=1),
     Sm90Knobs(tile_m=64, tile_n=64, stages=8, cluster_m=1, consumers=1),
 )
+
+ENOUGH_STAGES = 4  # with which swapped tiles leave whole, though in parts they had room for more [78]
 
 # Of columns that 256 would cut badly, over a long K, whose multiplies are what takes time [43].
 LONG_SHAPES = (Sm90Knobs(tile_n=224), Sm90Knobs(tile_n=224, cluster_m=1))
@@ -120,10 +122,22 @@ SWAPPED_ACROSS_SHAPES = (
 
 def deepest(knobs: Sm90Knobs, reason: Callable[[Sm90Knobs], str | None]) -> Sm90Knobs | None:
     """The knobs with as many of their stages as there is room for, by `reason`; or None."""
+    if not knobs.swapped:
+        return _deepest(knobs, range(knobs.epilogue_stages, 0, -1), reason)
+    whole, parts = (_deepest(knobs, (epilogue_stages,), reason) for epilogue_stages in (1, 2))
+    if whole is None or parts is None:
+        return whole or parts
+    return whole if whole.stages >= min(parts.stages, ENOUGH_STAGES) else parts
+
+
+def _deepest(
+    knobs: Sm90Knobs, epilogue_stages: Iterable[int], reason: Callable[[Sm90Knobs], str | None]
+) -> Sm90Knobs | None:
+    """Likewise, with the first of these `epilogue_stages` that there is room for."""
     for stages in range(knobs.stages, 1, -1):
         stagger = min(knobs.stagger, stages - 1)
-        for epilogue_stages in range(knobs.epilogue_stages, 0, -1):
-            choice = replace(knobs, stages=stages, epilogue_stages=epilogue_stages, stagger=stagger)
+        for one in epilogue_stages:
+            choice = replace(knobs, stages=stages, epilogue_stages=one, stagger=stagger)
             if reason(choice) is None:
                 return choice
     return None

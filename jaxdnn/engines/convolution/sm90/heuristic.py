@@ -61,7 +61,8 @@ _FILTER_IM2COL = 0.8  # of what is expected of im2col is what it takes to a filt
 # Whose columns are places: each 64 rows of a tile read all of its columns from shared memory, so that 128 channels by
 # 192 places are multiplied in fewer of its clocks than 128 places by 128 channels [Swapped].
 _SWAPPED = tuple(
-    Sm90Knobs(tile_m=128, tile_n=tile_n, stages=8, cluster_m=1, schedule="pingpong") for tile_n in (128, 192)
+    Sm90Knobs(tile_m=128, tile_n=tile_n, stages=8, cluster_m=1, schedule="pingpong", swapped=True)
+    for tile_n in (128, 192)
 )
 _SWAPPED_IM2COL = 0.98  # of what is expected of them is what they take
 _SWAPPED_ACROSS = 1.3  # likewise with filters whose rows are not whole lines [Patches, 19]
@@ -140,7 +141,7 @@ def _by_im2col(gemm: ImplicitGemm, target: Target) -> Iterator[ConvolutionKnobs]
         for shape in _SWAPPED:
             found = fitted(transposed, shape, target, "tma")
             if found is not None:
-                yield ConvolutionKnobs(**vars(replace(found, swapped=True)))
+                yield ConvolutionKnobs(**vars(found))
 
 
 def _merged_splits(product: Product, knobs: Sm90Knobs, sm_count: int) -> list[int]:

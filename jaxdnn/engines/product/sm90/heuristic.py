@@ -125,9 +125,8 @@ def candidates(
         for shape in swapped_shapes:
             if seconds(product, shape, target.sm_count, matrices=True) > most:
                 continue
-            knobs = fitted(transposed, replace(shape, swapped=False), target, staged, transposed=True)
+            knobs = fitted(transposed, shape, target, staged)
             if knobs is not None:
-                knobs = replace(knobs, swapped=True)
                 found[knobs] = seconds(product, knobs, target.sm_count, matrices=True)
     # Of those that take the same time, the one with fewer warps: none waits for a tile that does not come [16]; then,
     # where TMA asks for most lines twice, one whose blocks share columns [45], or for some, of small products of bytes
@@ -144,11 +143,9 @@ def candidates(
     return iter(sorted(found, key=order))
 
 
-def fitted(
-    product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"], *, transposed: bool = False
-) -> Sm90Knobs | None:
-    """The knobs for this product: as many accumulators as two matrices b need, and as many stages as there is room
-    for.
+def fitted(product: Product, knobs: Sm90Knobs, target: Target, staged: Literal["tma", "rows"]) -> Sm90Knobs | None:
+    """The knobs for this product, or the transposed one where they are swapped: as many accumulators as two matrices b
+    need, and as many stages as there is room for.
     """
     accumulators = len(product.b)
     if knobs.tile_n % accumulators:
@@ -162,7 +159,7 @@ def fitted(
             return None  # its blocks wait for each other as long as they wait for what they share [33]
     elif knobs.cluster_n > 1 and knobs.views == 1 and not is_across(product) and rows == 1:
         return None  # all blocks share one row of tiles [29]
-    ragged = knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not transposed
+    ragged = knobs.schedule == "pingpong" and knobs.tile_n % CHUNK and not knobs.swapped
     if ragged and not (product.is_plain and product.k >= LONG_K):
         return None
     brief = is_brief(product)
@@ -202,7 +199,8 @@ def fitted(
     if deep and knobs.schedule == "pingpong" and knobs.tile_n > 2 * CHUNK and knobs.views == 1:
         knobs = replace(knobs, stages=8)
     knobs = replace(knobs, stagger=min(stagger, knobs.stages - 1))
-    return deepest(knobs, lambda one: knobs_reason(product, one, target.shared_memory, staged, groups=one.groups))
+    given = swapped(product) if knobs.swapped else product
+    return deepest(knobs, lambda one: knobs_reason(given, one, target.shared_memory, staged, groups=one.groups))
 
 
 def promotes(product: Product) -> bool:

@@ -217,8 +217,8 @@ class Unit:
         return found
 
     def result_map(self, result: Matrix, batch: int, columns: int) -> TensorMap:
-        """The map of a result's subtiles, 16 rows of so many columns; of a swapped one those are columns and rows."""
-        across, down = (WARP_ROWS, columns) if self.knobs.swapped else (columns, WARP_ROWS)
+        """The map of a result's subtiles, 16 rows of so many columns; or, swapped, 64 columns of so many rows."""
+        across, down = (4 * WARP_ROWS, columns) if self.knobs.swapped else (columns, WARP_ROWS)
         return tensor_map(result, batch, (across, down), SWIZZLE[across * result.itemsize])
 
     # ------------------------------------------------------------ the kernel that multiplies
