@@ -22,11 +22,12 @@ from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 ENGINE = Sm90()
 GPU = jax.default_backend() == "gpu"
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-COOPERATIVE = Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, swapped=True)
+COOPERATIVE = Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, epilogue_stages=1, swapped=True)
+IN_PARTS = replace(COOPERATIVE, epilogue_stages=2)
 INTERLEAVED = replace(COOPERATIVE, tile_n=48, schedule="pingpong")
 OF_THREE = replace(COOPERATIVE, tile_m=192, tile_n=112, consumers=3)
-WIDEST = replace(COOPERATIVE, tile_m=384, tile_n=64, consumers=3)
-SHARED = replace(COOPERATIVE, tile_n=64, cluster_m=2)
+WIDEST = replace(IN_PARTS, tile_m=384, tile_n=64, consumers=3)
+SHARED = replace(IN_PARTS, tile_n=64, cluster_m=2)
 
 
 def scaled(acc, scale, bias):
@@ -52,9 +53,11 @@ def case(m, n, k, dtype="bfloat16", **fields):
 
 PRODUCTS = {
     "plain": (case(75, 136, 200), COOPERATIVE),
+    "in parts": (case(75, 136, 200), IN_PARTS),
     "narrow": (case(3, 8, 16), COOPERATIVE),
     **{f"{width} columns": (case(247, 136, 72), replace(COOPERATIVE, tile_n=width)) for width in (144, 208, 240)},
     "gelu": (case(150, 264, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 264)),)), COOPERATIVE),
+    "two blocks of rows": (case(101, 520, 136), replace(COOPERATIVE, tile_m=256)),
     "interleaved": (case(101, 272, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 272)),)), INTERLEAVED),
     "of three": (case(113, 200, 136, "float16"), OF_THREE),
     "widest": (case(40, 520, 136, epilogue=gelu, operands=(("bfloat16", (1, 1, 520)),)), WIDEST),
@@ -71,6 +74,7 @@ PRODUCTS = {
     "sums": (case(101, 136, 136, epilogue=sums, batch=2), COOPERATIVE),
     "sums, interleaved": (case(101, 272, 136, epilogue=sums), INTERLEAVED),
     "sums of two rows of tiles": (case(301, 136, 136, epilogue=sums), COOPERATIVE),
+    "sums, in parts": (case(301, 136, 136, epilogue=sums), IN_PARTS),
     "sums of two rows, interleaved": (case(301, 136, 136, epilogue=sums), INTERLEAVED),
     "sums of three": (case(340, 136, 136, "float16", epilogue=sums), OF_THREE),
     "sums, shared": (case(301, 264, 136, epilogue=sums), SHARED),
@@ -78,6 +82,10 @@ PRODUCTS = {
     "shortcut": (
         case(150, 264, 136, epilogue=shortcut, operands=(("bfloat16", (1, 1, 264)), ("bfloat16", (1, 150, 264)))),
         replace(COOPERATIVE, fetch="tma"),
+    ),
+    "shortcut, in parts": (
+        case(150, 264, 136, epilogue=shortcut, operands=(("bfloat16", (1, 1, 264)), ("bfloat16", (1, 150, 264)))),
+        replace(IN_PARTS, fetch="tma"),
     ),
     "shortcut, interleaved": (
         case(

@@ -94,11 +94,13 @@ FORCED = {
         Sm90Knobs(tile_m=64, tile_n=64, stages=3, cluster_m=2, cluster_n=2, consumers=1),
         Sm90Knobs(tile_m=128, tile_n=80, stages=3, cluster_m=1, swapped=True),
     ],
-    "bias, output": [Sm90Knobs(tile_m=64, tile_n=96, stages=3, cluster_m=1, consumers=1, swapped=True)],
+    "bias, output": [
+        Sm90Knobs(tile_m=64, tile_n=96, stages=3, cluster_m=1, consumers=1, epilogue_stages=1, swapped=True)
+    ],
     "three dimensions, output": [
         Sm90Knobs(tile_m=64, tile_n=112, stages=3, cluster_m=1, schedule="pingpong", swapped=True)
     ],
-    "both, mapped, output": [Sm90Knobs(tile_m=128, tile_n=48, stages=3, cluster_m=1, swapped=True)],
+    "both, mapped, output": [Sm90Knobs(tile_m=128, tile_n=48, stages=3, cluster_m=1, epilogue_stages=1, swapped=True)],
     "residual, output": [
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, schedule="pingpong", epilogue_stages=1, fetch="tma"),
         Sm90Knobs(tile_m=256, tile_n=64, stages=2, cluster_m=1, fetch="tma"),
@@ -107,7 +109,7 @@ FORCED = {
     ],
     "shortcut, output": [
         Sm90Knobs(tile_m=128, tile_n=64, stages=3, cluster_m=1, schedule="pingpong", fetch="tma", swapped=True),
-        Sm90Knobs(tile_m=128, tile_n=112, stages=2, cluster_m=1, fetch="tma", swapped=True),
+        Sm90Knobs(tile_m=128, tile_n=112, stages=2, cluster_m=1, epilogue_stages=1, fetch="tma", swapped=True),
     ],
     "reductions, output": [Sm90Knobs(tile_m=64, tile_n=48, stages=3, cluster_m=1, consumers=1, swapped=True)],
     "stride, filter": [
