@@ -5,8 +5,8 @@
 // their own types. Each warp works on 16 rows: fragment by fragment (core/fragment.cuh) the functor is applied, and its
 // results are stored, through the warp's own stages of shared memory and TMA or straight to memory
 // (core/epilogue_results.cuh), or reduced (core/epilogue_reductions.cuh). No warp waits for another, unless results are
-// swapped: a warp's 16 rows are 32 bytes of each column, for which TMA takes as long as for 128. So the warps of a group
-// share the stages, each of whole lines of their 64 rows, and the first one has TMA store and load them.
+// swapped: a warp's 16 rows are 32 bytes of each column, for which TMA takes as long as for 128. So the warps of a
+// group share the stages, each of whole lines of their 64 rows, and the first one has TMA store and load them.
 //
 // Operands of the result's own shape may be tiles, which TMA loads where results of elements as large leave from: tile
 // i lies in the stages of stored result i. A warp has its own loaded while its tile is still multiplied, when memory
