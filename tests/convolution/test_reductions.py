@@ -200,6 +200,7 @@ def test_statistics_take_the_tiles_that_results_alone_do(name):
     kernel = (3, 3, image[-1], image[-1])
     alone, sums = (problem(case(image, kernel)) for case in (plain, statistics))
     chosen, expected = (next(ENGINE.configurations(one, H100)) for one in (sums, alone))
-    assert replace(chosen, stagger=0, swizzle=expected.swizzle) == expected
+    # One that has sums as well leaves in parts, and has room for another stage.
+    assert replace(chosen, stagger=0, swizzle=expected.swizzle, stages=expected.stages) == expected
     for one in (sums, forward(statistics(image, kernel)).problem):
         check_compiled(one, 2, ENGINE.configurations)

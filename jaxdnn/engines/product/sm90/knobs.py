@@ -44,7 +44,7 @@ class Sm90Knobs:
       store: "tma": results leave through shared memory and TMA. "rows": through shared memory, row by row, where these
         are not aligned or no neighbours in the result. "direct": straight from registers.
       epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA; swapped, each 64 rows of a warp
-        group, and of all columns if there is one.
+        group, and of all columns if there is one, unless results are reduced too.
       fetch: of the epilogue's operands of the result's own shape. "tma": those that can be are tiles, loaded where
         results leave from. "direct": straight to registers.
       swapped: whether the transposed product is computed: tile_m are columns of the result, and tile_n rows.
@@ -316,8 +316,9 @@ def operand_maps(product: Product, knobs: Sm90Knobs) -> int:
 def store_columns(product: Product, knobs: Sm90Knobs) -> int:
     """Columns of a subtile of results."""
     # Two epilogue_stages of 32 columns take as much room as one of 64, and one can be filled while the other is copied.
-    if knobs.swapped and knobs.epilogue_stages == 1:
-        return knobs.tile_n  # a warp group waits for its warps as seldom as can be [78]
+    # A warp group waits for its warps as seldom as can be [78]; what is reduced takes registers as well.
+    if knobs.swapped and knobs.epilogue_stages == 1 and not product.reduced:
+        return knobs.tile_n
     if knobs.tile_n % 32:
         return 16
     return 64 if knobs.tile_n % 64 == 0 and sum(stored_sizes(product, knobs)) <= 2 else 32
