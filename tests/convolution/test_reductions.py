@@ -200,7 +200,8 @@ def test_statistics_take_the_tiles_that_results_alone_do(name):
     kernel = (3, 3, image[-1], image[-1])
     alone, sums = (problem(case(image, kernel)) for case in (plain, statistics))
     chosen, expected = (next(ENGINE.configurations(one, H100)) for one in (sums, alone))
-    # One that has sums as well leaves in parts, and has room for another stage.
+    # A transposed one that has sums as well leaves in parts, and has room for another stage.
     assert replace(chosen, stagger=0, swizzle=expected.swizzle, stages=expected.stages) == expected
+    assert chosen.stages == expected.stages + expected.swapped
     for one in (sums, forward(statistics(image, kernel)).problem):
         check_compiled(one, 2, ENGINE.configurations)
