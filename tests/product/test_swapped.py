@@ -16,7 +16,9 @@ from checking.product.cases import gated, gelu, residual
 from checking.product.results import check_emulated, check_plan
 from checking.targets import H100
 from jaxdnn import device
+from jaxdnn.engines.product.operands import swapped
 from jaxdnn.engines.product.sm90.engine import Sm90
+from jaxdnn.engines.product.sm90.heuristic import fitted
 from jaxdnn.engines.product.sm90.knobs import Sm90Knobs, knobs_reason
 
 ENGINE = Sm90()
@@ -140,6 +142,23 @@ def test_it_compiles(name):
 def test_results(name):
     one, knobs = (PRODUCTS | FLOATS_OF_8_BITS)[name]
     check_plan(ENGINE.build(knobs, product_of(name), replace(device.gpus()[0], sm_count=2)), one)
+
+
+@pytest.mark.parametrize(
+    ("tile", "stages", "left"),
+    [
+        ((128, 112, 2), 8, (6, 1)),
+        ((128, 208, 2), 8, (4, 1)),  # in parts there were five stages
+        ((192, 192, 3), 8, (3, 1)),  # in parts there were no more
+        ((384, 112, 3), 3, (3, 2)),  # whole there were two stages
+    ],
+)
+def test_tiles_leave_whole_where_that_leaves_enough_stages(tile, stages, left):
+    tile_m, tile_n, consumers = tile
+    shape = Sm90Knobs(tile_m, tile_n, stages, cluster_m=1, consumers=consumers, swapped=True)
+    found = fitted(swapped(case(400, 16_384, 1024).product()), shape, H100, "tma")
+    assert found is not None
+    assert (found.stages, found.epilogue_stages) == left
 
 
 @pytest.mark.parametrize(
