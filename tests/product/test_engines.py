@@ -130,10 +130,14 @@ def server(row, target):
         (ProductCase(100, 48, 256, "bfloat16", batch=256), None),
         (ProductCase(100, 40, 256, "bfloat16", batch=32), None),
         (ProductCase(64, 40, 256, "bfloat16", batch=256), None),
-        (ProductCase(200, 16, 648, "bfloat16", batch=64), None),
+        (ProductCase(500, 40, 704, "bfloat16", batch=100), "for 40 columns"),
+        (ProductCase(200, 16, 1032, "bfloat16", batch=64), None),
         # Many matrices of fewer rows than that, or of as many; several that are small; or one.
         (ProductCase(30, 200, 32, "bfloat16", batch=300), "for 30 rows"),  # 4.4 us, and 6.5
-        (ProductCase(32, 200, 32, "bfloat16", batch=400), None),
+        (ProductCase(48, 672, 32, "bfloat16", batch=94), "for 48 rows"),  # 3.7 us, and 5.6, over 16
+        (ProductCase(49, 672, 32, "bfloat16", batch=94), None),
+        (ProductCase(48, 672, 40, "bfloat16", batch=94), None),
+        (ProductCase(31, 672, 128, "bfloat16", batch=94), "for 31 rows"),
         (ProductCase(30, 200, 136, "bfloat16", batch=300), None),
         (ProductCase(30, 64, 32, "bfloat16", batch=3000), "many matrices"),
         (ProductCase(1000, 1000, 32, "bfloat16", batch=2), "begin in less time"),  # 4.0 us, and 5.0

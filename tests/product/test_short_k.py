@@ -212,6 +212,13 @@ def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
         (case(40000, 40, 64), False),
         (case(40000, 40, 96), False),
         (case(40000, 40, 200), False),
+        (case(49_433, 272, 32), True),  # 14.9 us, and 16.5 in lines
+        (case(30_000, 200, 64), True),
+        # 16.0 us, and 18.9 in rows.
+        (case(30_000, 200, 64, epilogue=gelu, operands=(("bfloat16", (1, 1, 200)),)), False),
+        (case(30_000, 256, 64), False),
+        (case(30_000, 128, 64), False),
+        (case(10_000, 1000, 64), False),  # 11.5 us, and 15.5 in rows
         (case(443, 480, 72, batch=180), True),
         (case(751, 920, 168, batch=51), False),  # 49 us, and 56 in rows
         (case(751, 128, 168, batch=51), True),

@@ -31,10 +31,11 @@ BEGUN = {"sm90": (2.8e-6, 2.1e-9, 0.6e-6), "skinny": (3.1e-6, 0.8e-9, 0.0)}
 FEWEST = 8
 MANY_OF = 64  # rows, columns and K, up to which many matrices take 0.68 to 0.93 of our time [56]
 # Columns and rows: 32 columns are the fewest that a tile stores, and one matrix of so few took 0.52 to 0.81 of their
-# time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59], and of fewer rows 0.68 to 0.97; and over a longer K
-# 64 and more of up to 40 columns 0.65 to 1.00 [76].
+# time [41], many matrices of 24 columns 0.70 to 0.94 of ours [59], and of fewer rows 0.68 to 0.97; over a longer K 64
+# and more of up to 40 columns 0.62 to 1.01 [76, 79]; and over a K of few elements up to 48 rows 0.66 to 0.97 [79].
 NARROW, MANY_ROWS, STORED = 8, 64, 32
-MANY_NARROW, NARROW_OF_MANY, NARROW_K = 64, 40, 640
+MANY_NARROW, NARROW_OF_MANY, NARROW_K = 64, 40, 1024
+FEW_ROWS, FEW_OF_K = 48, 32
 
 BEGIN = "begin in less time, which is most of so small a product's"
 
@@ -85,6 +86,7 @@ def _plain_reason(product: Product) -> str | None:
     longer = product.batch >= MANY_NARROW and product.k <= NARROW_K and product.n <= NARROW_OF_MANY
     if product.m > MANY_ROWS and (narrow if short else longer):
         return f"XLA's kernels take less time for {product.n} columns over a K of {product.k}, and nothing is fused"
-    if many and short and product.n > MANY_ROWS and product.m < STORED:
+    few_rows = product.m < STORED or (product.m <= FEW_ROWS and product.k <= FEW_OF_K)
+    if many and short and product.n > MANY_ROWS and few_rows:
         return f"XLA's kernels take less time for {product.m} rows over a K of {product.k}, and nothing is fused"
     return None

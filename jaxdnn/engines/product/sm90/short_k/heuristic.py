@@ -61,6 +61,7 @@ _CUT_K = 64  # up to which results are most of what is moved
 _FEWEST_TILES = {True: 0.5, False: 1.5}  # of a multiprocessor, of what is narrow, and of what is not
 _SHORT_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
 _BATCH_K = 96  # from which on matrices of a batch with several tiles of b are faster in lines [53]
+_FEW_COLUMNS = 384  # up to which plain results whose rows are no whole lines count more than how a is loaded [79]
 # Rows that begin anywhere [52]: columns of a tile, and its rows, at most, where there are few columns or two matrices,
 # and elsewhere; up to which K few columns are few; bytes a second that tiles come at from the L2 cache, of 64 rows and
 # of more; and how much longer that takes than copies and lines, before these are worth it: of results that TMA stores,
@@ -114,7 +115,9 @@ def lines_reason(product: Product, target: Target) -> str | None:
         return f"k is {product.k}; up to {_SHORT_K} whole rows take less time than their lines"
     if product.batch > 1 and product.n > _WIDTHS[-1] and product.k > _BATCH_K:
         return "of each matrix b there are several tiles, whose lines two blocks load together"
-    if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0:
+    cut = _WIDTHS[-1] < product.n <= _FEW_COLUMNS and staged(product) == "rows"
+    storing = cut and product.is_plain and product.batch == 1
+    if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0 and not storing:
         return "rows of a are whole lines, or halves, which TMA loads as fast"
     return None
 
