@@ -49,13 +49,15 @@ NARROW_OF_THREE = 1.05
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58]
 EPILOGUE = 4e-9  # seconds a column of 64 rows, to store 2 bytes of each sum
-# Times as long, by two warp groups that share a tile, of a K so short, or stored transposed in several rounds [48, 64].
-STORED_TOGETHER, BRIEF_K = 2.0, LONG_K // 2
+# Times as long, by two warp groups that share a tile, of a K so short [48, 80], or stored transposed in several rounds
+# [64].
+STORED_TOGETHER, BRIEF_K = 2.0, LONG_K * 3 // 4
 FUNCTION = 2  # times as long, to compute something of it [20]
 TRANSCENDENTAL = 3  # likewise, what is more than arithmetic, a gelu say, and seconds a tile besides [24]
 SWAPPED = 2.5  # likewise, at least, to store it transposed: TMA writes rows of 32 bytes [31]
 SWAPPED_TURNS = 2  # times as long then, of warp groups in turns: TMA writes one's rows after the other's [60]
-SWAPPED_ALONE = 1.02  # and of what they multiply over a long K, of blocks that share nothing, in several rounds [60]
+# And of what they multiply, of blocks that share nothing, over a long K in several rounds [60], and in many [80].
+SWAPPED_ALONE = 1.02
 # Times as long the whole takes then, of matrices of 16-bit elements [59], and of others.
 SWAPPED_TIME, SWAPPED_TIME_OF_OTHERS = 1.015, 1.03
 TRANSCENDENTAL_START = 0.6e-6
@@ -325,7 +327,7 @@ def _whole(tile: _Tile, multiplying: float, loading: float, storing: float) -> f
         one_chunk = tile.matrices and tile.width == CHUNK < product.n
         time = max(multiplying, loading, (multiplying + storing) / 2, NARROW_TURN * knobs.tile_m * one_chunk)
         if knobs.swapped and tile.matrices:
-            alone = cluster == 1 and product.k >= LONG_K and turns > FEW_ROUNDS
+            alone = cluster == 1 and turns > (FEW_ROUNDS if product.k >= LONG_K else MANY_ROUNDS)
             time = max(time * (SWAPPED_ALONE if alone else 1.0), SWAPPED_TURNS * storing)
         waiting = knobs.cluster_m > 1 or knobs.cluster_n > 2
         if waiting and (tile.transcendental or (tile.matrices and tile.size == 2 and tile.width > 2 * CHUNK)):
