@@ -131,6 +131,7 @@ def server(row, target):
         (ProductCase(100, 40, 256, "bfloat16", batch=32), None),
         (ProductCase(64, 40, 256, "bfloat16", batch=256), None),
         (ProductCase(500, 40, 704, "bfloat16", batch=100), "for 40 columns"),
+        (ProductCase(200, 16, 1024, "bfloat16", batch=64), "for 16 columns"),
         (ProductCase(200, 16, 1032, "bfloat16", batch=64), None),
         # Many matrices of fewer rows than that, or of as many; several that are small; or one.
         (ProductCase(30, 200, 32, "bfloat16", batch=300), "for 30 rows"),  # 4.4 us, and 6.5

@@ -216,6 +216,9 @@ def test_knobs_that_do_not_fit_have_a_reason(knobs, said):
         (case(30_000, 200, 64), True),
         # 16.0 us, and 18.9 in rows.
         (case(30_000, 200, 64, epilogue=gelu, operands=(("bfloat16", (1, 1, 200)),)), False),
+        (case(20_000, 344, 96), True),  # 12.7 us, and 13.2 in lines
+        (case(20_000, 392, 96), False),
+        (case(1000, 200, 64, batch=30), False),
         (case(30_000, 256, 64), False),
         (case(30_000, 128, 64), False),
         (case(10_000, 1000, 64), False),  # 11.5 us, and 15.5 in rows
