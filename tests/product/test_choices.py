@@ -81,7 +81,7 @@ def choice(product, timed=(), young=is_young):
         (UNTUNED, "drawn", 1.05, 1.27),
         (UNTUNED, "in shuffled order", 1.04, 1.22),
         (UNTUNED, "splits", 1.04, 1.19),
-        (UNTUNED, "many tokens", 1.022, 1.08),
+        (UNTUNED, "many tokens", 1.018, 1.08),
         (TRANSPOSED, "drawn", 1.05, 1.19),
         (TRANSPOSED, "few rows", 1.02, 1.16),
         (BYTES, "drawn", 1.01, 1.06),

@@ -47,7 +47,7 @@ TOGETHER = {1: 1.07, 2: 1.0, 3: 0.955}
 # [45, 54]; and of 8-bit ones without promotion [58].
 NARROW_OF_THREE = 1.05
 # Time of multiplies by more than 128 columns in turns, or of three warp groups, of one plain product of 16 bits and a
-# short K, not transposed, in several rounds [80].
+# short K, not transposed [80].
 BRIEF_LARGE = 1.04
 WIDE_BYTES = 1.05  # time of 8-bit elements by 256 columns, of blocks that share nothing, in several rounds [44]
 WIDE_PROMOTED = 1.1  # of 8-bit floats by more than 128 columns that two warp groups share, with promotion [56, 58]
@@ -272,7 +272,7 @@ def _multiplying(tile: _Tile, multiplied: float) -> float:
         time *= WIDE_TURNS
     brief = tile.matrices and size == 2 and product.k < LONG_K and product.is_plain and product.batch == 1
     large = knobs.consumers == 3 or (tile.pingpong and width > 2 * CHUNK)
-    if brief and large and turns > FEW_ROUNDS and not knobs.swapped:
+    if brief and large and not knobs.swapped:
         time *= BRIEF_LARGE
     if tile.matrices and size == 1 and width == 4 * CHUNK and tile.cluster == 1 and turns > 1:
         time *= WIDE_BYTES
