@@ -20,6 +20,7 @@
 // (benchmarks/results/product_kernels.md).
 #pragma once
 
+#include "core/epilogue_lines.cuh"
 #include "core/epilogue_reductions.cuh"
 #include "core/pipeline_tma.cuh"
 
@@ -60,7 +61,7 @@ constexpr int kept_blocks() {
 }
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kEvictFirst, kSwapped, kOwnLines, kBlockLines, kViews.
+/// kTensorStore, kPairedStore, kPieceBytes, kWholeLines, kEvictFirst, kSwapped, kOwnLines, kBlockLines, kViews.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -86,6 +87,7 @@ struct TileEpilogue {
   unsigned barriers;  // likewise
   OwnLines own = {};  // where what is reduced over rows has such
   int edge = 0;       // the column from which on what a tile has is another's, where there are views
+  int begin = 0;      // the first of the columns whose lines leave whole
   StagePosition<kStages> position = {};
   Partials<Results, Config::kTileN / Config::kAccumulators, Config::kOwnLines, kept_blocks<Config>()> partials;
 
@@ -221,6 +223,11 @@ struct TileEpilogue {
     Tile::get(place<kTile>(position.stage), number, words);
   }
 
+  /// After the last tile of rows that leave in whole lines, which ended at `column`: what is left of them.
+  __device__ __forceinline__ void store_rest(int row, int column, int batch) const {
+    store_lines(column, row, column < columns ? column : columns, batch);
+  }
+
   /// After the last tile: TMA has to have read the stages before the block goes, and its shared memory.
   __device__ __forceinline__ void finish() const {
     if constexpr (kSharedBytes > 0) {
@@ -317,7 +324,10 @@ struct TileEpilogue {
   /// Has TMA store the stage, or the warp, where its rows are no neighbours.
   template <class Rows>
   __device__ __forceinline__ void store_stage(int column, int row, int batch, const Rows& others) {
-    if constexpr (kSharedBytes > 0 && !Rows::kBoxes) {
+    if constexpr (Config::kWholeLines) {
+      ptx::bar_warp_sync();
+      store_lines(column, row, columns, batch);
+    } else if constexpr (kSharedBytes > 0 && !Rows::kBoxes) {
       ptx::bar_warp_sync();
       // Which row the matrix has there may take divisions: each lane reckons one of 16.
       copy_rows<0, 0>(column, row, others(row + threadIdx.x % 16), batch, others);
@@ -337,7 +347,9 @@ struct TileEpilogue {
                                         const FragmentCoordinate& at) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (!is_reduced<T> && Config::kTensorStore) {
+      if constexpr (Config::kWholeLines) {
+        ring().put(position.stage, number, fragments[kResult]);
+      } else if constexpr (!is_reduced<T> && Config::kTensorStore) {
         Subtile<T, kColumns, Config::kSwapped>::put(place<kSubtile>(position.stage), number, fragments[kResult]);
       } else if constexpr (!is_reduced<T>) {
         T* const matrix = static_cast<T*>(results[kResult].data) + static_cast<long long>(at.batch) * rows * columns;
@@ -345,6 +357,17 @@ struct TileEpilogue {
       }
       store<kResult + 1, kSubtile + !is_reduced<T>>(fragments, number, at);
     }
+  }
+
+  using Line = LineRing<TypeAt<0, Results>, Config::kPieceBytes>;
+  __device__ __forceinline__ Line ring() const { return {stages}; }
+
+  /// Stores the lines that end before the subtile at `column` does, up to column `end`.
+  __device__ __forceinline__ void store_lines(int column, int row, int end, int batch) const {
+    static_assert(kResults == 1 && kStages == 2 && Line::kRowBytes == 2 * row_bytes<0>(), "two subtiles are a ring");
+    auto* const matrix =
+        static_cast<TypeAt<0, Results>*>(results[0].data) + static_cast<long long>(batch) * rows * columns;
+    ring().store(matrix, position.stage, row, rows, column, columns, begin, end, UnalignedRows());
   }
 
   /// A warp's rows to where they are in the matrix, a piece at once. Lanes know the matrix' rows, of 16 one each.

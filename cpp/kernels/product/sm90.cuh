@@ -58,6 +58,7 @@ struct ProductSm90Defaults {
   static constexpr bool kTensorStore = true;                // through shared memory, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr int kPieceBytes = 0;         // of rows that leave in pieces; of none where they are boxes
+  static constexpr bool kWholeLines = false;    // of memory, which a tile and the next one have parts of
   static constexpr bool kEvictFirst = false;    // results leave the L2 cache before what else is there
   static constexpr bool kSwapped = false;       // results lie by columns
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
@@ -323,6 +324,7 @@ struct ProductConsumer {
     stages.advance();
     skip(kTiles - 1);
     int column = block.column(tile);
+    epilogue.begin = column;
 #pragma unroll 1
     for (int i = 0; i < Config::kStationary && column < block.call.n; ++i, column += Call::kWidth) {
       Accumulators accumulators;
@@ -331,6 +333,7 @@ struct ProductConsumer {
       finish_multiplies(accumulators);
       epilogue.apply(accumulators, row, column, batch, block.call.result_rows(tile.batch));
     }
+    if constexpr (Config::kWholeLines) epilogue.store_rest(row, column, batch);
   }
 
   __device__ __forceinline__ OwnLines warps_line(unsigned number) const {

@@ -20,7 +20,7 @@ TILE_QUEUE = 264  # bytes of core/tile_queue.cuh's
 TILE_WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
 REGISTER_WIDTHS = (32, 64, 80, 96, 112, 128)  # likewise, of rows in registers, as far as these leave room
 
-Store = Literal["tma", "rows", "direct"]
+Store = Literal["tma", "rows", "lines", "direct"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Sm90Knobs:
       promotion: stages of 8-bit floats that the tensor cores sum, with 14 bits, before float32 arithmetic adds that to
         the accumulators; 0 for all of K.
       store: "tma": results leave through shared memory and TMA. "rows": through shared memory, row by row, where these
-        are not aligned or no neighbours in the result. "direct": straight from registers.
+        are not aligned or no neighbours in the result. "lines": likewise, but in whole lines of memory, by warps that
+        compute a row's tiles one after the other. "direct": straight from registers.
       epilogue_stages: subtiles of results, each 16 rows of a warp, that wait for TMA; swapped, each 64 rows of a warp
         group, and of all columns if there is one, unless results are reduced too.
       fetch: of the epilogue's operands of the result's own shape. "tma": those that can be are tiles, loaded where

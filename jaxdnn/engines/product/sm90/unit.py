@@ -65,6 +65,7 @@ DEFAULTS = (
         "TensorStore": True,
         "PairedStore": True,
         "PieceBytes": 0,
+        "WholeLines": False,
         "EvictFirst": False,
         "LongEpilogue": False,
         "OwnLines": False,
@@ -230,7 +231,8 @@ class Unit:
         knobs = self.knobs
         batch, found = product.batch * knobs.split_k, self.load_parameters(product)
         constants = {
-            "PieceBytes": piece_bytes(product, knobs) if knobs.store == "rows" else 0,
+            "PieceBytes": piece_bytes(product, knobs) if knobs.store in ("rows", "lines") else 0,
+            "WholeLines": knobs.store == "lines",
             **self.load_constants(product),
             **edge_constants(found),
             "Pingpong": knobs.schedule == "pingpong",

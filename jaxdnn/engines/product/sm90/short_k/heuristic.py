@@ -23,7 +23,14 @@ from jaxdnn.engines.product.sm90.knobs import (
     store_reason,
     stores,
 )
-from jaxdnn.engines.product.sm90.short_k.knobs import STEP, knobs_reason, shared_memory, stage, staged
+from jaxdnn.engines.product.sm90.short_k.knobs import (
+    STEP,
+    knobs_reason,
+    shared_memory,
+    stage,
+    staged,
+    whole_lines_reason,
+)
 from jaxdnn.engines.product.sm90_grid import cluster_tiles, column_tiles, row_tiles
 from jaxdnn.engines.product.sm90_shapes import deepest
 from jaxdnn.engines.product.tma import DEPTH_BYTES, tma_reason
@@ -54,14 +61,19 @@ _STATIONARY_SLOWER = {
     (False, 3, 64): 0.98,
     (False, 3, 128): 1.0,
 }
-_FEWEST_ROWS_THAT_PASS, _STATIONARY_K = 3, 48  # and elements of K, since shorter ones were not timed
+# Likewise of results that leave in whole lines, with arithmetic at most; and from how many columns on they do [81].
+_LINES_SLOWER = {(2, 64): 1.07, (2, 128): 1.0, (3, 64): 1.02, (3, 128): 0.94}
+_LINES_COLUMNS = 256
+# And elements of K: shorter ones were not timed, but in whole lines of more than the L2 cache holds.
+_FEWEST_ROWS_THAT_PASS, _STATIONARY_K = 3, 48
 _WIDTHS = (32, 64, 96, 128)  # of tiles whose warps store lines of at least 64 bytes
 _NARROW = 64  # columns of a tile, up to which half of the multiprocessors may be idle
 _CUT_K = 64  # up to which results are most of what is moved
 _FEWEST_TILES = {True: 0.5, False: 1.5}  # of a multiprocessor, of what is narrow, and of what is not
 _SHORT_K = 192  # from which on a block has room for two stages, and TMA's lines are fewer for an element
 _BATCH_K = 96  # from which on matrices of a batch with several tiles of b are faster in lines [53]
-_FEW_COLUMNS = 384  # up to which plain results whose rows are no whole lines count more than how a is loaded [79]
+# Up to which plain results whose rows are no whole lines count more than how a is loaded [79], unless b stays [81].
+_FEW_COLUMNS = 384
 # Rows that begin anywhere [52]: columns of a tile, and its rows, at most, where there are few columns or two matrices,
 # and elsewhere; up to which K few columns are few; bytes a second that tiles come at from the L2 cache, of 64 rows and
 # of more; and how much longer that takes than copies and lines, before these are worth it: of results that TMA stores,
@@ -85,8 +97,7 @@ def candidates(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     if halved and few(replace(_IN_TURNS, tile_n=width)):
         width = _NARROW
     rows = min(384, ceil(product.m / 64) * 64)
-    size = product.m * product.n * product.batch * 2
-    cut = product.n > _WIDTHS[-1] and product.n * 2 % 32 and size > L2_BYTES and product.k <= _CUT_K
+    cut = product.n > _WIDTHS[-1] and product.n * 2 % 32 and _is_large(product) and product.k <= _CUT_K
     found = [
         replace(shape, tile_n=tile_n, whole_rows=True)
         for tile_n in sorted(_WIDTHS, key=lambda tile_n: (tile_n != width, -tile_n))
@@ -115,8 +126,8 @@ def lines_reason(product: Product, target: Target) -> str | None:
         return f"k is {product.k}; up to {_SHORT_K} whole rows take less time than their lines"
     if product.batch > 1 and product.n > _WIDTHS[-1] and product.k > _BATCH_K:
         return "of each matrix b there are several tiles, whose lines two blocks load together"
-    cut = _WIDTHS[-1] < product.n <= _FEW_COLUMNS and staged(product) == "rows"
-    storing = cut and product.is_plain and product.batch == 1
+    cut = product.n > _WIDTHS[-1] and staged(product) == "rows" and product.is_plain and product.batch == 1
+    storing = cut and (product.n <= _FEW_COLUMNS or any(_stationary(product, target)))
     if product.k * product.a.itemsize % (DEPTH_BYTES // 2) == 0 and not storing:
         return "rows of a are whole lines, or halves, which TMA loads as fast"
     return None
@@ -159,7 +170,7 @@ def _copies_reason(product: Product, target: Target) -> str | None:
 
 def _stationary(product: Product, target: Target) -> Iterator[Sm90Knobs]:
     """Knobs by which columns of b stay, by how many each multiprocessor computes, those past the last one included."""
-    if product.n * len(product.b) <= _NARROW or not _STATIONARY_K <= product.k <= _SHORT_K:
+    if product.n * len(product.b) <= _NARROW or product.k > _SHORT_K:
         return
     arithmetic = ARITHMETIC.issuperset(product.program.operations)
     found: dict[Sm90Knobs, float] = {}
@@ -168,17 +179,22 @@ def _stationary(product: Product, target: Target) -> Iterator[Sm90Knobs]:
             knobs = _staying(product, replace(shape, tile_n=width // len(product.b)), target)
             if knobs is None:
                 continue
+            if product.k < _STATIONARY_K and not (knobs.store == "lines" and _is_large(product)):
+                continue
             groups = column_tiles(product, knobs)
             tiles = ceil(row_tiles(product, knobs) * product.batch * groups / (target.sm_count // groups * groups))
             if tiles >= _FEWEST_ROWS_THAT_PASS:
-                found[knobs] = tiles * knobs.columns * _STATIONARY_SLOWER[arithmetic, knobs.consumers, width]
+                slower = _STATIONARY_SLOWER[arithmetic, knobs.consumers, width]
+                if arithmetic and knobs.store == "lines":
+                    slower = _LINES_SLOWER[knobs.consumers, width]
+                found[knobs] = tiles * knobs.columns * slower
     yield from sorted(found, key=found.__getitem__)
 
 
 def _staying(product: Product, shape: Sm90Knobs, target: Target) -> Sm90Knobs | None:
     """Knobs by which all columns of b stay, or as few parts of them as there is room for."""
-    shape = replace(shape, store=stores(product, shape, staged(product))[0])
-    least = replace(shape, stages=shape.consumers, epilogue_stages=1)
+    shape = _storing(product, replace(shape, stationary=1))
+    least = replace(shape, stages=shape.consumers, epilogue_stages=2 if shape.store == "lines" else 1)
     one, two = (shared_memory(product, replace(least, stationary=count)) for count in (1, 2))
     most = 1 + (target.shared_memory - one) // (two - one)  # tiles of columns
     if most < 1:
@@ -203,9 +219,21 @@ def load_clocks(k: int) -> int:
     return worst
 
 
+def _is_large(product: Product) -> bool:
+    """Whether the L2 cache can't hold the results."""
+    return product.m * product.n * product.batch * 2 > L2_BYTES
+
+
+def _storing(product: Product, knobs: Sm90Knobs) -> Sm90Knobs:
+    """The knobs with the fastest way for results to leave."""
+    store = stores(product, knobs, staged(product))[0]
+    in_lines = store == "rows" and product.n >= _LINES_COLUMNS and not whole_lines_reason(product, knobs)
+    return replace(knobs, store="lines" if in_lines else store)
+
+
 def _fitted(product: Product, knobs: Sm90Knobs, target: Target) -> Sm90Knobs | None:
     """The knobs with as many stages as there is room for."""
-    knobs = replace(knobs, store=stores(product, knobs, staged(product))[0])
+    knobs = _storing(product, knobs)
     if accumulator_registers(product, knobs) > accumulator_limit(product, knobs):
         return None
     return deepest(knobs, lambda one: knobs_reason(product, one, target.shared_memory))

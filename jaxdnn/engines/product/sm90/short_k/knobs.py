@@ -5,7 +5,7 @@ from math import ceil
 from typing import Literal
 
 from jaxdnn.engines.product.problem import Product
-from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, loaded_columns
+from jaxdnn.engines.product.sm90.knobs import REGISTER_WIDTHS, Sm90Knobs, loaded_columns, store_columns, stored_sizes
 from jaxdnn.engines.product.sm90.knobs import knobs_reason as product_knobs_reason
 from jaxdnn.engines.product.sm90.knobs import shared_memory as tiles_shared_memory
 from jaxdnn.engines.product.tma import DEPTH_BYTES, stage_bytes
@@ -61,6 +61,17 @@ def staged(product: Product) -> Literal["tma", "rows"]:
     return "rows" if any(product.n * result.itemsize % DEPTH_BYTES for result in product.stored) else "tma"
 
 
+def whole_lines_reason(product: Product, knobs: Sm90Knobs) -> str | None:
+    """Why results can't leave in whole lines of memory, which their warps gather from tile to tile, or None."""
+    if not knobs.stationary:
+        return "its tiles of a row are computed by several blocks; expected columns that stay"
+    if [size * store_columns(product, knobs) for size in stored_sizes(product, knobs)] != [DEPTH_BYTES]:
+        return "expected one result of 16 bits, and whole 64 columns of tiles"
+    if knobs.epilogue_stages != 2:
+        return f"epilogue_stages is {knobs.epilogue_stages}; expected 2, of the line that is stored and the next one"
+    return None
+
+
 def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -> str | None:
     """Why the knobs don't fit a product, or None."""
     if reason := whole_rows_reason(product):
@@ -78,6 +89,10 @@ def knobs_reason(product: Product, knobs: Sm90Knobs, shared_memory_limit: int) -
     if knobs.stationary and (reason := _stationary_reason(product, knobs)):
         return f"stationary is {knobs.stationary}; {reason}"
     tiles = replace(knobs, whole_rows=False, stationary=0)
+    if knobs.store == "lines":
+        if reason := whole_lines_reason(product, knobs):
+            return f"store is 'lines'; {reason}"
+        tiles = replace(tiles, store="rows")
     if reason := product_knobs_reason(product, tiles, shared_memory_limit, staged(product), stage(product, knobs)):
         return reason
     if (needed := shared_memory(product, knobs)) > shared_memory_limit:
