@@ -82,6 +82,8 @@ class GivenTiles(Unit):
         constants = {
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
+            "PieceBytes": 0,
+            "WholeLines": False,
             "EvictFirst": False,
             "LongEpilogue": is_long(product.program),
             "Swapped": False,
