@@ -83,7 +83,7 @@ class GivenTiles(Unit):
             "TensorStore": knobs.store == "tma",
             "PairedStore": product.n % 2 == 0,
             "PieceBytes": 0,
-            "WholeLines": False,
+            "StoreLines": False,
             "EvictFirst": False,
             "LongEpilogue": is_long(product.program),
             "Swapped": False,

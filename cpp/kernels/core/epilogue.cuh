@@ -61,7 +61,7 @@ constexpr int kept_blocks() {
 }
 
 /// The epilogue of a warp. Config has, besides what core/fragment.cuh wants: Results, kStoreColumns, kEpilogueStages,
-/// kTensorStore, kPairedStore, kPieceBytes, kWholeLines, kEvictFirst, kSwapped, kOwnLines, kBlockLines, kViews.
+/// kTensorStore, kPairedStore, kPieceBytes, kStoreLines, kEvictFirst, kSwapped, kOwnLines, kBlockLines, kViews.
 template <class Config>
 struct TileEpilogue {
   using Operands = typename Config::Operands;
@@ -324,7 +324,7 @@ struct TileEpilogue {
   /// Has TMA store the stage, or the warp, where its rows are no neighbours.
   template <class Rows>
   __device__ __forceinline__ void store_stage(int column, int row, int batch, const Rows& others) {
-    if constexpr (Config::kWholeLines) {
+    if constexpr (Config::kStoreLines) {
       ptx::bar_warp_sync();
       store_lines(column, row, columns, batch);
     } else if constexpr (kSharedBytes > 0 && !Rows::kBoxes) {
@@ -347,7 +347,7 @@ struct TileEpilogue {
                                         const FragmentCoordinate& at) const {
     if constexpr (kResult < kResults) {
       using T = TypeAt<kResult, Results>;
-      if constexpr (Config::kWholeLines) {
+      if constexpr (Config::kStoreLines) {
         ring().put(position.stage, number, fragments[kResult]);
       } else if constexpr (!is_reduced<T> && Config::kTensorStore) {
         Subtile<T, kColumns, Config::kSwapped>::put(place<kSubtile>(position.stage), number, fragments[kResult]);

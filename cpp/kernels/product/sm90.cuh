@@ -58,7 +58,7 @@ struct ProductSm90Defaults {
   static constexpr bool kTensorStore = true;                // through shared memory, else straight from registers
   static constexpr bool kPairedStore = true;                // pairs of columns are aligned
   static constexpr int kPieceBytes = 0;         // of rows that leave in pieces; of none where they are boxes
-  static constexpr bool kWholeLines = false;    // of memory, which a tile and the next one have parts of
+  static constexpr bool kStoreLines = false;    // of memory, which a tile and the next one have parts of
   static constexpr bool kEvictFirst = false;    // results leave the L2 cache before what else is there
   static constexpr bool kSwapped = false;       // results lie by columns
   static constexpr bool kLongEpilogue = false;  // its code stands once for 8 elements
@@ -333,7 +333,7 @@ struct ProductConsumer {
       finish_multiplies(accumulators);
       epilogue.apply(accumulators, row, column, batch, block.call.result_rows(tile.batch));
     }
-    if constexpr (Config::kWholeLines) epilogue.store_rest(row, column, batch);
+    if constexpr (Config::kStoreLines) epilogue.store_rest(row, column, batch);
   }
 
   __device__ __forceinline__ OwnLines warps_line(unsigned number) const {

@@ -65,7 +65,7 @@ DEFAULTS = (
         "TensorStore": True,
         "PairedStore": True,
         "PieceBytes": 0,
-        "WholeLines": False,
+        "StoreLines": False,
         "EvictFirst": False,
         "LongEpilogue": False,
         "OwnLines": False,
@@ -232,7 +232,7 @@ class Unit:
         batch, found = product.batch * knobs.split_k, self.load_parameters(product)
         constants = {
             "PieceBytes": piece_bytes(product, knobs) if knobs.store in ("rows", "lines") else 0,
-            "WholeLines": knobs.store == "lines",
+            "StoreLines": knobs.store == "lines",
             **self.load_constants(product),
             **edge_constants(found),
             "Pingpong": knobs.schedule == "pingpong",
