@@ -22,6 +22,7 @@ from jaxdnn.engines.product.sm90.short_k.knobs import knobs_reason
 
 ENGINE = Sm90()
 MEASURED = CONFIGURATIONS / "nvidia-h200-stationary.csv"
+CUT = ((57_216, 3192, 23), (40_000, 501, 64), (20_000, 344, 96), (25_000, 264, 128))  # rows that are no whole lines
 NAMES = ("tile_m", "tile_n", "stages", "cluster_m", "cluster_n", "consumers", "schedule", "whole_rows", "stationary")
 KNOBS = Sm90Knobs(
     tile_m=64,
@@ -71,7 +72,10 @@ def test_the_choice_is_fast():
     assert max(ratios.values()) <= 1.15, ratios
     assert min(without.values()) > 0.97, without
     assert statistics.geometric_mean(without.values()) > 1.15, without
-    assert statistics.geometric_mean(plain.values()) > 1.4, plain
+    cut = [plain.pop(size) for size in CUT]  # which had been slower than plain JAX
+    assert statistics.geometric_mean(plain.values()) > 1.5, plain
+    assert min(cut) > 0.98, cut
+    assert statistics.geometric_mean(cut) > 1.05, cut
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,9 @@ def test_of_fewer_parts_too_many_columns_would_stay(k):
         ({"consumers": 3}, "there are 4 stages; expected as many of each of 3 warp groups"),
         ({"stages": 20}, "bytes of shared memory, and a block has"),
         ({"whole_rows": False}, "expected a product over a short K"),
+        ({"store": "lines", "stationary": 0}, "store is 'lines'; its tiles of a row are computed by several blocks"),
+        ({"store": "lines", "tile_n": 96}, "expected one result of 16 bits, and whole 64 columns of tiles"),
+        ({"store": "lines", "epilogue_stages": 1}, "epilogue_stages is 1; expected 2, of the line that is stored"),
     ],
 )
 def test_knobs_that_do_not_fit(knobs, said):

@@ -28,8 +28,7 @@ struct LineRing {
   __device__ __forceinline__ void put(int half, int number, const Fragment& fragment) const {
     const int lane = threadIdx.x % 32;
     unsigned words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
+    rounded_words<T>(fragment, words);
     ptx::stmatrix_x4<false>(at(lane % 16, half * kLine + number * 32 + lane / 16 * 16), words);
   }
 

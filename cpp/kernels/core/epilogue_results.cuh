@@ -18,6 +18,13 @@ __device__ __forceinline__ Vector<T, 2> rounded_pair(const Fragment& fragment, i
   return vector;
 }
 
+/// All of a fragment, rounded to 16 bits, as stmatrix takes it.
+template <class T>
+__device__ __forceinline__ void rounded_words(const Fragment& fragment, unsigned (&words)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
+}
+
 /// A subtile of 16 rows in shared memory, of a result or an operand, swizzled as its tensor map says, by the length of
 /// its rows; or, swapped, of 64 rows of a group's four warps, which are its columns. The pattern repeats every 1024
 /// bytes at most, to which stages are aligned.
@@ -40,8 +47,7 @@ struct Subtile {
     const int lane = threadIdx.x % 32;
     if constexpr (sizeof(T) == 2) {
       unsigned words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = rounded_pair<T>(fragment, i).words[0];
+      rounded_words<T>(fragment, words);
       ptx::stmatrix_x4<kSwapped>(stage + piece(number), words);
     } else {
 #pragma unroll

@@ -45,24 +45,18 @@ _SHAPES = (
     Sm90Knobs(tile_m=128, stages=8, cluster_m=1),
     Sm90Knobs(tile_m=64, stages=8, cluster_m=1, schedule="pingpong"),
 )
-# By which columns of b stay [67]: how much longer a column takes, with arithmetic at most or more than that, by so many
-# warp groups, and columns at once; and how many times 64 rows pass a multiprocessor at least.
+# By which columns of b stay [67]: how much longer a column takes, with arithmetic at most, also in whole lines [81],
+# or with more than that, by so many warp groups, and columns at once; from how many columns on results leave in whole
+# lines; and how many times 64 rows pass a multiprocessor at least.
 _STATIONARY_SHAPES = tuple(
     Sm90Knobs(tile_m=64, stages=12, cluster_m=1, consumers=consumers, schedule="pingpong", swizzle=1, whole_rows=True)
     for consumers in (2, 3)
 )
 _STATIONARY_SLOWER = {
-    (True, 2, 64): 1.06,
-    (True, 2, 128): 1.0,
-    (True, 3, 64): 1.12,
-    (True, 3, 128): 1.06,
-    (False, 2, 64): 1.2,
-    (False, 2, 128): 1.2,
-    (False, 3, 64): 0.98,
-    (False, 3, 128): 1.0,
+    "arithmetic": {(2, 64): 1.06, (2, 128): 1.0, (3, 64): 1.12, (3, 128): 1.06},
+    "lines": {(2, 64): 1.07, (2, 128): 1.0, (3, 64): 1.02, (3, 128): 0.94},
+    "functions": {(2, 64): 1.2, (2, 128): 1.2, (3, 64): 0.98, (3, 128): 1.0},
 }
-# Likewise of results that leave in whole lines, with arithmetic at most; and from how many columns on they do [81].
-_LINES_SLOWER = {(2, 64): 1.07, (2, 128): 1.0, (3, 64): 1.02, (3, 128): 0.94}
 _LINES_COLUMNS = 256
 # And elements of K: shorter ones were not timed, but in whole lines of more than the L2 cache holds.
 _FEWEST_ROWS_THAT_PASS, _STATIONARY_K = 3, 48
@@ -184,10 +178,8 @@ def _stationary(product: Product, target: Target) -> Iterator[Sm90Knobs]:
             groups = column_tiles(product, knobs)
             tiles = ceil(row_tiles(product, knobs) * product.batch * groups / (target.sm_count // groups * groups))
             if tiles >= _FEWEST_ROWS_THAT_PASS:
-                slower = _STATIONARY_SLOWER[arithmetic, knobs.consumers, width]
-                if arithmetic and knobs.store == "lines":
-                    slower = _LINES_SLOWER[knobs.consumers, width]
-                found[knobs] = tiles * knobs.columns * slower
+                work = "functions" if not arithmetic else "lines" if knobs.store == "lines" else "arithmetic"
+                found[knobs] = tiles * knobs.columns * _STATIONARY_SLOWER[work][knobs.consumers, width]
     yield from sorted(found, key=found.__getitem__)
 
 
