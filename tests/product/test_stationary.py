@@ -85,12 +85,26 @@ def test_the_choice_is_fast():
         ((4000, 200, 96), False),  # few tiles of 64 rows for as many multiprocessors
         ((40_000, 64, 96), False),  # there is one tile of columns, which is little
         ((40_000, 200, 40), False),  # was not timed
+        ((60_000, 400, 40), False),  # nor were results that the L2 cache holds
+        ((70_000, 400, 40), True),
         ((40_000, 200, 200), False),
     ],
 )
 def test_many_rows_pass_what_stays(size, stays):
     product = ProductCase(*size, "bfloat16", precision="default").product()
     assert any(knobs.stationary for knobs in ENGINE.configurations(product, H200)) == stays
+
+
+def test_as_many_columns_stay_as_leave_room_for_two_lines():
+    product = ProductCase(57_216, 3192, 23, "bfloat16", precision="default").product()
+    found = [knobs for knobs in ENGINE.configurations(product, H200) if knobs.stationary]
+    assert [(knobs.consumers, knobs.tile_n, knobs.stationary) for knobs in found] == [
+        (3, 128, 13),
+        (3, 64, 25),
+        (2, 128, 13),
+        (2, 64, 25),
+    ]
+    assert {(knobs.store, knobs.epilogue_stages) for knobs in found} == {("lines", 2)}
 
 
 @pytest.mark.parametrize(
