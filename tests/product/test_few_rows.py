@@ -28,10 +28,10 @@ ON_H200 = CONFIGURATIONS / "nvidia-h200-skinny.csv"  # in programs of many calls
 
 @pytest.mark.parametrize(
     ("configurations", "target", "mean", "worst", "of_plain"),
-    [(ON_H100, H100, 1.02, [1.08, 1.08], 0.77), (ON_H200, H200, 1.03, [1.13, 1.26], 0.89)],
+    [(ON_H100, H100, 1.02, [1.08, 1.08], 0.77), (ON_H200, H200, 1.026, [1.14, 1.26], 0.75)],
 )
 def test_few_rows_are_streamed_fast(configurations, target, mean, worst, of_plain):
-    """Within 2 and 3% of the fastest of skinny's and sm90's in the mean, 8 and 13% at worst, but for one of 50 rows."""
+    """Within 2 and 3% of the fastest of skinny's and sm90's in the mean, 8 and 14% at worst, but for one of 50 rows."""
     with configurations.open() as file:
         rows = list(csv.DictReader(file))
     ratios, plain = {}, []

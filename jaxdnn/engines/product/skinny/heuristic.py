@@ -17,10 +17,10 @@ MOST_SPLITS = 8  # the largest cluster that every device with clusters takes
 # The model of `seconds` [1].
 BANDWIDTH = 4.3e12  # bytes a second where a target's is not known
 L2_BANDWIDTH = 7e12  # bytes a second from the L2 cache to the multiprocessors
-SM_BANDWIDTH = 130e9  # of which one multiprocessor takes at most so many
-MEMORY_BANDWIDTH = 51e9  # bytes a second from memory to one multiprocessor: see "Few rows, by whom"
-LATENCY = 1e-6  # seconds of the bandwidth that must have been asked for at any time, or it falls in proportion
-AHEAD, FEWEST_STAGES, MOST_STAGES = 2, 4, 16  # as many times that, and at least so many stages, are asked for [2]
+SM_BANDWIDTH = 102e9  # of which one multiprocessor takes at most so many
+MEMORY_BANDWIDTH = 58e9  # bytes a second from memory to one multiprocessor: see "Few rows, by whom"
+LATENCY = 0.6e-6  # seconds of the bandwidth that must have been asked for at any time, or it falls in proportion
+AHEAD, FEWEST_STAGES, MOST_STAGES = 2e-6, 4, 16  # seconds of it that stages ask for, and stages at least [2]
 START = 1.8e-6  # seconds before the first bytes, and after the last
 ROUND = 0.25e-6  # seconds a round of blocks, where there are more than one
 EXCHANGE = {1: 0.0, 2: 0.25e-6, 4: 0.5e-6, 8: 0.6e-6}  # seconds that a cluster takes to meet, with 16 columns
@@ -38,7 +38,7 @@ def candidates(one: SkinnyProduct, target: Target) -> Iterator[SkinnyKnobs]:
             blocks = one.tiles(knobs) * one.product.batch * split
             parts = math.ceil(math.ceil(one.product.k / one.depth) / split)
             of_stages = blocks * tile * len(one.streamed) * DEPTH_BYTES
-            ahead = AHEAD * LATENCY * (target.bandwidth or BANDWIDTH) / of_stages
+            ahead = AHEAD * (target.bandwidth or BANDWIDTH) / of_stages
             most = min(parts, MOST_STAGES, target.shared_memory // (one.stage_bytes(knobs) + 16))
             knobs = SkinnyKnobs(tile, max(2, min(max(FEWEST_STAGES, 1 + round(ahead)), most)), split)
             if knobs_reason(one, knobs, target) is None:
