@@ -117,7 +117,7 @@ def test_first_choices_are_fast(configurations, measured, mean, worst):
 
 
 def test_small_products_are_fast_on_tensor_cores_of_any_gpu():
-    """Within 3% of the fastest in the mean, 15% at worst but for two with many tiles, which others serve."""
+    """Within 1.5% of the fastest in the mean, 12% at worst."""
     knobs = ("tile_m", "tile_n", "thread_m", "thread_n", "depth", "stages", "split_k", "slice_k")
     with SMALL.open() as file:
         rows = list(csv.DictReader(file))
@@ -131,9 +131,8 @@ def test_small_products_are_fast_on_tensor_cores_of_any_gpu():
         chosen = tuple(str(getattr(first, name)) for name in knobs)
         assert chosen in found, f"{product}: nobody measured {chosen}"
         ratios[product] = found[chosen] / min(found.values())
-    assert statistics.fmean(ratios.values()) <= 1.03, ratios
-    *others, second, most = sorted(ratios.values())
-    assert (max(others) <= 1.15, second <= 1.2, most <= 1.4) == (True, True, True), ratios
+    assert statistics.fmean(ratios.values()) <= 1.015, ratios
+    assert max(ratios.values()) <= 1.12, ratios
 
 
 @pytest.mark.parametrize(

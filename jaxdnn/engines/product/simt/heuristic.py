@@ -11,6 +11,7 @@ from jaxdnn.device import Target
 from jaxdnn.engines.product.atom import DOUBLE, TENSOR, threads
 from jaxdnn.engines.product.problem import Product
 from jaxdnn.engines.product.simt.knobs import (
+    COPY_BYTES,
     REALIGNED,
     SimtKnobs,
     blocks,
@@ -54,11 +55,11 @@ class Latency:
 # By whether rows are aligned: of many accumulators a lane [8], and of few [10].
 LATENCY_OF_MANY = {
     True: Latency(2e-6, 0.085e-6, 0.02e-6, 0.7, 0.65e-9),
-    False: Latency(2e-6, 0.4e-6, 0.03e-6, 0.8, 0.4e-9),
+    False: Latency(2e-6, 0.4e-6, 0.027e-6, 0.8, 0.4e-9),
 }
 LATENCY_OF_FEW = {
     True: Latency(2e-6, 0.085e-6, 0.0125e-6, 1.3, 0.4e-9),
-    False: Latency(1.6e-6, 0.23e-6, 0.017e-6, 0.9, 0.6e-9),
+    False: Latency(1.6e-6, 0.23e-6, 0.0155e-6, 0.9, 0.6e-9),
 }
 
 
@@ -182,8 +183,12 @@ def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> 
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
     if atom is TENSOR:
-        latency = (LATENCY_OF_FEW if few_elements(product, knobs) else LATENCY_OF_MANY)[together(product) > REALIGNED]
-        loading = latency.loaded * (knobs.tile_m + knobs.tile_n) * knobs.depth / 256
+        unaligned = together(product) <= REALIGNED
+        latency = (LATENCY_OF_FEW if few_elements(product, knobs) else LATENCY_OF_MANY)[not unaligned]
+        # What is not aligned lies in a chunk more than it would fill [12].
+        along_m, along_n = runs_of(product)
+        besides = COPY_BYTES // product.a.itemsize * (along_m + along_n * len(product.b)) if unaligned else 0
+        loading = latency.loaded * (knobs.tile_m + knobs.tile_n + besides) * knobs.depth / 256
         stage = latency.stage + loading * min(each, knobs.resident) ** latency.shared
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
         elements = knobs.tile_m * knobs.tile_n / len(product.b)
