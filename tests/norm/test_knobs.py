@@ -86,6 +86,9 @@ def test_few_long_rows_are_in_flight_in_two_launches():
     few = NormCase("rms_norm", (64, 262_144), x=BF16, scale=F32)
     assert (first(few).join, first(few).stages, first(few).turns) == ("launches", 2, 4)
     assert first(replace(few, shape=(7, 262_144))).turns == 1  # there are not so many rows
+    # 47 to 58 us in one turn, 55 to 68 in a ring.
+    longer = first(NormCase("rms_norm", (50, 294_400), scale=F32))
+    assert (longer.join, longer.stages, longer.turns) == ("launches", 0, 1)
     call = calls_of(few)[1]
     (engine,) = native("cuda", "norm")
     assert configurations(engine, call, H200)[0].stages == 2

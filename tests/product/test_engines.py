@@ -44,7 +44,8 @@ def test_unaligned_products_go_where_they_are_fast(configurations, target, mean,
         ratios[tuple(row.values())] = times[chosen] / min(times.values())
         if row["plain_jax"]:
             plain.append(times[chosen] / float(row["plain_jax"]))
-    assert {server(row, target) for row in rows} == {"sm90", "simt", "xla"}
+    # Of those of an H100 that are left none is for simt: a swiglu of 24 x 1494 x 4688 takes 40.8 us, 38.0 by sm90.
+    assert {server(row, target) for row in rows} == {"sm90", "xla"} | ({"simt"} if target is H200 else set())
     assert statistics.fmean(ratios.values()) <= mean, ratios
     assert max(ratios.values()) <= worst, max(ratios, key=ratios.__getitem__)
     assert statistics.geometric_mean(plain) <= of_plain
@@ -220,9 +221,9 @@ def test_what_is_outdone_serves_where_the_options_leave_no_other():
     assert chosen(fallback=False) == "skinny"
 
 
-@pytest.mark.parametrize("sizes", [(125, 384, 3072), (64, 512, 4096)])
+@pytest.mark.parametrize("sizes", [(125, 384, 3072), (64, 512, 4096), (64, 384, 2304), (122, 384, 2048)])
 def test_xla_splits_a_long_k_of_float32(sizes):
-    """10.7 and 13.0 us by way of a copy of b, 9.0 and 9.7 by XLA."""
+    """10.7, 13.0, 9.1 and 9.1 us by way of a copy of b, 9.0, 9.7, 7.3 and 7.7 by XLA."""
     row = dict(zip("mnk", sizes, strict=True)) | {"dtype": "float32", "batch": 1, "epilogue": ""}
     assert server(row, H200) == "xla"
 

@@ -53,7 +53,8 @@ XLA_FUSED = frozenset(("add", "mul", "max", "tanh"))
 XLA_START = 2e-6
 XLA_STAGE = {True: 0.15e-6, False: 0.8e-6}
 XLA_IN_TURN = 60  # aligned stages that one block waits for: a longer K is split [20]
-XLA_ONE_TILE, XLA_PARTS = 128 * 128, 3  # elements of a result, of which a shorter K is split, too, and in how many [34]
+# Elements of a result, and of float32 ones [38], of which a shorter K is split, too, and in how many parts [34].
+XLA_FEW_RESULTS, XLA_FEW_OF_FLOAT32, XLA_PARTS = 128 * 128, 3 * 128 * 128, 3
 
 
 def unaligned_reason(product: Product, target: Target, engine: Literal["sm90", "simt"]) -> str | None:
@@ -136,14 +137,15 @@ def xla_seconds(product: Product, aligned: float, scattered: int) -> float:
     if product.batch > 1:  # of which odd rows take no longer than others: 2196 times 63 x 256 x 683 333 us [59]
         multiple = max(multiple, 4)
     rate = XLA_RATE[multiple] * 2 / itemsize
-    start = 0.0
+    start, few = 0.0, XLA_FEW_RESULTS
     if product.a.dtype == "float32":
+        few = XLA_FEW_OF_FLOAT32
         rate, start = XLA_FLOAT32_RATE, XLA_FLOAT32_START if product.m * product.n > XLA_FEW else 0.0
     stages = ceil(product.k * itemsize / DEPTH_BYTES)
     computing = max(aligned, flops / rate, moved(product) / MEMORY_RATE)
     storing = scattered / XLA_STORE_RATE
     in_turn = min(stages, XLA_IN_TURN) if whole else stages
-    if product.m * product.n <= XLA_ONE_TILE:
+    if product.m * product.n <= few:
         in_turn /= XLA_PARTS
     waiting = max(XLA_START, in_turn * XLA_STAGE[whole]) + storing
     epilogue = XLA_EPILOGUE if itemsize == 2 and not product.is_plain else 1.0

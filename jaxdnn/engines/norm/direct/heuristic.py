@@ -75,7 +75,9 @@ class Heuristic(Room):
         size = max(self.row_sizes)
         if self.skewed and self.parameter_sizes:
             yield from self.skewed_candidates(64 // size)
-        launches = [*self.split(64 // size, self.long_ring(4)), *self.split(64 // size, self.direct)]
+        # float32 rows have 64 KiB in flight by themselves, others in a ring of four turns [14, 19].
+        fillings = (self.long_ring(4), self.direct) if size < 4 else (self.direct, self.long_ring(4))
+        launches = [knobs for filling in fillings for knobs in self.split(64 // size, filling)]
         for splits in self.clusters():
             many = splits > 1 and not self.few(splits)
             if many and splits == 2:
