@@ -28,10 +28,10 @@ ON_H200 = CONFIGURATIONS / "nvidia-h200-skinny.csv"  # in programs of many calls
 
 @pytest.mark.parametrize(
     ("configurations", "target", "mean", "worst", "of_plain"),
-    [(ON_H100, H100, 1.02, [1.08, 1.08], 0.77), (ON_H200, H200, 1.026, [1.14, 1.26], 0.75)],
+    [(ON_H100, H100, 1.02, [1.08, 1.08], 0.77), (ON_H200, H200, 1.026, [1.11, 1.14, 1.26], 0.75)],
 )
 def test_few_rows_are_streamed_fast(configurations, target, mean, worst, of_plain):
-    """Within 2 and 3% of the fastest of skinny's and sm90's in the mean, 8 and 14% at worst, but for one of 50 rows."""
+    """Within 2 and 3% of the faster kernel in the mean, 8 and 11% at worst, but for one of 29 and one of 50 rows."""
     with configurations.open() as file:
         rows = list(csv.DictReader(file))
     ratios, plain = {}, []
@@ -51,7 +51,7 @@ def test_few_rows_are_streamed_fast(configurations, target, mean, worst, of_plai
         plain.append(found[chosen] / found.pop(("plain_jax", "", "", "")))
         ratios[product] = found[chosen] / min(found.values())
     assert statistics.fmean(ratios.values()) <= mean, ratios
-    slowest = sorted(ratios.items(), key=lambda one: one[1])[-2:]
+    slowest = sorted(ratios.items(), key=lambda one: one[1])[-len(worst) :]
     assert all(ratio <= most for (_, ratio), most in zip(slowest, worst, strict=True)), slowest
     assert statistics.geometric_mean(plain) <= of_plain
 

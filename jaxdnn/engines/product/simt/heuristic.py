@@ -175,19 +175,18 @@ def splits(product: Product, knobs: SimtKnobs, slots: int) -> list[int]:
 
 def seconds(product: Product, knobs: SimtKnobs, speed: float, sm_count: int) -> float:
     """An estimate of the time, for comparing knobs with each other."""
-    atom = product_atom(product)
+    atom, aligned = product_atom(product), together(product) > REALIGNED
     each = math.ceil(blocks(product, knobs) / sm_count)  # blocks of a multiprocessor, one after the other or together
     warps = min(each, knobs.resident) * threads(atom, knobs, knobs.slice_k) / 32
-    few = FEW_TENSOR_WARPS if atom is TENSOR and together(product) > REALIGNED else FEW_WARPS
+    few = FEW_TENSOR_WARPS if atom is TENSOR and aligned else FEW_WARPS
     rate = (TENSOR_RATE if atom is TENSOR else RATE[product.accumulator]) * speed * min(1.0, warps / WARPS) ** few
     flops = 2 * knobs.tile_m * knobs.tile_n * math.ceil(product.k / knobs.split_k)
     time = each * sm_count * flops / rate
     if atom is TENSOR:
-        unaligned = together(product) <= REALIGNED
-        latency = (LATENCY_OF_FEW if few_elements(product, knobs) else LATENCY_OF_MANY)[not unaligned]
+        latency = (LATENCY_OF_FEW if few_elements(product, knobs) else LATENCY_OF_MANY)[aligned]
         # What is not aligned lies in a chunk more than it would fill [12].
         along_m, along_n = runs_of(product)
-        besides = COPY_BYTES // product.a.itemsize * (along_m + along_n * len(product.b)) if unaligned else 0
+        besides = 0 if aligned else COPY_BYTES // product.a.itemsize * (along_m + along_n * len(product.b))
         loading = latency.loaded * (knobs.tile_m + knobs.tile_n + besides) * knobs.depth / 256
         stage = latency.stage + loading * min(each, knobs.resident) ** latency.shared
         stages = math.ceil(each / knobs.resident) * math.ceil(math.ceil(product.k / knobs.split_k) / knobs.depth)
